@@ -1,0 +1,94 @@
+"""The exceptions that feeder raises on purpose, as one tree.
+
+    FeederError
+    ├── ArgumentError      a bad argument or option; also a ValueError
+    ├── SourceError        the input dataset can't be read as a whole (a single bad sample is no error)
+    ├── ShardError         the output folder can't be written, or holds something else
+    │   └── LockedError    another writer is at work on it
+    ├── FormatError        a shard set, index or manifest is damaged, or of a version we don't know
+    ├── BackendError       a decode backend is missing, or can't run the recipe
+    ├── DecodeError        one sample can't be decoded; names its key, shard and offset
+    └── WorkerError        the worker pool stopped without finishing
+
+Every message gives what was expected, what was found, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "BackendError",
+    "DecodeError",
+    "FeederError",
+    "FormatError",
+    "LockedError",
+    "ShardError",
+    "SourceError",
+    "WorkerError",
+]
+
+
+class FeederError(Exception):
+    """Base of every exception that feeder raises on purpose."""
+
+
+class ArgumentError(FeederError, ValueError):
+    """A bad argument or option."""
+
+
+class SourceError(FeederError):
+    """The input dataset can't be read as a whole."""
+
+
+class ShardError(FeederError):
+    """The output folder can't be written, or holds something else."""
+
+
+class LockedError(ShardError):
+    """Another writer is at work on the output folder."""
+
+
+class FormatError(FeederError):
+    """A shard set, index or manifest is damaged, or of an unknown version."""
+
+
+class BackendError(FeederError):
+    """A decode backend is missing, or can't run the recipe."""
+
+
+class DecodeError(FeederError):
+    """One sample can't be decoded.
+
+    Args:
+        reason: What is wrong with the bytes.
+        key: The sample's WebDataset key, or its path for an unsharded image.
+        shard: The shard's file name, if there is one.
+        offset_bytes: Where the sample's encoded image starts in the shard.
+    """
+
+    def __init__(
+        self, reason: str, *, key: str | None = None, shard: str | None = None, offset_bytes: int | None = None
+    ) -> None:
+        self.reason = reason
+        self.key = key
+        self.shard = shard
+        self.offset_bytes = offset_bytes
+        where = [f"sample {key!r}"] if key is not None else []
+        if shard is not None:
+            where.append(f"in {shard}" + (f" at byte {offset_bytes}" if offset_bytes is not None else ""))
+        super().__init__(f"{' '.join(where)}: {reason}" if where else reason)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _decode_error, (self.reason, self.key, self.shard, self.offset_bytes)
+
+    def at(self, *, key: str, shard: str | None = None, offset_bytes: int | None = None) -> DecodeError:
+        """The same error with the sample's place filled in."""
+        return DecodeError(self.reason, key=key, shard=shard, offset_bytes=offset_bytes)
+
+
+def _decode_error(reason: str, key: str | None, shard: str | None, offset_bytes: int | None) -> DecodeError:
+    return DecodeError(reason, key=key, shard=shard, offset_bytes=offset_bytes)
+
+
+class WorkerError(FeederError):
+    """The worker pool stopped without finishing."""
