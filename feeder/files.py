@@ -1,0 +1,70 @@
+"""Files that appear whole or not at all, and the lock that keeps two writers apart."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from feeder.errors import LockedError
+
+__all__ = ["TEMPORARY_SUFFIX", "atomic_file", "exclusive_lock", "fsync_folder"]
+
+TEMPORARY_SUFFIX = ".tmp"
+_BUFFER_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def atomic_file(path: str) -> Iterator[BinaryIO]:
+    """Opens a temporary file that takes the name ``path`` once its bytes are on disk.
+
+    On an exception the temporary file is removed and ``path`` stays as it was. A killed process leaves only the
+    temporary file, which the next writer of the same path overwrites.
+    """
+    temporary = path + TEMPORARY_SUFFIX
+    file = open(temporary, "wb", buffering=_BUFFER_BYTES)
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.close()  # flushes, which fails again on a full disk
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fsync_folder(os.path.dirname(path))
+
+
+def fsync_folder(path: str) -> None:
+    """Makes renames and new names in a folder durable."""
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: str) -> Iterator[None]:
+    """Holds a lock file; the lock ends with the process, however it ends.
+
+    Raises:
+        LockedError: if another process holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LockedError(
+                f"{os.path.dirname(path)}: another feeder process is writing this folder; wait until it is done, or "
+                "choose another --out"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,327 @@
+"""The flat, memory-mapped index of a shard set: one row a sample, never a Python object a sample.
+
+Note [Index file]
+    byte 0   8 bytes  magic ``FEEDERIX``
+    byte 8   8 bytes  length H of the header, unsigned, little-endian
+    byte 16  H bytes  header, JSON: version, samples, shards [{name, size_bytes}], fields, columns {name: {dtype, count,
+                      offset}}; padded with spaces to a multiple of 64 bytes from the file's start
+    then     columns  little-endian, each at its offset (from the file's start, a multiple of 64)
+Columns of N samples: shard u32; field u16 (of the image, a number in `fields`); offset u64 and length u64 (of the
+encoded image in its shard, bytes); label i64 (-1: none); width u32 and height u32 (as stored, before orientation);
+orientation u8 (EXIF, 1-8); source_bytes u64 (size of the sample's source, before any re-encoding). Texts are a start
+u64 [N+1] and bytes: `key_start`, `key_data`, `path_start`, `path_data` (the original path, in the file system's bytes).
+The other fields of sample i are rows member_start[i] to member_start[i+1] of member_field u16, member_offset u64,
+member_length u64.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import FormatError
+from feeder.files import atomic_file
+
+__all__ = ["INDEX_NAME", "Index", "IndexBuilder", "ShardEntry", "merge_indexes"]
+
+INDEX_NAME = "index.bin"
+_MAGIC = b"FEEDERIX"
+_VERSION = 1
+_ALIGN = 64
+_DTYPES = {
+    "shard": "<u4",
+    "field": "<u2",
+    "offset": "<u8",
+    "length": "<u8",
+    "label": "<i8",
+    "width": "<u4",
+    "height": "<u4",
+    "orientation": "|u1",
+    "source_bytes": "<u8",
+    "key_start": "<u8",
+    "key_data": "|u1",
+    "path_start": "<u8",
+    "path_data": "|u1",
+    "member_start": "<u8",
+    "member_field": "<u2",
+    "member_offset": "<u8",
+    "member_length": "<u8",
+}
+# Start columns -> the column that their last value is the length of.
+_STARTS = {"key_start": "key_data", "path_start": "path_data", "member_start": "member_field"}
+
+
+class ShardEntry(NamedTuple):
+    """A shard: its file name, relative to the index's folder, and its size."""
+
+    name: str
+    size_bytes: int
+
+
+class IndexBuilder:
+    """Collects the rows of one shard.
+
+    Args:
+        shard: The shard's number.
+    """
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.fields: dict[str, int] = {}
+        self._rows: dict[str, list[int]] = {name: [] for name in _DTYPES if not name.endswith(("_start", "_data"))}
+        self._starts: dict[str, list[int]] = {name: [0] for name in _STARTS}
+        self._data = {"key_data": bytearray(), "path_data": bytearray()}
+
+    def __len__(self) -> int:
+        return len(self._rows["offset"])
+
+    def add(
+        self,
+        *,
+        key: bytes,
+        path: bytes,
+        field: str,
+        offset: int,
+        length: int,
+        label: int,
+        width: int,
+        height: int,
+        orientation: int,
+        source_bytes: int,
+        members: Iterable[tuple[str, int, int]],
+    ) -> None:
+        """Adds a sample; ``members`` are its other fields as (field, offset, length)."""
+        row = {"shard": self.shard, "field": self._field(field), "offset": offset, "length": length, "label": label}
+        row |= {"width": width, "height": height, "orientation": orientation, "source_bytes": source_bytes}
+        for name, value in row.items():
+            self._rows[name].append(value)
+        for member_field, member_offset, member_length in members:
+            self._rows["member_field"].append(self._field(member_field))
+            self._rows["member_offset"].append(member_offset)
+            self._rows["member_length"].append(member_length)
+        self._data["key_data"] += key
+        self._data["path_data"] += path
+        for start, column in _STARTS.items():
+            self._starts[start].append(len(self._data.get(column, self._rows.get(column, ()))))
+
+    def write(self, path: str, shards: Sequence[ShardEntry]) -> None:
+        """Writes the rows as an index file of their own, atomically."""
+        columns: dict[str, npt.NDArray[Any]] = {}
+        for name, dtype in _DTYPES.items():
+            values: Any = self._rows.get(name, self._starts.get(name))
+            if name in self._data:
+                columns[name] = np.frombuffer(self._data[name], dtype=dtype)
+            else:
+                columns[name] = np.array(values, dtype=dtype)
+        counts = {name: len(column) for name, column in columns.items()}
+        _write(path, shards, list(self.fields), {name: [column] for name, column in columns.items()}, counts)
+
+    def _field(self, field: str) -> int:
+        return self.fields.setdefault(field, len(self.fields))
+
+
+class Index:
+    """A memory-mapped index file; cheap to pickle, as it travels by its path.
+
+    Attributes:
+        path: The index file.
+        shards: The shards, by number.
+        fields: Names of the fields, by number.
+        shard, field, offset, length, label, width, height, orientation, source_bytes: arrays [N]; what they hold and
+            their dtypes stand in Note [Index file].
+    """
+
+    shard: npt.NDArray[np.uint32]
+    field: npt.NDArray[np.uint16]
+    offset: npt.NDArray[np.uint64]
+    length: npt.NDArray[np.uint64]
+    label: npt.NDArray[np.int64]
+    width: npt.NDArray[np.uint32]
+    height: npt.NDArray[np.uint32]
+    orientation: npt.NDArray[np.uint8]
+    source_bytes: npt.NDArray[np.uint64]
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        header = _read_header(self.path)
+        try:
+            if header["version"] != _VERSION:
+                raise FormatError(
+                    f"{self.path}: index version {header['version']}, this feeder reads version {_VERSION}; "
+                    "update feeder, or rebuild it with `feeder index`"
+                )
+            self.shards = tuple(ShardEntry(str(s["name"]), int(s["size_bytes"])) for s in header["shards"])
+            self.fields = tuple(str(name) for name in header["fields"])
+            self._samples = int(header["samples"])
+            data = np.memmap(self.path, np.uint8, "r")
+            self._columns = {name: self._view(data, name, header["columns"][name]) for name in _DTYPES}
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{self.path}: damaged index header: {error!r}; rebuild it with `feeder index`") from None
+        for name in _DTYPES:
+            if not name.endswith(("_start", "_data")) and not name.startswith("member_"):
+                self._check_count(name, self._samples)
+                setattr(self, name, self._columns[name])
+        for start, target in _STARTS.items():
+            self._check_count(start, self._samples + 1)
+            self._check_count(target, int(self._columns[start][-1]))
+        for name in ("member_offset", "member_length"):
+            self._check_count(name, len(self._columns["member_field"]))
+        for shard in self.shards:
+            if os.path.isabs(shard.name) or ".." in Path(shard.name).parts:
+                raise FormatError(f"{self.path}: shard name {shard.name!r} leads out of the index's folder")
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __reduce__(self) -> tuple[type[Index], tuple[str]]:
+        return Index, (self.path,)
+
+    def shard_path(self, shard: int) -> str:
+        """Full path of a shard, by its number."""
+        return os.path.join(os.path.dirname(self.path), self.shards[shard].name)
+
+    def key(self, i: int) -> str:
+        """The sample's WebDataset key."""
+        return self._text("key", i).decode("utf-8", "surrogateescape")
+
+    def source_path(self, i: int) -> str:
+        """The sample's original path; undecodable bytes as surrogates, as in :func:`os.fsdecode`."""
+        return os.fsdecode(self._text("path", i))
+
+    def members(self, i: int) -> list[tuple[str, int, int]]:
+        """The sample's fields besides the image: (field, offset, length) in its shard, bytes."""
+        start, end = (int(v) for v in self._columns["member_start"][i : i + 2])
+        rows = zip(
+            *(self._columns[f"member_{name}"][start:end].tolist() for name in ("field", "offset", "length")),
+            strict=True,
+        )
+        return [(self.fields[field], offset, length) for field, offset, length in rows]
+
+    def image_field(self, i: int) -> str:
+        """Name of the sample's image field, such as "jpg"."""
+        return self.fields[int(self.field[i])]
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column by its name in Note [Index file]."""
+        return self._columns[name]
+
+    def _text(self, name: str, i: int) -> bytes:
+        start, end = (int(v) for v in self._columns[f"{name}_start"][i : i + 2])
+        return self._columns[f"{name}_data"][start:end].tobytes()
+
+    def _view(self, data: npt.NDArray[np.uint8], name: str, entry: dict[str, Any]) -> npt.NDArray[Any]:
+        dtype, count, offset = np.dtype(_DTYPES[name]), int(entry["count"]), int(entry["offset"])
+        end = offset + count * dtype.itemsize
+        if entry["dtype"] != _DTYPES[name] or count < 0 or offset < 0 or offset % _ALIGN or end > data.size:
+            raise FormatError(
+                f"{self.path}: column {name!r} (dtype {entry['dtype']}, {count} rows at byte {offset}) does not fit "
+                f"the file of {data.size} bytes; it was cut off or damaged: rebuild it with `feeder index`"
+            )
+        return data[offset:end].view(dtype)
+
+    def _check_count(self, name: str, expected: int) -> None:
+        if len(self._columns[name]) != expected:
+            raise FormatError(
+                f"{self.path}: column {name!r} has {len(self._columns[name])} rows, expected {expected}; "
+                "rebuild it with `feeder index`"
+            )
+
+
+def merge_indexes(parts: Sequence[str], path: str) -> None:
+    """Joins index files, one a shard, into one, atomically; memory stays that of one part.
+
+    Args:
+        parts: Index files in shard order.
+        path: The index to write.
+    """
+    fields: dict[str, int] = {}
+    shards: list[ShardEntry] = []
+    counts = dict.fromkeys(_DTYPES, 0)
+    for name in _STARTS:
+        counts[name] = 1 - len(parts)  # each part has a 0 of its own, of which one is kept
+    for part in map(Index, parts):
+        for field in part.fields:
+            fields.setdefault(field, len(fields))
+        shards.extend(part.shards)
+        for name in _DTYPES:
+            counts[name] += len(part.column(name))
+
+    def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
+        base = 0
+        for number, part in enumerate(map(Index, parts)):  # opened again each time: thousands would exhaust descriptors
+            column = np.array(part.column(name))
+            if name in ("field", "member_field"):
+                column = np.array([fields[f] for f in part.fields] or [0], dtype=column.dtype)[column]
+            elif name == "shard":
+                column = np.full_like(column, number)
+            elif name in _STARTS:
+                last = int(column[-1])
+                column = column[min(number, 1) :] + np.uint64(base)
+                base += last
+            yield column
+
+    _write(path, shards, list(fields), {name: pieces(name) for name in _DTYPES}, counts)
+
+
+def _write(
+    path: str,
+    shards: Sequence[ShardEntry],
+    fields: Sequence[str],
+    columns: Mapping[str, Iterable[npt.NDArray[Any]]],
+    counts: dict[str, int],
+) -> None:
+    header: dict[str, Any] = {
+        "version": _VERSION,
+        "samples": counts["shard"],
+        "fields": list(fields),
+        "shards": [shard._asdict() for shard in shards],
+    }
+    # Offsets are part of the header, and so of its length: lay out with a guess, then with the real length.
+    text, start = b"", _ALIGN
+    while True:
+        offset, layout = start, {}
+        for name, dtype in _DTYPES.items():
+            layout[name] = {"dtype": dtype, "count": counts[name], "offset": offset}
+            offset = _aligned(offset + counts[name] * np.dtype(dtype).itemsize)
+        text = json.dumps(header | {"columns": layout}, separators=(",", ":")).encode()
+        if _aligned(16 + len(text)) <= start:
+            break
+        start = _aligned(16 + len(text))
+    with atomic_file(path) as file:
+        file.write(_MAGIC + (start - 16).to_bytes(8, "little") + text.ljust(start - 16))
+        for name in _DTYPES:
+            file.write(b"\0" * (layout[name]["offset"] - file.tell()))  # type: ignore[operator]
+            for piece in columns[name]:
+                file.write(np.ascontiguousarray(piece).data)
+        file.write(b"\0" * (offset - file.tell()))
+
+
+def _aligned(offset: int) -> int:
+    return math.ceil(offset / _ALIGN) * _ALIGN
+
+
+def _read_header(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(16)
+            length = int.from_bytes(head[8:16], "little")
+            if head[:8] != _MAGIC or length > size - 16:
+                raise FormatError(
+                    f"{path}: not a feeder index (starts with {head[:8]!r}), or cut off; rebuild it with `feeder index`"
+                )
+            header = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise FormatError(f"{path}: no such index; make one with `feeder shard` or `feeder index`") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FormatError(f"{path}: damaged index header: {error}; rebuild it with `feeder index`") from None
+    if not isinstance(header, dict):
+        raise FormatError(f"{path}: damaged index header; rebuild it with `feeder index`")
+    return header

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feeder.errors import FormatError
+from feeder.index import Index, IndexBuilder, ShardEntry, merge_indexes
+
+
+def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "cls")) -> str:
+    builder = IndexBuilder(shard)
+    for i in range(rows):
+        builder.add(
+            key=b"%08d" % (shard * 100 + i),
+            path=b"cat/\xff%d.jpg" % i,
+            field=fields[0],
+            offset=512 + i,
+            length=10 + i,
+            label=i - 1,
+            width=640,
+            height=480,
+            orientation=6,
+            source_bytes=99,
+            members=[(field, 7 * i, 3) for field in fields[1:]],
+        )
+    builder.write(str(path), [ShardEntry(f"shard-{shard:06d}.tar", 10_240)])
+    return str(path)
+
+
+def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
+    index = Index(build(tmp_path / "index.bin", 0, 3))
+    assert len(index) == 3
+    assert index.key(2) == "00000002"
+    assert index.source_path(1) == "cat/\udcff1.jpg"
+    assert index.image_field(0) == "jpg"
+    assert index.members(2) == [("cls", 14, 3)]
+    assert index.shards == (ShardEntry("shard-000000.tar", 10_240),)
+    assert index.shard_path(0) == str(tmp_path / "shard-000000.tar")
+    row = [int(getattr(index, c)[2]) for c in ("offset", "length", "label", "width", "height", "orientation")]
+    assert row == [514, 12, 1, 640, 480, 6]
+
+
+def test_merged_parts_read_like_one(tmp_path: Path) -> None:
+    parts = [
+        build(tmp_path / "a", 0, 2),
+        build(tmp_path / "b", 0, 0),
+        build(tmp_path / "c", 0, 3, ("png", "cls", "json")),
+    ]
+    merge_indexes(parts, str(tmp_path / "index.bin"))
+    index = Index(tmp_path / "index.bin")
+    assert len(index) == 5
+    assert index.shard.tolist() == [0, 0, 2, 2, 2]
+    assert [index.image_field(i) for i in range(5)] == ["jpg", "jpg", "png", "png", "png"]
+    assert index.members(4) == [("cls", 14, 3), ("json", 14, 3)]
+    assert index.source_path(3) == "cat/\udcff1.jpg"
+    assert [s.name for s in index.shards] == ["shard-000000.tar"] * 3
+
+
+def test_an_index_of_no_samples_opens(tmp_path: Path) -> None:
+    assert len(Index(build(tmp_path / "index.bin", 0, 0))) == 0
+
+
+def test_pickle_carries_the_path_and_no_rows(tmp_path: Path) -> None:
+    index = Index(build(tmp_path / "index.bin", 0, 500))
+    data = pickle.dumps(index)
+    assert len(data) < 500
+    assert np.array_equal(pickle.loads(data).label, index.label)
+
+
+def test_cut_off_at_any_byte_it_is_refused_by_name(tmp_path: Path) -> None:
+    whole = Path(build(tmp_path / "index.bin", 0, 4)).read_bytes()
+    cut = tmp_path / "cut.bin"
+    data_end = whole.rstrip(b"\0").__len__()
+    for length in range(0, data_end, 7):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(FormatError, match=r"cut\.bin.*feeder index"):
+            Index(cut)
+
+
+def damage(path: str, change: dict[str, object], column: str | None = None) -> None:
+    data = Path(path).read_bytes()
+    length = int.from_bytes(data[8:16], "little")
+    header = json.loads(data[16 : 16 + length])
+    (header["columns"][column] if column else header).update(change)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    assert len(text) <= length
+    Path(path).write_bytes(data[:16] + text.ljust(length) + data[16 + length :])
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        (None, {"version": 2}),
+        (None, {"samples": 5}),
+        (None, {"shards": [{"name": "../x.tar", "size_bytes": 1}]}),
+        (None, {"shards": 3}),
+        ("label", {"offset": 1 << 40}),
+        ("label", {"count": -4}),
+        ("label", {"dtype": "|O8"}),
+        ("key_data", {"count": 3}),
+        ("member_offset", {"count": 1}),
+    ],
+)
+def test_a_hostile_header_is_refused(tmp_path: Path, column: str | None, change: dict[str, object]) -> None:
+    path = build(tmp_path / "index.bin", 0, 4)
+    damage(path, change, column)
+    with pytest.raises(FormatError, match=r"index\.bin"):
+        Index(path)
+
+
+def test_a_missing_index_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="feeder shard"):
+        Index(tmp_path / "index.bin")
