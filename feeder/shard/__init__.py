@@ -14,7 +14,7 @@ from feeder.shard.options import REJECTED_NAME, Progress, ShardOptions, ShardSum
 from feeder.shard.output import OutputFolder
 from feeder.shard.plan import plan_shards
 from feeder.shard.run import Run
-from feeder.source import Source, open_samples, open_source, source_root
+from feeder.source import Source, open_samples, open_source, overlaps_source
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
 
@@ -48,7 +48,9 @@ def shard(
     options = options or ShardOptions()
     out = out or default_out(path)
     open_it: Callable[[str], Source] = lambda work: open_source(path, options.columns, work)  # noqa: E731
-    return _run(open_it, out, source_root(path), options, progress or Progress(), dry_run)
+    if overlaps_source(path, out):
+        raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
+    return _run(open_it, out, options, progress or Progress(), dry_run)
 
 
 def write_shards(
@@ -80,7 +82,7 @@ def write_shards(
     """
     options = ShardOptions(seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index)
     open_it: Callable[[str], Source] = lambda work: open_samples(samples, os.path.join(work, "spool"))  # noqa: E731
-    summary = _run(open_it, os.fspath(out), None, options, Progress(), False)
+    summary = _run(open_it, os.fspath(out), options, Progress(), False)
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
     return summary
@@ -99,7 +101,6 @@ def default_out(path: str) -> str:
 def _run(
     open_it: Callable[[str], Source],
     out: str,
-    root: str | None,
     options: ShardOptions,
     progress: Progress,
     dry_run: bool,
@@ -118,7 +119,7 @@ def _run(
             out, source.kind, *listed, bad, len(plan), size, classes, 0, 0.0, options.max_bad, source.notes
         )
     try:
-        with OutputFolder.locked(out, root) as folder:
+        with OutputFolder.locked(out) as folder:
             source = open_it(folder.work)
             try:
                 return Run(folder, source, options, progress, started).run()

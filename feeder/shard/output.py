@@ -45,15 +45,13 @@ class OutputFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def locked(cls, path: str, source_root: str | None) -> Iterator[OutputFolder]:
+    def locked(cls, path: str) -> Iterator[OutputFolder]:
         """Makes the folder if need be, and keeps other writers out.
 
         Raises:
-            ShardError: if the folder lies inside the source, or holds something that is not ours.
+            ShardError: if the folder holds something that is not ours.
             LockedError: if another process is writing it.
         """
-        if source_root is not None and _is_inside(path, source_root):
-            raise ShardError(f"{path}: lies inside the source {source_root}, or is it; choose another --out")
         if os.path.lexists(path) and not os.path.isdir(path):
             raise ShardError(f"{path}: is not a folder; choose another --out")
         foreign = _foreign_entry(path)
@@ -143,11 +141,6 @@ class OutputFolder:
                 )
 
 
-def _is_inside(path: str, root: str) -> bool:
-    inner, outer = os.path.realpath(path), os.path.realpath(root)
-    return inner == outer or inner.startswith(outer.rstrip("/") + "/")
-
-
 def _foreign_entry(path: str) -> str | None:
     """The name of something in the folder, if the folder is not one of ours."""
     if not os.path.isdir(path):
@@ -172,11 +165,13 @@ def _first_difference(
     row = _first_difference_row(old, new)
     if row is not None:
         return row
-    for before, after in zip(old_plan["rejected"], new_plan["rejected"], strict=False):
-        if before != after:
-            return f"rejected input was {before[0]!r} ({before[1]}), is {after[0]!r} ({after[1]})"
-    if len(old_plan["rejected"]) != len(new_plan["rejected"]):
-        return f"{len(old_plan['rejected'])} inputs were rejected when listed, now {len(new_plan['rejected'])}"
+    for rejected, others, when in (
+        (old_plan["rejected"], new_plan["rejected"], "then, not now"),
+        (new_plan["rejected"], old_plan["rejected"], "now, not then"),
+    ):
+        for path, reason in rejected:
+            if [path, reason] not in others:
+                return f"{path!r} was rejected {when} ({reason})"
     return None
 
 

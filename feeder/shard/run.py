@@ -17,6 +17,7 @@ from feeder.errors import ShardError, SourceError
 from feeder.files import atomic_file, file_sha256
 from feeder.index import INDEX_NAME, Index, ShardEntry, merge_indexes
 from feeder.manifest import Manifest, ShardRecord
+from feeder.shard.advice import decode_advice
 from feeder.shard.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
 from feeder.shard.output import OutputFolder
 from feeder.shard.plan import CHUNK, plan_shards, sample_ids, shard_name
@@ -69,7 +70,12 @@ class Run:
             results = self._write_all(plan, done)
         finally:
             self._progress.end()
-        return self._summary(self._finish([results[number] for number in range(len(plan))]), len(plan) - len(done))
+        manifest = self._finish([results[number] for number in range(len(plan))])
+        advice = decode_advice(Index(folder.file(INDEX_NAME)), manifest)
+        if advice:
+            self._progress.note(f"advice: {advice}")
+            source.notes.append(advice)
+        return self._summary(manifest, len(plan) - len(done))
 
     def _finished(self, number: int) -> _Written | None:
         """What is known of a shard that an earlier run finished."""

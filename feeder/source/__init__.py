@@ -11,7 +11,7 @@ from feeder.source.manifest import MANIFEST_SUFFIXES, ManifestColumns, open_mani
 from feeder.source.samples import open_samples
 from feeder.source.tars import TAR_SUFFIXES, open_tars
 
-__all__ = ["ManifestColumns", "Rejection", "Source", "open_samples", "open_source", "source_root"]
+__all__ = ["ManifestColumns", "Rejection", "Source", "open_samples", "open_source", "overlaps_source"]
 
 
 def open_source(path: str, columns: ManifestColumns, work: str) -> Source:
@@ -42,11 +42,11 @@ def open_source(path: str, columns: ManifestColumns, work: str) -> Source:
     )
 
 
-def source_root(path: str) -> str:
-    """The folder that a source's files stand in, for telling whether an output folder would lie inside it."""
-    if os.path.isdir(path):
-        return path
-    return os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
+def overlaps_source(path: str, out: str) -> bool:
+    """Whether an output folder is, or lies inside, a source folder, or is the folder that source files stand in."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
+    inner, outer = os.path.realpath(out), os.path.realpath(folder)
+    return inner == outer or (os.path.isdir(path) and inner.startswith(outer.rstrip("/") + "/"))
 
 
 def _is_tar_folder(path: str) -> bool:

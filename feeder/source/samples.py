@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -53,8 +55,8 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
         return value.encode("utf-8", "surrogateescape")
     if field.rpartition(".")[2] == "json":
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    if hasattr(value, "__index__"):
-        return str(value.__index__()).encode()
+    with contextlib.suppress(TypeError):
+        return b"%d" % operator.index(value)
     raise SourceError(
         f"sample {name!r}: field {field!r} is a {type(value).__name__}; expected bytes (encode images first), text, an "
         "integer, or JSON values in a field named json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import gzip
 import os
-import shutil
 import zlib
 from collections.abc import Iterable
 
@@ -13,6 +12,7 @@ import braceexpand
 
 from feeder.errors import SourceError
 from feeder.imageinfo import is_image_field
+from feeder.manifest import Manifest
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
 from feeder.tar import Refused, read_members
 
@@ -91,6 +91,8 @@ def open_tars(pattern: str, work: str | None) -> Source:
         except OSError as error:
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
+    manifest = Manifest.read(source.root)
+    source.classes = manifest.classes if manifest else None
     return source
 
 
@@ -108,7 +110,8 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, open(unpacked, "wb") as plain:
         try:
-            shutil.copyfileobj(compressed, plain, 1 << 20)
+            while chunk := compressed.read1(1 << 20):  # read() would lose what comes before the damage
+                plain.write(chunk)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             source.reject(name, f"damaged gzip: {error}; what comes before byte {plain.tell()} unpacked is used")
     return unpacked
