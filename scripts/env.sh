@@ -37,6 +37,7 @@ simd="$(sed -n 's/^pillow-simd==\([^ ;]*\).*/\1/p' constraints.txt)"
 make_keys() {
     has_python="$([ ! -x "$venv/bin/python" ] || version_of "$venv/bin/python")"
     packages_key="$has_python $(cat constraints.txt pyproject.toml scripts/env.sh | key) ${TORCH_INDEX:-}"
+    python_tag="${has_python%.*}" python_tag="cp${python_tag/./}"
     native_key="$(sources | LC_ALL=C sort | xargs -d '\n' sha256sum -- 2>/dev/null | key) $packages_key"
     simd_key="pillow-simd $simd $(instructions) $packages_key"
 }
@@ -82,7 +83,7 @@ install() { pip install ${quiet[@]+"${quiet[@]}"} "$@"; }
 
 if ! packages_done; then
     # Alone and before its dependents, so that nothing else can pull in another build of it.
-    say "installing torch (the download is large)"
+    say "installing torch (a large download, the first time)"
     install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
     install cmake nanobind ninja scikit-build-core
 fi
@@ -100,15 +101,18 @@ if ! packages_done; then
     install --no-build-isolation -e ".$extras"
 fi
 
-# The last step, as it overwrites files of pillow. -msse4 is in its build files, so x86 only.
+# The last step, as it overwrites files of pillow. -msse4 is in its build files, so x86 only. The wheels of both stay
+# here: the tests look at each alone.
 if ! done_already pillow-simd "$simd_key" && [ "$(uname -m)" = x86_64 ]; then
     wheels="$venv/wheels/$(instructions)"
-    if ! compgen -G "$wheels/pillow_simd-$simd-*.whl" >/dev/null; then
+    if ! compgen -G "$wheels/pillow_simd-$simd-$python_tag-*.whl" >/dev/null; then
         say "compiling pillow-simd for $(instructions)"
+        rm -rf "$wheels" "$wheels.new"
         # pip's own cache doesn't know the compiler's flags and would hand back a wheel built with others.
         CC="cc$([ "$(instructions)" = avx2 ] && echo ' -mavx2')" \
             pip wheel -q --progress-bar off --no-cache-dir --no-deps --no-binary pillow-simd -w "$wheels.new" "pillow-simd==$simd"
-        rm -rf "$wheels" && mv "$wheels.new" "$wheels"
+        pip download -q --progress-bar off --no-deps --only-binary pillow -d "$wheels.new" pillow
+        mv "$wheels.new" "$wheels"
     fi
     install --no-deps --force-reinstall "$wheels"/pillow_simd-"$simd"-*.whl
 fi

@@ -85,3 +85,9 @@ def test_system_check_names_a_python_that_is_too_old(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"PYTHON={old} is not" in done.stderr
     assert "sudo apt-get install python3" in done.stderr
+
+
+def test_version_is_the_same_everywhere() -> None:
+    import feeder
+
+    assert feeder.__version__ == pyproject()["project"]["version"]
