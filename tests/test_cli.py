@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -27,13 +30,16 @@ def tree(tmp_path: Path) -> Path:
     return make_tree(tmp_path / "images", 2, 6)
 
 
+HELP = """
+import contextlib, sys, feeder.cli
+with contextlib.suppress(SystemExit):
+    feeder.cli.main(["shard", "--help"])
+print("slow modules:", sorted({"torch", "numpy", "PIL", "nvidia"} & set(sys.modules)))
+"""
+
+
 def test_help_does_not_import_what_is_slow() -> None:
-    show = "import sys, feeder.cli; feeder.cli.main(['shard', '--help'])"
-    slow = "atexit.register(lambda: print(sorted({'torch', 'numpy', 'PIL', 'nvidia'} & set(sys.modules))))"
-    done = run(
-        program=["-c", f"import atexit; {slow.replace('sys.', '__import__(chr(115)+chr(121)+chr(115)).')}; {show}"]
-    )
-    assert done.stdout.rstrip().endswith("[]")
+    assert run(program=["-c", HELP]).stdout.endswith("slow modules: []\n")
 
 
 def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
@@ -133,6 +139,7 @@ def test_ctrl_c_leaves_a_resumable_folder_and_says_how_to_go_on(tree: Path, tmp_
 
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_plain_lines(tree: Path) -> None:
     leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [sys.executable, "-m", "feeder", "shard", str(tree)]
     with subprocess.Popen(command, stdout=follower, stderr=follower) as process:
         os.close(follower)
