@@ -229,9 +229,9 @@ def _add_output(command: Any) -> None:
 def _version(verbose: bool) -> str:
     if not verbose:
         return f"feeder {feeder.__version__}"
-    from feeder.versions import report
+    from feeder.versions import format_versions
 
-    text: str = report()
+    text: str = format_versions()
     return text
 
 

@@ -17,6 +17,7 @@ from feeder.imageinfo import IMAGE_EXTENSIONS
 __all__ = ["NO_FILE", "Container", "Part", "Rejection", "SampleTable", "Source", "drop_duplicates", "looks_like_image"]
 
 NO_FILE = -(2**63)
+_CHUNK = 1 << 16
 
 
 class Rejection(NamedTuple):
@@ -63,8 +64,7 @@ class SampleTable:
         self._sizes = array("q")
         self._mtimes = array("q")
         self._labels = array("q")
-        self._part_counts = array("B")
-        self._part_starts: npt.NDArray[np.int64] | None = None
+        self._part_starts = array("q", [0])
         self._part_fields = array("H")
         self._part_containers = array("i")
         self._part_offsets = array("q")
@@ -81,20 +81,19 @@ class SampleTable:
             size: Bytes of the image file (0 if it stands in a part) and of all parts.
             mtime_ns: The image file's modification time; NO_FILE if the image stands in a part.
             label: Class index, -1 for none.
-            parts: Fields that stand in containers, at most 255.
+            parts: Fields that stand in containers.
         """
         self._paths += path
         self._path_starts.append(len(self._paths))
         self._sizes.append(size)
         self._mtimes.append(mtime_ns)
         self._labels.append(label)
-        self._part_counts.append(len(parts))
-        self._part_starts = None
         for part in parts:
             self._part_fields.append(self.fields.setdefault(part.field, len(self.fields)))
             self._part_containers.append(part.container)
             self._part_offsets.append(part.offset)
             self._part_lengths.append(part.length)
+        self._part_starts.append(len(self._part_fields))
 
     def path(self, i: int) -> bytes:
         """The path of sample ``i``."""
@@ -114,20 +113,18 @@ class SampleTable:
 
     def parts(self, i: int) -> list[Part]:
         """The fields of sample ``i`` that stand in containers."""
-        if self._part_starts is None:
-            counts = np.frombuffer(self._part_counts, np.uint8)
-            self._part_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         names = list(self.fields)
         return [
             Part(names[self._part_fields[k]], self._part_containers[k], self._part_offsets[k], self._part_lengths[k])
-            for k in range(int(self._part_starts[i]), int(self._part_starts[i + 1]))
+            for k in range(self._part_starts[i], self._part_starts[i + 1])
         ]
 
     def relabel(self, mapping: npt.NDArray[np.int64]) -> None:
         """Replaces each label l >= 0 by ``mapping[l]``."""
         labels = np.frombuffer(self._labels, np.int64)
-        if len(labels) and len(mapping):
-            labels[:] = np.where(labels >= 0, mapping[np.maximum(labels, 0)], labels)
+        for start in range(0, len(labels), _CHUNK):  # in chunks, as a mask of all would be as large as the labels
+            chunk = labels[start : start + _CHUNK]
+            chunk[chunk >= 0] = mapping[chunk[chunk >= 0]]
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every sample, int64 [N]; a view."""
@@ -255,12 +252,12 @@ def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason:
     """
     table = source.table
     hashes = np.fromiter((_hash64(canonical(table.path(i))) for i in range(len(table))), np.uint64, len(table))
-    order = np.argsort(hashes, kind="stable")
-    again = np.flatnonzero(hashes[order][1:] == hashes[order][:-1]) + 1
-    if not len(again):
-        return
+    ordered = np.sort(hashes)
     # Equal hashes are nearly always equal paths, but only equal paths are duplicates.
-    suspects = {int(hashes[order[k]]) for k in again}
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    del ordered
+    if not suspects:
+        return
     seen: set[bytes] = set()
     kept = SampleTable()
     columns = table.columns()

@@ -21,7 +21,6 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "parse_label", "primar
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _GZIP_MAGIC = b"\x1f\x8b"
 _LABEL_BYTES = 20
-_MAX_FIELDS = 255
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -167,8 +166,6 @@ class _Group:
         self._parts, self._broken = {}, None
         if not parts and not broken:
             return
-        if not broken and len(parts) > _MAX_FIELDS:
-            broken = f"has {len(parts)} fields, at most {_MAX_FIELDS} are supported"
         if not broken and primary_image(parts) is None:
             broken = f"no image among its fields: {', '.join(parts)}"
         if broken:
