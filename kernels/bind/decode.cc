@@ -150,29 +150,29 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
 }  // namespace
 
 void add_decode(nb::module_& module) {
-    module.def("decode_batch", &decode_batch, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a,
-               "orientations"_a, nb::arg("out").noconvert(), nb::kw_only(), "layout"_a, "dtype"_a,
-               "scale"_a = nb::none(), "bias"_a = nb::none(), "threads"_a = 1, "fidelity"_a = "fast",
-               "max_pixels"_a = 0, "times"_a = nb::none(),
-               "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
-               "Args:\n"
-               "    buffers: N bytes-like objects, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].\n"
-               "    source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.\n"
-               "    support_boxes: int32 [N, 4], the pixels that the filter may read.\n"
-               "    flips: uint8 [N], nonzero mirrors the output.\n"
-               "    orientations: uint8 [N], EXIF orientation 1-8 to apply.\n"
-               "    out: [N, 3, H, W] or [N, H, W, 3], C-contiguous.\n"
-               "    layout: \"nchw\" or \"nhwc\".\n"
-               "    dtype: \"uint8\", \"float32\", \"float16\" or \"bfloat16\" (a uint16 array).\n"
-               "    scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None leaves pixels as they are.\n"
-               "    threads: How many threads share the work.\n"
-               "    fidelity: \"fast\" resizes YCbCr planes each from its own resolution; \"exact\" upsamples chroma first.\n"
-               "    max_pixels: Refuse larger stored images; 0 for no limit.\n"
-               "    times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.\n\n"
-               "Returns:\n"
-               "    (int32 [N] of Status values, N reasons, empty where OK).\n\n"
-               "Raises:\n"
-               "    ValueError: an argument has another shape, dtype or value than the above.");
+    module.def(
+        "decode_batch", &decode_batch, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a, "orientations"_a,
+        nb::arg("out").noconvert(), nb::kw_only(), "layout"_a, "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
+        "threads"_a = 1, "fidelity"_a = "fast", "max_pixels"_a = 0, "times"_a = nb::none(),
+        "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
+        "Args:\n"
+        "    buffers: N bytes-like objects, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].\n"
+        "    source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.\n"
+        "    support_boxes: int32 [N, 4], the pixels that the filter may read.\n"
+        "    flips: uint8 [N], nonzero mirrors the output.\n"
+        "    orientations: uint8 [N], EXIF orientation 1-8 to apply.\n"
+        "    out: [N, 3, H, W] or [N, H, W, 3], C-contiguous.\n"
+        "    layout: \"nchw\" or \"nhwc\".\n"
+        "    dtype: \"uint8\", \"float32\", \"float16\" or \"bfloat16\" (a uint16 array).\n"
+        "    scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None leaves pixels as they are.\n"
+        "    threads: How many threads share the work.\n"
+        "    fidelity: \"fast\" resizes YCbCr planes each from its own resolution; \"exact\" upsamples chroma first.\n"
+        "    max_pixels: Refuse larger stored images; 0 for no limit.\n"
+        "    times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.\n\n"
+        "Returns:\n"
+        "    (int32 [N] of Status values, N reasons, empty where OK).\n\n"
+        "Raises:\n"
+        "    ValueError: an argument has another shape, dtype or value than the above.");
 }
 
 }  // namespace feeder::bind

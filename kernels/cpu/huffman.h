@@ -18,14 +18,16 @@ namespace feeder {
 struct HuffmanTable {
     static constexpr int kLookupBits = 11;
     static constexpr uint32_t kLengthMask = 0x1F;
-    static constexpr uint32_t kEnd = 0x20;    // end of block
-    static constexpr uint32_t kLong = 0x40;   // the code is longer than kLookupBits
-    static constexpr uint32_t kExtra = 0x80;  // the extra bits are still to be read; the value's place holds their number
+    static constexpr uint32_t kEnd = 0x20;   // end of block
+    static constexpr uint32_t kLong = 0x40;  // the code is longer than kLookupBits
+    static constexpr uint32_t kExtra =
+        0x80;  // the extra bits are still to be read; the value's place holds their number
     static constexpr uint32_t kSpecial = kEnd | kLong | kExtra;
 
     // value (16 bits) | run (8) | flags (3) | bits taken (5)
     uint32_t lookup[1 << kLookupBits];
-    uint32_t first_code_after[18];  // of each length, left-aligned to 16 bits: the first code that is longer; 17 holds a sentinel
+    uint32_t first_code_after
+        [18];  // of each length, left-aligned to 16 bits: the first code that is longer; 17 holds a sentinel
     int32_t value_offset[17];
     uint8_t values[256];
     int value_count;

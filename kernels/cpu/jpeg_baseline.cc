@@ -1,3 +1,5 @@
+#define JPEG_INTERNALS  // jpeglib.h then declares the inverse DCT too
+
 #include "jpeg_baseline.h"
 
 #include <algorithm>
@@ -5,9 +7,6 @@
 #include "libjpeg.h"
 #include "unstuff.h"
 
-extern "C" {
-#include <jpegint.h>
-}
 #undef MAX
 #undef MIN
 
@@ -16,21 +15,21 @@ namespace {
 
 // Position in a block of the k-th coefficient. A damaged run may count to 78; those land in the last place, and the
 // block is given up.
-constexpr uint8_t kNaturalOrder[80] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
-    6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31,
-    39, 46, 53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63};
+constexpr uint8_t kNaturalOrder[80] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33,
+                                       40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36,
+                                       29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54,
+                                       47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63};
 
 // The smallest JPEG there is: libjpeg starts on it, and we take its inverse DCT.
 constexpr uint8_t kTinyJpeg[] = {
-    0xFF, 0xD8,                                                                                  // SOI
-    0xFF, 0xDB, 0, 67, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  // DQT: 64 ones
-    1,    1,    1, 1,  1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-    1,    1,    1, 1,  1, 1, 1, 1, 1, 1, 1,                                                      //
-    0xFF, 0xC0, 0, 11, 8, 0, 8, 0, 8, 1, 1, 0x11, 0,                                             // SOF0: 8x8, one component
-    0xFF, 0xC4, 0, 20, 0x00, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                  // DHT, DC: 0 is size 0
-    0xFF, 0xC4, 0, 20, 0x10, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                  // DHT, AC: 0 is end of block
-    0xFF, 0xDA, 0, 8,  1, 1, 0, 0, 63, 0, 0x3F, 0xFF, 0xD9};                                     // SOS, data, EOI
+    0xFF, 0xD8,                                                                                                // SOI
+    0xFF, 0xDB, 0, 67, 0,    1, 1, 1, 1,  1, 1,    1,    1,   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  // DQT: 64 ones
+    1,    1,    1, 1,  1,    1, 1, 1, 1,  1, 1,    1,    1,   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+    1,    1,    1, 1,  1,    1, 1, 1, 1,  1,                                              //
+    0xFF, 0xC0, 0, 11, 8,    0, 8, 0, 8,  1, 1,    0x11, 0,                               // SOF0: 8x8, one component
+    0xFF, 0xC4, 0, 20, 0x00, 1, 0, 0, 0,  0, 0,    0,    0,   0, 0, 0, 0, 0, 0, 0, 0, 0,  // DHT, DC: 0 is size 0
+    0xFF, 0xC4, 0, 20, 0x10, 1, 0, 0, 0,  0, 0,    0,    0,   0, 0, 0, 0, 0, 0, 0, 0, 0,  // DHT, AC: 0 is end of block
+    0xFF, 0xDA, 0, 8,  1,    1, 0, 0, 63, 0, 0x3F, 0xFF, 0xD9};                           // SOS, data, EOI
 
 }  // namespace
 
@@ -237,8 +236,8 @@ bool BaselineDecoder::decode_segment(const JpegHeader& header, const Window& win
             for (int i = 0; i < header.components; ++i) {
                 const int height = 8 * header.component[i].v;
                 const Plane& plane = planes.plane[i];
-                uint8_t* const top =
-                    const_cast<uint8_t*>(plane.data) + static_cast<ptrdiff_t>(row - window.first_row) * height * plane.stride_bytes;
+                uint8_t* const top = const_cast<uint8_t*>(plane.data) +
+                                     static_cast<ptrdiff_t>(row - window.first_row) * height * plane.stride_bytes;
                 for (int y = 0; y < height; ++y) rows[i][y] = top + y * plane.stride_bytes;
             }
             rows_of = row;
@@ -272,8 +271,8 @@ bool BaselineDecoder::decode_segment(const JpegHeader& header, const Window& win
     return may_have_rest || end_bit - bits.position() < 8;
 }
 
-bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const PixelBox& box, Bytes& pixels, Planes& planes,
-                             StageTimes* times) {
+bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const PixelBox& box, Bytes& pixels,
+                             Planes& planes, StageTimes* times) {
     Lap lap(times);
     if (!original.huffman_sequential() || original.precision_bits != 8 || !original.interleaved_scan) return false;
     ColorModel color;
@@ -317,7 +316,8 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
         // The last MCU of the segment that is wanted, if any is.
         const int last_row = std::min((end_mcu - 1) / grid.columns, window.end_row - 1);
         int last_wanted = -1;
-        for (int row = last_row; row >= std::max(first_mcu / grid.columns, window.first_row) && last_wanted < 0; --row) {
+        for (int row = last_row; row >= std::max(first_mcu / grid.columns, window.first_row) && last_wanted < 0;
+             --row) {
             const int begin = std::max(first_mcu, row * grid.columns + window.first_column);
             const int end = std::min(end_mcu, row * grid.columns + window.end_column);
             if (begin < end) last_wanted = end - 1;
