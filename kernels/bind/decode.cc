@@ -17,6 +17,7 @@ namespace {
 
 using Boxes64 = nb::ndarray<const double, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Boxes32 = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Sizes32 = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
 using OutArray = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
@@ -65,7 +66,8 @@ bool array_holds(const OutArray& out, Dtype dtype) {
 nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips,
                        Bytes8 orientations, OutArray out, const std::string& layout_name, const std::string& dtype_name,
                        std::optional<Floats> scale, std::optional<Floats> bias, int threads,
-                       const std::string& fidelity_name, int64_t max_pixels, std::optional<nb::dict> times) {
+                       const std::string& fidelity_name, int64_t max_pixels, std::optional<Sizes32> image_sizes,
+                       std::optional<nb::dict> times) {
     const size_t count = nb::len(buffers);
     const Layout layout = layout_of(layout_name);
     const Dtype dtype = dtype_of(dtype_name);
@@ -73,8 +75,8 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
     options.fidelity = fidelity_of(fidelity_name);
     options.max_pixels = max_pixels;
     if (source_boxes.shape(0) != count || support_boxes.shape(0) != count || flips.shape(0) != count ||
-        orientations.shape(0) != count || out.shape(0) != count) {
-        bad("source_boxes, support_boxes, flips, orientations and out must have one entry per buffer (" +
+        orientations.shape(0) != count || out.shape(0) != count || (image_sizes && image_sizes->shape(0) != count)) {
+        bad("source_boxes, support_boxes, flips, orientations, image_sizes and out must have one entry per buffer (" +
             std::to_string(count) + ")");
     }
     const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
@@ -100,6 +102,10 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
         job.file = views[i].bytes();
         std::copy_n(source_boxes.data() + 4 * i, 4, job.source_box);
         std::copy_n(support_boxes.data() + 4 * i, 4, job.support_box);
+        if (image_sizes) {
+            job.image_height = image_sizes->data()[2 * i];
+            job.image_width = image_sizes->data()[2 * i + 1];
+        }
         job.orientation = orientations.data()[i];
         if (job.orientation < 1 || job.orientation > 8) {
             bad("orientations must be 1-8; entry " + std::to_string(i) + " is " + std::to_string(job.orientation));
@@ -153,7 +159,8 @@ void add_decode(nb::module_& module) {
     module.def(
         "decode_batch", &decode_batch, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a, "orientations"_a,
         nb::arg("out").noconvert(), nb::kw_only(), "layout"_a, "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
-        "threads"_a = 1, "fidelity"_a = "fast", "max_pixels"_a = 0, "times"_a = nb::none(),
+        "threads"_a = 1, "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(),
+        "times"_a = nb::none(),
         "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
         "Args:\n"
         "    buffers: N bytes-like objects, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].\n"
@@ -168,6 +175,8 @@ void add_decode(nb::module_& module) {
         "    threads: How many threads share the work.\n"
         "    fidelity: \"fast\" resizes YCbCr planes each from its own resolution; \"exact\" upsamples chroma first.\n"
         "    max_pixels: Refuse larger stored images; 0 for no limit.\n"
+        "    image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of\n"
+        "        another size is refused.\n"
         "    times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.\n\n"
         "Returns:\n"
         "    (int32 [N] of Status values, N reasons, empty where OK).\n\n"

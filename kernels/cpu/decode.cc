@@ -1,38 +1,69 @@
 #include "decode.h"
 
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "jpeg_cut.h"
 #include "jpeg_header.h"
 #include "jpeg_libjpeg.h"
 #include "jpeg_segments.h"
+#include "npy.h"
 
 namespace feeder {
 namespace {
 
 std::string size_text(int width, int height) { return std::to_string(width) + "x" + std::to_string(height); }
 
-Outcome check_header(const JpegHeader& header, const DecodeOptions& options) {
-    if (header.sof > 0xC2 && header.sof != 0xC9 && header.sof != 0xCA)
+bool inside(const PixelBox& box, int width, int height) {
+    return box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom && box.right <= width &&
+           box.bottom <= height;
+}
+
+Outcome check_kind(const JpegHeader& header) {
+    if (header.sof > 0xC2 && header.sof != 0xC9 && header.sof != 0xCA) {
         return {Status::unsupported, "JPEG: lossless or hierarchical coding"};
-    if (header.precision_bits != 8)
+    }
+    if (header.precision_bits != 8) {
         return {Status::unsupported, "JPEG: " + std::to_string(header.precision_bits) + " bits a sample, not 8"};
-    const int64_t pixels = static_cast<int64_t>(header.width) * header.height;
-    if (options.max_pixels > 0 && pixels > options.max_pixels) {
-        return {Status::too_large, "JPEG: " + size_text(header.width, header.height) +
-                                       " pixels, more than max_pixels=" + std::to_string(options.max_pixels)};
     }
     return {};
 }
 
-bool inside(const PixelBox& box, int width, int height) {
-    return box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom && box.right <= width &&
-           box.bottom <= height;
+// The image must be of the size that the boxes were drawn for, and not too large.
+Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptions& options) {
+    if (options.max_pixels > 0 && static_cast<int64_t>(width) * height > options.max_pixels) {
+        return {Status::too_large, "the image has " + size_text(width, height) +
+                                       " pixels, more than max_pixels=" + std::to_string(options.max_pixels)};
+    }
+    if (job.orientation >= 5) std::swap(width, height);
+    if (job.image_height != 0 && (job.image_height != height || job.image_width != width)) {
+        return {Status::corrupt, "the index says " + size_text(job.image_width, job.image_height) +
+                                     " pixels (width x height, upright), the image has " + size_text(width, height) +
+                                     "; run `feeder index` again if the shards have changed"};
+    }
+    if (!inside({job.support_box[0], job.support_box[1], job.support_box[2], job.support_box[3]}, width, height)) {
+        return {Status::corrupt, "the support box does not lie in the image of " + size_text(width, height) +
+                                     " pixels (width x height, upright)"};
+    }
+    return {};
+}
+
+// Whether an end-of-image marker follows the header. Nearly always it is at the very end.
+bool has_end(ByteSpan file, size_t entropy_offset) {
+    for (size_t at = file.size(); at >= entropy_offset + 2;) {
+        if (file[at - 2] == 0xFF && file[at - 1] == 0xD9) return true;
+        const size_t length = at - 2 - entropy_offset;
+        const void* hit = length == 0 ? nullptr : memrchr(file.data() + entropy_offset, 0xFF, length);
+        if (hit == nullptr) return false;
+        at = static_cast<size_t>(static_cast<const uint8_t*>(hit) - file.data()) + 2;
+    }
+    return false;
 }
 
 // Buffers outlive a batch: decoders go back to this list and come out again, whichever thread asks.
@@ -97,24 +128,13 @@ PixelBox stored_box(const int box[4], int orientation, int width, int height) {
     }
 }
 
-Outcome ImageDecoder::decode_planes(ByteSpan file, const PixelBox& box, const DecodeOptions& options, Planes& planes,
-                                    StageTimes* times) {
-    Lap lap(times);
-    JpegHeader header;
-    Outcome outcome = parse_jpeg_header(file, header);
-    if (outcome.ok()) outcome = check_header(header, options);
-    if (!outcome.ok()) return outcome;
-    if (!inside(box, header.width, header.height)) {
-        return {Status::corrupt, "the support box does not lie in the JPEG's " +
-                                     size_text(header.width, header.height) +
-                                     " stored pixels: the index may belong to another file"};
-    }
-
-    lap.add_to(&StageTimes::header);
+Outcome ImageDecoder::decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box,
+                                  const DecodeOptions& options, Planes& planes, StageTimes* times) {
     if (options.fidelity == Fidelity::fast && baseline_.decode(file, header, box, pixels_, planes, times)) return {};
 
     // Whatever our own decoder does not do, or finds damaged.
-    lap = Lap(times);
+    Lap lap(times);
+    Outcome outcome;
     CutPlace place;
     if (cut_jpeg(file, header, box, segments_, cut_, place) == CutResult::cut) {
         JpegHeader cut_header;
@@ -134,14 +154,32 @@ Outcome ImageDecoder::decode_planes(ByteSpan file, const PixelBox& box, const De
     return outcome;
 }
 
+Outcome ImageDecoder::decode_planes(const ImageJob& job, const DecodeOptions& options, Planes& planes,
+                                    StageTimes* times) {
+    Lap lap(times);
+    if (looks_like_npy(job.file)) {
+        Outcome outcome = npy_planes(job.file, planes);
+        if (outcome.ok()) outcome = check_size(job, planes.image_width, planes.image_height, options);
+        return outcome;
+    }
+    JpegHeader header;
+    Outcome outcome = parse_jpeg_header(job.file, header);
+    if (outcome.ok()) outcome = check_kind(header);
+    if (outcome.ok()) outcome = check_size(job, header.width, header.height, options);
+    if (!outcome.ok()) return outcome;
+    const bool complete = has_end(job.file, header.entropy_offset);
+    lap.add_to(&StageTimes::header);
+    outcome = decode_jpeg(job.file, header, stored_box(job.support_box, job.orientation, header.width, header.height),
+                          options, planes, times);
+    // A truncated file is one wherever the box lies: whether an image is good must not depend on the crop.
+    if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};
+    return outcome;
+}
+
 Outcome ImageDecoder::decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times) {
     try {
-        JpegHeader header;
-        Outcome outcome = parse_jpeg_header(job.file, header);
-        if (!outcome.ok()) return outcome;
-        const PixelBox box = stored_box(job.support_box, job.orientation, header.width, header.height);
         Planes planes;
-        outcome = decode_planes(job.file, box, options, planes, times);
+        const Outcome outcome = decode_planes(job, options, planes, times);
         if (outcome.status > Status::damaged) return outcome;
         Lap lap(times);
         resample(planes, job.source_box, job.support_box, job.orientation, job.flip, job.out, scratch_);

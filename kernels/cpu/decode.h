@@ -21,6 +21,8 @@ struct ImageJob {
     ByteSpan file;
     double source_box[4] = {};  // left, top, right, bottom
     int support_box[4] = {};
+    int image_height = 0;  // upright, of the image that the boxes were drawn for; 0: not checked
+    int image_width = 0;
     int orientation = 1;  // EXIF, 1-8
     bool flip = false;
     Output out;
@@ -36,11 +38,11 @@ class ImageDecoder {
   public:
     Outcome decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times = nullptr);
 
-    // The planes alone, for tests and measurements: valid until the next call.
-    Outcome decode_planes(ByteSpan file, const PixelBox& stored_box, const DecodeOptions& options, Planes& planes,
-                          StageTimes* times = nullptr);
-
   private:
+    Outcome decode_planes(const ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
+    Outcome decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, const DecodeOptions& options,
+                        Planes& planes, StageTimes* times);
+
     BaselineDecoder baseline_;
     Bytes cut_;
     Bytes pixels_;
