@@ -40,8 +40,8 @@ class ImageDecoder {
 
   private:
     Outcome decode_planes(const ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
-    Outcome decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, const DecodeOptions& options,
-                        Planes& planes, StageTimes* times);
+    Outcome decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity wanted, Planes& planes,
+                        StageTimes* times);
 
     BaselineDecoder baseline_;
     Bytes cut_;
