@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 
 namespace feeder {
 namespace {
@@ -13,6 +12,13 @@ inline int32_t pair_of(int32_t first, int32_t second) {
 
 constexpr int32_t kExactLowMask = (1 << kExactLowBits) - 1;
 
+// One output of compose_filter() where no sample is missing at the sides and the upsampling is smooth by 2: sample s
+// goes into pixels 2s and 2s + 1 by 3/4, and into the next ones on both sides by 1/4. `from` is at pixel 2 * low.
+void compose_smooth(const double* from, int capacity, double* to) {
+    for (int s = 0; s < capacity; ++s)
+        to[s] = 0.75 * (from[2 * s] + from[2 * s + 1]) + 0.25 * (from[2 * s - 1] + from[2 * s + 2]);
+}
+
 }  // namespace
 
 void Filter::reset(int new_outputs, int new_capacity) {
@@ -20,28 +26,29 @@ void Filter::reset(int new_outputs, int new_capacity) {
     capacity = new_capacity;
     first.resize(static_cast<size_t>(outputs));
     count.resize(static_cast<size_t>(outputs));
-    weight.resize(static_cast<size_t>(outputs) * static_cast<size_t>(capacity));
+    weight.assign(static_cast<size_t>(outputs) * static_cast<size_t>(stride()), 0.0);
 }
 
 void triangle_filter(int in_size, float in0, float in1, int outputs, Filter& filter) {
-    // The order of operations is Pillow's precompute_coeffs(): the last bit counts.
+    // The order of operations is Pillow's precompute_coeffs(): the last bit counts. Weights beyond the count are zero
+    // by themselves, but where the input ends.
     const double scale = static_cast<double>(in1 - in0) / outputs;
     const double support = std::max(scale, 1.0);
     const double inverse = 1.0 / support;
     filter.reset(outputs, static_cast<int>(std::ceil(support)) * 2 + 1);
-    double* weight = filter.weight.data();
-    for (int i = 0; i < outputs; ++i, weight += filter.capacity) {
+    const int capacity = filter.capacity;
+    for (int i = 0; i < outputs; ++i) {
         const double center = in0 + (i + 0.5) * scale;
         const int first = std::max(static_cast<int>(center - support + 0.5), 0);
         const int count = std::min(static_cast<int>(center + support + 0.5), in_size) - first;
+        double* weight = filter.weights(i);
+        for (int x = 0; x < capacity; ++x)
+            weight[x] = std::max(1.0 - std::fabs((x + first - center + 0.5) * inverse), 0.0);
+        if (first + capacity > in_size) std::fill(weight + count, weight + capacity, 0.0);
         double total = 0.0;
-        for (int x = 0; x < count; ++x) {
-            const double distance = std::fabs((x + first - center + 0.5) * inverse);
-            weight[x] = distance < 1.0 ? 1.0 - distance : 0.0;
-            total += weight[x];
-        }
+        for (int x = 0; x < capacity; ++x) total += weight[x];
         if (total != 0.0)
-            for (int x = 0; x < count; ++x) weight[x] /= total;
+            for (int x = 0; x < capacity; ++x) weight[x] /= total;
         filter.first[static_cast<size_t>(i)] = first;
         filter.count[static_cast<size_t>(i)] = count;
     }
@@ -53,8 +60,7 @@ void place_filter(bool mirrored, int base, Filter& filter) {
         const int32_t count = filter.count[static_cast<size_t>(i)];
         if (mirrored) {
             first = base - (first + count - 1);
-            double* weight = filter.weight.data() + static_cast<ptrdiff_t>(i) * filter.capacity;
-            std::reverse(weight, weight + count);
+            std::reverse(filter.weights(i), filter.weights(i) + count);
         } else {
             first += base;
         }
@@ -62,92 +68,111 @@ void place_filter(bool mirrored, int base, Filter& filter) {
 }
 
 void compose_filter(const Filter& full, const Upsampling& upsampling, int samples, Filter& composed) {
-    const int replicate = upsampling.replicate, factor = upsampling.factor;
+    const bool smooth = upsampling.smooth;
+    // Two replications in a row are one.
+    const int replicate = smooth ? upsampling.replicate : upsampling.replicate * upsampling.factor;
+    const int factor = smooth ? upsampling.factor : 1;
     composed.reset(full.outputs, full.capacity / (replicate * factor) + 4);
     const int last = samples - 1;
     for (int i = 0; i < full.outputs; ++i) {
-        const double* from = full.weight.data() + static_cast<ptrdiff_t>(i) * full.capacity;
-        double* to = composed.weight.data() + static_cast<ptrdiff_t>(i) * composed.capacity;
+        const double* from = full.weights(i);
+        double* to = composed.weights(i);
         const int begin = full.first[static_cast<size_t>(i)];
         const int count = full.count[static_cast<size_t>(i)];
+        int32_t& first = composed.first[static_cast<size_t>(i)];
+        int32_t& composed_count = composed.count[static_cast<size_t>(i)];
+        if (smooth && replicate == 1 && begin >= 2 && (begin + count + 1) / 2 <= last) {
+            // Pixel 2 * low - 1 is up to 4 before the first weight, hence the padding; past the last weight are zeros.
+            first = begin / 2 - 1;
+            composed_count = (begin + count) / 2 - first + 1;
+            compose_smooth(from + (2 * first - begin), composed_count, to);
+            continue;
+        }
+        int position = begin / replicate, phase = begin % replicate;
         // Neighbours of the first and last sample are included here, whether they get a weight or not.
-        const int side = upsampling.smooth ? 1 : 0;
-        const int low = std::clamp(begin / (replicate * factor) - side, 0, last);
+        const int side = smooth ? 1 : 0;
+        const int low = std::clamp(position / factor - side, 0, last);
         const int high = std::clamp((begin + count - 1) / (replicate * factor) + side, low, last);
-        std::fill(to, to + (high - low + 1), 0.0);
         for (int x = 0; x < count; ++x) {
-            const int position = (begin + x) / replicate;
-            const int center = std::min(position / factor, last);
-            if (upsampling.smooth) {
-                const int neighbour = position % 2 ? std::min(center + 1, last) : std::max(center - 1, 0);
+            if (smooth) {
+                const int center = std::min(position / 2, last);
+                const int neighbour = std::clamp(center + (position % 2 ? 1 : -1), 0, last);
                 to[center - low] += 0.75 * from[x];
                 to[neighbour - low] += 0.25 * from[x];
             } else {
-                to[center - low] += from[x];
+                to[std::min(position, last) - low] += from[x];
+            }
+            if (++phase == replicate) {
+                phase = 0;
+                ++position;
             }
         }
-        composed.first[static_cast<size_t>(i)] = low;
-        composed.count[static_cast<size_t>(i)] = high - low + 1;
+        first = low;
+        composed_count = high - low + 1;
     }
 }
 
 void TableMaker::round(const Filter& filter, Precision precision) {
-    first_.resize(filter.first.size());
-    count_.resize(filter.first.size());
-    value_.resize(filter.weight.size());
-    for (size_t i = 0; i < filter.first.size(); ++i) {
-        const double* weight = filter.weight.data() + i * static_cast<size_t>(filter.capacity);
-        int32_t* value = value_.data() + i * static_cast<size_t>(filter.capacity);
-        const int count = filter.count[i];
-        if (precision == Precision::exact) {
-            for (int x = 0; x < count; ++x) value[x] = static_cast<int32_t>(0.5 + weight[x] * (1 << kExactBits));
-        } else {
-            int32_t rest = 1 << kPlainBits;
+    const size_t outputs = static_cast<size_t>(filter.outputs);
+    const int capacity = filter.capacity;
+    stride_ = static_cast<size_t>(capacity) + 2 * kPadding;
+    first_.resize(outputs);
+    count_.resize(outputs);
+    skip_.resize(outputs);
+    value_.assign(outputs * stride_, 0);
+    const double one = precision == Precision::exact ? 1 << kExactBits : 1 << kPlainBits;
+    for (size_t i = 0; i < outputs; ++i) {
+        const double* weight = filter.weights(static_cast<int>(i));
+        int32_t* value = value_.data() + i * stride_ + kPadding;
+        for (int x = 0; x < capacity; ++x) value[x] = static_cast<int32_t>(0.5 + weight[x] * one);
+        if (precision == Precision::plain) {
+            int32_t sum = 0, most = -1;
             int greatest = 0;
-            for (int x = 0; x < count; ++x) {
-                value[x] = static_cast<int32_t>(0.5 + weight[x] * (1 << kPlainBits));
-                rest -= value[x];
-                if (value[x] > value[greatest]) greatest = x;
+            for (int x = 0; x < capacity; ++x) {
+                sum += value[x];
+                greatest = value[x] > most ? x : greatest;
+                most = std::max(most, value[x]);
             }
-            value[greatest] += rest;
+            value[greatest] += (1 << kPlainBits) - sum;
         }
-        int begin = 0, end = count;
-        while (begin < end - 1 && value[begin] == 0) ++begin;
-        while (end - 1 > begin && value[end - 1] == 0) --end;
-        if (begin > 0) std::copy(value + begin, value + end, value);
-        first_[i] = filter.first[i] + begin;
-        count_[i] = end - begin;
+        // At the ends there is often a weight of zero.
+        const int32_t count = filter.count[i];
+        const int32_t skip = count > 1 && value[0] == 0;
+        skip_[i] = skip;
+        first_[i] = filter.first[i] + skip;
+        count_[i] = count - skip - (count - skip > 1 && value[count - 1] == 0);
     }
 }
 
 void TableMaker::rows(const Filter& filter, Precision precision, RowTable& rows) {
     round(filter, precision);
     const size_t outputs = first_.size();
-    rows.capacity = filter.capacity / 2 + 1;
     rows.first = first_;
     rows.pairs.resize(outputs);
-    const size_t size = outputs * static_cast<size_t>(rows.capacity);
-    rows.plain.resize(precision == Precision::plain ? size : 0);
-    rows.high.resize(precision == Precision::exact ? size : 0);
-    rows.low.resize(precision == Precision::exact ? size : 0);
     rows.begin = first_[0];
     rows.end = 0;
+    rows.capacity = 0;
     for (size_t i = 0; i < outputs; ++i) {
-        const int count = count_[i];
-        const int pairs = (count + 1) / 2;
-        rows.pairs[i] = pairs;
+        rows.pairs[i] = (count_[i] + 1) / 2;
         rows.begin = std::min(rows.begin, first_[i]);
-        rows.end = std::max(rows.end, first_[i] + count);
-        const int32_t* value = value_.data() + i * static_cast<size_t>(filter.capacity);
-        const size_t at = i * static_cast<size_t>(rows.capacity);
-        for (int p = 0; p < pairs; ++p) {
-            const int32_t a = value[2 * p], b = 2 * p + 1 < count ? value[2 * p + 1] : 0;
-            const size_t to = at + static_cast<size_t>(p);
-            if (precision == Precision::exact) {
-                rows.high[to] = pair_of(a >> kExactLowBits, b >> kExactLowBits);
-                rows.low[to] = pair_of(a & kExactLowMask, b & kExactLowMask);
+        rows.end = std::max(rows.end, first_[i] + count_[i]);
+        rows.capacity = std::max(rows.capacity, rows.pairs[i]);
+    }
+    const size_t capacity = static_cast<size_t>(rows.capacity);
+    const size_t size = outputs * capacity;
+    const bool exact = precision == Precision::exact;
+    rows.plain.resize(exact ? 0 : size);
+    rows.high.resize(exact ? size : 0);
+    rows.low.resize(exact ? size : 0);
+    for (size_t i = 0; i < outputs; ++i) {
+        const int32_t* value = values(i);
+        for (size_t p = 0; p < capacity; ++p) {
+            const int32_t a = value[2 * p], b = value[2 * p + 1];
+            if (exact) {
+                rows.high[i * capacity + p] = pair_of(a >> kExactLowBits, b >> kExactLowBits);
+                rows.low[i * capacity + p] = pair_of(a & kExactLowMask, b & kExactLowMask);
             } else {
-                rows.plain[to] = pair_of(a, b);
+                rows.plain[i * capacity + p] = pair_of(a, b);
             }
         }
     }
@@ -158,37 +183,35 @@ void TableMaker::columns(const Filter& filter, Precision precision, bool flip, C
     const size_t outputs = first_.size();
     columns.begin = *std::min_element(first_.begin(), first_.end());
     columns.end = 0;
-    int pairs = 1;
+    int most_pairs = 1;
     for (size_t i = 0; i < outputs; ++i) {
         columns.end = std::max(columns.end, first_[i] + count_[i]);
-        pairs = std::max(pairs, ((first_[i] - columns.begin) % 2 + count_[i] + 1) / 2);
+        most_pairs = std::max(most_pairs, ((first_[i] - columns.begin) % 2 + count_[i] + 1) / 2);
     }
+    const size_t pairs = static_cast<size_t>(most_pairs);
     const size_t width = (outputs + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
+    const size_t size = width * pairs;
+    const bool exact = precision == Precision::exact;
     columns.first.assign(width, 0);
-    const size_t size = width * static_cast<size_t>(pairs);
-    columns.plain.assign(precision == Precision::plain ? size : 0, 0);
-    columns.high.assign(precision == Precision::exact ? size : 0, 0);
-    columns.low.assign(precision == Precision::exact ? size : 0, 0);
+    columns.plain.assign(exact ? 0 : size, 0);
+    columns.high.assign(exact ? size : 0, 0);
+    columns.low.assign(exact ? size : 0, 0);
     for (size_t i = 0; i < outputs; ++i) {
         const size_t x = flip ? outputs - 1 - i : i;
         const int first = first_[i] - columns.begin;
         columns.first[x] = first / 2;
-        const int32_t* value = value_.data() + i * static_cast<size_t>(filter.capacity);
-        const size_t at = x * static_cast<size_t>(pairs);
-        const int odd = first % 2;
-        for (int c = odd; c < odd + count_[i]; ++c) {
-            const int32_t v = value[c - odd];
-            const size_t to = at + static_cast<size_t>(c / 2);
-            const bool second = c % 2;
-            if (precision == Precision::exact) {
-                columns.high[to] |= second ? pair_of(0, v >> kExactLowBits) : pair_of(v >> kExactLowBits, 0);
-                columns.low[to] |= second ? pair_of(0, v & kExactLowMask) : pair_of(v & kExactLowMask, 0);
+        const int32_t* value = values(i) - first % 2;
+        for (size_t p = 0; p < pairs; ++p) {
+            const int32_t a = value[2 * p], b = value[2 * p + 1];
+            if (exact) {
+                columns.high[x * pairs + p] = pair_of(a >> kExactLowBits, b >> kExactLowBits);
+                columns.low[x * pairs + p] = pair_of(a & kExactLowMask, b & kExactLowMask);
             } else {
-                columns.plain[to] |= second ? pair_of(0, v) : pair_of(v, 0);
+                columns.plain[x * pairs + p] = pair_of(a, b);
             }
         }
     }
-    columns.table = {columns.first.data(), columns.plain.data(), columns.high.data(), columns.low.data(), pairs,
+    columns.table = {columns.first.data(), columns.plain.data(), columns.high.data(), columns.low.data(), most_pairs,
                      static_cast<int>(width)};
 }
 

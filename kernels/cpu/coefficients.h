@@ -1,6 +1,7 @@
 // Resize filters along one axis: Pillow's triangle, seen through subsampling and mirroring, as integer tables.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -8,15 +9,22 @@
 
 namespace feeder {
 
-// For each output, the inputs [first, first + count) and their weights, which add up to 1.
+// For each output, the inputs [first, first + count) and their weights, which add up to 1. Tables are built anew for
+// nearly every image, so the loops over weights run to `capacity`, the same for every output: a count that changes
+// from output to output is mispredicted, which costs more than the sums. Beside its weights an output has zeros.
 struct Filter {
+    static constexpr int kPadding = 4;  // zeros on each side
+
     int outputs = 0;
-    int capacity = 0;  // weights kept per output
+    int capacity = 0;  // weights per output, zeros after `count`
     std::vector<int32_t> first;
     std::vector<int32_t> count;
-    std::vector<double> weight;  // [outputs, capacity]
+    std::vector<double> weight;  // [outputs, stride()]
 
     void reset(int outputs, int capacity);
+    ptrdiff_t stride() const { return capacity + 2 * kPadding; }
+    double* weights(int output) { return weight.data() + output * stride() + kPadding; }
+    const double* weights(int output) const { return weight.data() + output * stride() + kPadding; }
 };
 
 // Pillow's antialiased bilinear filter (ImagingResample, BILINEAR), to the bit: the inputs [in0, in1) of in_size map
@@ -70,9 +78,13 @@ class TableMaker {
     void columns(const Filter& filter, Precision precision, bool flip, ColumnTableData& columns);
 
   private:
-    void round(const Filter& filter, Precision precision);
+    static constexpr int kPadding = 4;  // zeros on each side of an output's values
 
-    std::vector<int32_t> first_, count_, value_;
+    void round(const Filter& filter, Precision precision);
+    const int32_t* values(size_t output) const { return value_.data() + output * stride_ + kPadding + skip_[output]; }
+
+    size_t stride_ = 0;
+    std::vector<int32_t> first_, count_, skip_, value_;
 };
 
 }  // namespace feeder

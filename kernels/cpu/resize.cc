@@ -68,19 +68,19 @@ struct Axis {
     Filter full, composed;
 };
 
-struct Horizontal : Axis {
-    ColumnTableData table[3];
-};
+template <typename Table>
+struct TablesOf : Axis {
+    Table made[3];
+    int index[3] = {};  // Cb and Cr share one
 
-struct Vertical : Axis {
-    RowTable table[3];
+    const Table& of(int component) const { return made[index[component]]; }
 };
 
 }  // namespace
 
 struct Scratch::Buffers {
-    Horizontal horizontal;
-    Vertical vertical;
+    TablesOf<ColumnTableData> horizontal;
+    TablesOf<RowTable> vertical;
     TableMaker maker;
     Buffer<uint8_t> turned[3];       // planes copied because of their orientation, step or color model
     Buffer<uint8_t> converted[3];
@@ -220,19 +220,22 @@ AxisKey axis_key(double source_low, double source_high, int support_low, int sup
     return key;
 }
 
-template <typename AxisType, typename Make>
-void prepare(AxisType& axis, const AxisKey& key, const Make& make) {
+// make(filter, table) builds one table.
+template <typename Table, typename Make>
+void prepare(TablesOf<Table>& axis, const AxisKey& key, const Make& make) {
     if (key == axis.key) return;
     axis.key = AxisKey{};  // should memory run out on the way
     triangle_filter(key.in_size, key.in0, key.in1, key.outputs, axis.full);
     place_filter(key.mirrored, key.base, axis.full);
     for (int i = 0; i < key.components; ++i) {
         const AxisKey::Component& c = key.component[i];
+        axis.index[i] = static_cast<int>(std::find(key.component, key.component + i, c) - key.component);
+        if (axis.index[i] < i) continue;
         if (c.replicate * c.factor == 1) {
-            make(axis.full, i);
+            make(axis.full, axis.made[i]);
         } else {
             compose_filter(axis.full, {c.replicate, c.factor, c.smooth != 0}, c.samples, axis.composed);
-            make(axis.composed, i);
+            make(axis.composed, axis.made[i]);
         }
     }
     axis.key = key;
@@ -240,12 +243,11 @@ void prepare(AxisType& axis, const AxisKey& key, const Make& make) {
 
 void prepare_axes(const AxisKey& x, const AxisKey& y, Buffers& buffers) {
     const Precision precision = x.exact ? Precision::exact : Precision::plain;
-    prepare(buffers.horizontal, x, [&](const Filter& filter, int i) {
-        buffers.maker.columns(filter, precision, x.flip, buffers.horizontal.table[i]);
+    prepare(buffers.horizontal, x, [&](const Filter& filter, ColumnTableData& table) {
+        buffers.maker.columns(filter, precision, x.flip, table);
     });
-    prepare(buffers.vertical, y, [&](const Filter& filter, int i) {
-        buffers.maker.rows(filter, precision, buffers.vertical.table[i]);
-    });
+    prepare(buffers.vertical, y,
+            [&](const Filter& filter, RowTable& table) { buffers.maker.rows(filter, precision, table); });
 }
 
 // 8-bit samples in the frame's axes; `data` is at (0, 0), though only the columns and rows needed exist.
@@ -333,8 +335,8 @@ void resample_ycbcr(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     View view[3];
     int stride[3];
     for (int i = 0; i < 3; ++i) {
-        const ColumnTableData& columns = buffers.horizontal.table[i];
-        const RowTable& rows = buffers.vertical.table[i];
+        const ColumnTableData& columns = buffers.horizontal.of(i);
+        const RowTable& rows = buffers.vertical.of(i);
         view[i] = view_of(planes.plane[i], {columns.begin, rows.begin, columns.end, rows.end}, frame.transposed,
                           buffers.turned[i]);
         stride[i] = round_up(columns.end - columns.begin, kRowPadding);
@@ -346,7 +348,7 @@ void resample_ycbcr(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     int32_t* pairs = buffers.pairs.reserve(0);
     int16_t* resized[3];
     for (int i = 0; i < 3; ++i) resized[i] = buffers.resized[i].reserve(0);
-    const int width = buffers.horizontal.table[0].table.width;
+    const int width = buffers.horizontal.of(0).table.width;
     const int rgb_stride = round_up(out.width, kRowPadding);
     uint8_t* rgb[3];
     for (int c = 0; c < 3; ++c) rgb[c] = buffers.rgb.reserve(area(3 * kLanes, rgb_stride)) + area(c * kLanes, rgb_stride);
@@ -355,8 +357,8 @@ void resample_ycbcr(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     for (int y0 = 0; y0 < out.height; y0 += kLanes) {
         const int lanes = std::min(kLanes, out.height - y0);
         for (int i = 0; i < 3; ++i) {
-            const ColumnTableData& columns = buffers.horizontal.table[i];
-            const RowTable& table = buffers.vertical.table[i];
+            const ColumnTableData& columns = buffers.horizontal.of(i);
+            const RowTable& table = buffers.vertical.of(i);
             const int width_in = columns.end - columns.begin;
             for (int lane = 0; lane < lanes; ++lane) {
                 const int y = y0 + lane;
@@ -415,8 +417,8 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     x_key.component[0] = {1, 1, 0, frame.window_width};
     y_key.component[0] = {1, 1, 0, frame.window_height};
     prepare_axes(x_key, y_key, buffers);
-    const ColumnTableData& columns = buffers.horizontal.table[0];
-    const RowTable& table = buffers.vertical.table[0];
+    const ColumnTableData& columns = buffers.horizontal.of(0);
+    const RowTable& table = buffers.vertical.of(0);
     const Region region{columns.begin, table.begin, columns.end, table.end};
     const int width_in = region.right - region.left, height_in = region.bottom - region.top;
     const int channels = planes.color == ColorModel::gray ? 1 : 3;
