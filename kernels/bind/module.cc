@@ -1,0 +1,27 @@
+#include "bind/module.h"
+
+#include "cpu/status.h"
+
+namespace nb = nanobind;
+
+namespace feeder::bind {
+
+void add_status(nb::module_& module) {
+    nb::enum_<Status>(module, "Status", nb::is_arithmetic(), "What became of one image.")
+        .value("OK", Status::ok)
+        .value("DAMAGED", Status::damaged, "Pixels were made, but compressed data is missing or wrong.")
+        .value("NOT_JPEG", Status::not_jpeg, "Neither a JPEG nor an .npy array.")
+        .value("UNSUPPORTED", Status::unsupported, "A well-formed file of a kind that this module does not decode.")
+        .value("CORRUPT", Status::corrupt, "No pixels could be made.")
+        .value("TOO_LARGE", Status::too_large, "More than max_pixels.");
+}
+
+}  // namespace feeder::bind
+
+NB_MODULE(_native, module) {
+    module.doc() = "feeder's CPU kernels: seekable JPEG, decode, resize and normalize.";
+    feeder::bind::add_status(module);
+    feeder::bind::add_resize(module);
+    feeder::bind::add_transcode(module);
+    feeder::bind::add_decode(module);
+}

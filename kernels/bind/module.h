@@ -1,0 +1,13 @@
+// The topics of feeder._native, one file each.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace feeder::bind {
+
+void add_resize(nanobind::module_& module);
+void add_status(nanobind::module_& module);
+void add_transcode(nanobind::module_& module);
+void add_decode(nanobind::module_& module);
+
+}  // namespace feeder::bind

@@ -1,0 +1,104 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include "bind/buffer.h"
+#include "bind/module.h"
+#include "cpu/jpeg_cut.h"
+#include "cpu/jpeg_transcode.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace feeder::bind {
+namespace {
+
+PyObject* unsupported_type = nullptr;
+
+// Unsupported(status, reason): two arguments, so that callers can count by kind.
+[[noreturn]] void raise_unsupported(const Outcome& outcome) {
+    nb::object error = nb::borrow(unsupported_type)(nb::cast(outcome.reason));
+    error.attr("status") = nb::cast(outcome.status);
+    PyErr_SetObject(unsupported_type, error.ptr());
+    throw nb::python_error();
+}
+
+nb::bytes transcode(nb::handle data, bool keep_metadata, int segment_px, int64_t max_pixels) {
+    if (segment_px < 1) throw nb::value_error("segment_px must be at least 1");
+    const BufferView file(data);
+    TranscodeOptions options;
+    options.keep_metadata = keep_metadata;
+    options.segment_px = segment_px;
+    options.max_pixels = max_pixels;
+    Bytes out;
+    Outcome outcome;
+    {
+        nb::gil_scoped_release release;
+        outcome = transcode_jpeg(file.bytes(), options, out);
+    }
+    if (!outcome.ok()) raise_unsupported(outcome);
+    return nb::bytes(out.data(), out.size());
+}
+
+// The smallest JPEG of whole segments around a box, and where it lies in the stored image.
+nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box) {
+    const BufferView file(data);
+    const auto [left, top, right, bottom] = support_box;
+    JpegHeader header;
+    const Outcome outcome = parse_jpeg_header(file.bytes(), header);
+    if (!outcome.ok()) raise_unsupported(outcome);
+    if (left < 0 || top < 0 || left >= right || top >= bottom || right > header.width || bottom > header.height) {
+        throw nb::value_error(("support_box must be a box (left, top, right, bottom) inside the stored " +
+                               std::to_string(header.width) + "x" + std::to_string(header.height) + " pixels")
+                                  .c_str());
+    }
+    std::vector<Segment> segments;
+    Bytes out;
+    CutPlace place;
+    switch (cut_jpeg(file.bytes(), header, {left, top, right, bottom}, segments, out, place)) {
+        case CutResult::cut:
+            return nb::make_tuple(nb::bytes(out.data(), out.size()), place.origin_x, place.origin_y);
+        case CutResult::no_memory:
+            throw std::bad_alloc();
+        default:
+            return nb::none();
+    }
+}
+
+}  // namespace
+
+void add_transcode(nb::module_& module) {
+    nb::object type = nb::steal(PyErr_NewExceptionWithDoc(
+        "feeder._native.Unsupported",
+        "A JPEG that can't be transcoded; keep it as it is. `status` says what kind of reason the message is.",
+        PyExc_ValueError, nullptr));
+    if (!type.is_valid()) throw nb::python_error();
+    module.attr("Unsupported") = type;
+    unsupported_type = type.release().ptr();  // lives as long as the process
+
+    module.def("transcode", &transcode, "data"_a, nb::kw_only(), "keep_metadata"_a, "segment_px"_a = 64,
+               "max_pixels"_a = 0,
+               "Rewrites a JPEG losslessly into a seekable one.\n\n"
+               "Args:\n"
+               "    data: The JPEG, bytes-like.\n"
+               "    keep_metadata: False drops APPn and COM but for what decides color and the EXIF orientation.\n"
+               "    segment_px: Wanted width of a restart segment in pixels.\n"
+               "    max_pixels: Refuse larger images; 0 for no limit.\n\n"
+               "Returns:\n"
+               "    A baseline JPEG with the same pixels.\n\n"
+               "Raises:\n"
+               "    Unsupported: with the reason, for files to be kept as they are.");
+    module.def("cut", &cut, "data"_a, "support_box"_a,
+               "Cuts a seekable JPEG to the segments that a box needs.\n\n"
+               "Args:\n"
+               "    data: The JPEG, bytes-like.\n"
+               "    support_box: left, top, right, bottom in stored pixels.\n\n"
+               "Returns:\n"
+               "    (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.\n\n"
+               "Raises:\n"
+               "    Unsupported: the header can't be read.\n"
+               "    ValueError: the box does not lie in the image.");
+}
+
+}  // namespace feeder::bind

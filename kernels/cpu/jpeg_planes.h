@@ -1,0 +1,27 @@
+// Encoded JPEG to planes: the seam between decoders and the resize.
+#pragma once
+
+#include "bytes.h"
+#include "image.h"
+#include "jpeg_header.h"
+#include "jpeg_segments.h"
+#include "status.h"
+
+namespace feeder {
+
+enum class Fidelity : uint8_t {
+    fast,   // YCbCr planes, chroma at its own resolution
+    exact,  // RGB (or gray, CMYK) as libjpeg makes it, chroma upsampled at full resolution
+};
+
+// JFIF and Adobe markers, then component ids, decide as in libjpeg. Two components have no model: Status::unsupported.
+Outcome color_model(const JpegHeader& header, ColorModel& model);
+
+// Rows and columns of whole MCUs that hold `box` and one chroma sample around it.
+PixelBox mcu_window(const JpegHeader& header, const PixelBox& box);
+
+// Describes the planes of `window` (aligned to MCUs, or ending at the image's edge) inside an image of header's size, and gives each plane
+// its place in `pixels`, with rows of whole blocks. False: no memory.
+bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes);
+
+}  // namespace feeder

@@ -1,0 +1,163 @@
+#include "jpeg_transcode.h"
+
+#include <jerror.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "exif.h"
+#include "jpeg_header.h"
+#include "jpeg_segments.h"
+#include "libjpeg.h"
+
+namespace feeder {
+namespace {
+
+struct BytesDestination {
+    jpeg_destination_mgr base;  // first
+    Bytes* out;
+};
+
+void use_free_space(BytesDestination& destination) {
+    Bytes& out = *destination.out;
+    destination.base.next_output_byte = out.data() + out.size();
+    destination.base.free_in_buffer = out.capacity() - out.size();
+}
+
+void init_destination(j_compress_ptr cinfo) { use_free_space(*reinterpret_cast<BytesDestination*>(cinfo->dest)); }
+
+boolean empty_output_buffer(j_compress_ptr cinfo) {
+    BytesDestination& destination = *reinterpret_cast<BytesDestination*>(cinfo->dest);
+    Bytes& out = *destination.out;
+    out.set_size(out.capacity());  // by contract the whole buffer is full now
+    if (!out.reserve(2 * out.capacity())) ERREXIT1(cinfo, JERR_OUT_OF_MEMORY, 0);
+    use_free_space(destination);
+    return TRUE;
+}
+
+void term_destination(j_compress_ptr cinfo) {
+    BytesDestination& destination = *reinterpret_cast<BytesDestination*>(cinfo->dest);
+    destination.out->set_size(destination.out->capacity() - destination.base.free_in_buffer);
+}
+
+bool starts_with(const jpeg_saved_marker_ptr marker, const char* text, size_t length) {
+    return marker->data_length >= length && std::memcmp(marker->data, text, length) == 0;
+}
+
+void copy_metadata(j_decompress_ptr source, j_compress_ptr destination) {
+    for (jpeg_saved_marker_ptr marker = source->marker_list; marker != nullptr; marker = marker->next) {
+        // libjpeg has written these two already.
+        if (destination->write_JFIF_header && marker->marker == JPEG_APP0 && starts_with(marker, "JFIF\0", 5)) continue;
+        if (destination->write_Adobe_marker && marker->marker == JPEG_APP0 + 14 && starts_with(marker, "Adobe", 5))
+            continue;
+        jpeg_write_marker(destination, marker->marker, marker->data, marker->data_length);
+    }
+}
+
+void copy_orientation(j_decompress_ptr source, j_compress_ptr destination) {
+    for (jpeg_saved_marker_ptr marker = source->marker_list; marker != nullptr; marker = marker->next) {
+        if (marker->marker != JPEG_APP0 + 1 || !starts_with(marker, "Exif\0\0", 6)) continue;
+        const int orientation = exif_orientation({marker->data, marker->data_length});
+        if (orientation == 1) continue;
+        uint8_t payload[32];
+        write_exif_orientation(orientation, payload);
+        jpeg_write_marker(destination, JPEG_APP0 + 1, payload, sizeof(payload));
+        return;
+    }
+}
+
+// Owns both halves of libjpeg; see Note [libjpeg errors].
+class Transcoder {
+  public:
+    Transcoder() {
+        std::memset(&source_, 0, sizeof(source_));
+        std::memset(&destination_, 0, sizeof(destination_));
+    }
+    Transcoder(const Transcoder&) = delete;
+    Transcoder& operator=(const Transcoder&) = delete;
+    ~Transcoder() {
+        jpeg_destroy_compress(&destination_);  // both are harmless on what was never created
+        jpeg_destroy_decompress(&source_);
+    }
+
+    // False on a fatal error.
+    bool run(ByteSpan file, const JpegHeader& header, const TranscodeOptions& options, Bytes& out) {
+        source_.err = reset_errors(errors_);
+        destination_.err = &errors_.base;
+        if (setjmp(errors_.jump) != 0) return false;
+        jpeg_create_decompress(&source_);
+        jpeg_create_compress(&destination_);
+        reset_source(memory_, file);
+        source_.src = &memory_.base;
+        reset_scan_limit(limit_);
+        source_.progress = &limit_.base;
+        if (options.keep_metadata) jpeg_save_markers(&source_, JPEG_COM, 0xFFFF);
+        for (int i = 0; i < 16; ++i) {
+            if (options.keep_metadata || i == 1) jpeg_save_markers(&source_, JPEG_APP0 + i, 0xFFFF);
+        }
+        jpeg_read_header(&source_, TRUE);
+        jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source_);
+
+        jpeg_copy_critical_parameters(&source_, &destination_);
+        destination_.optimize_coding = TRUE;
+        destination_.restart_in_rows = 0;
+        destination_.restart_interval =
+            static_cast<unsigned>(choose_segment_mcus(mcu_grid(header), options.segment_px));
+        bytes_.base.init_destination = init_destination;
+        bytes_.base.empty_output_buffer = empty_output_buffer;
+        bytes_.base.term_destination = term_destination;
+        bytes_.out = &out;
+        destination_.dest = &bytes_.base;
+        jpeg_write_coefficients(&destination_, coefficients);
+        if (options.keep_metadata) {
+            copy_metadata(&source_, &destination_);
+        } else {
+            copy_orientation(&source_, &destination_);
+        }
+        jpeg_finish_compress(&destination_);
+        jpeg_finish_decompress(&source_);
+        return true;
+    }
+
+    const JpegErrors& errors() const { return errors_; }
+    bool truncated() const { return memory_.ran_out; }
+
+  private:
+    jpeg_decompress_struct source_;
+    jpeg_compress_struct destination_;
+    JpegErrors errors_;
+    JpegMemorySource memory_;
+    JpegScanLimit limit_;
+    BytesDestination bytes_;
+};
+
+Outcome refuse(const char* reason) { return {Status::unsupported, std::string("JPEG: ") + reason}; }
+
+}  // namespace
+
+Outcome transcode_jpeg(ByteSpan file, const TranscodeOptions& options, Bytes& out) {
+    JpegHeader header;
+    Outcome outcome = parse_jpeg_header(file, header);
+    if (!outcome.ok()) return outcome;
+    if (header.sof > 0xC2) return refuse(header.sof >= 0xC9 ? "arithmetic coding" : "lossless or hierarchical coding");
+    if (header.precision_bits != 8) return refuse("more than 8 bits a sample");
+    if (header.components == 4) return refuse("four components (CMYK or YCCK)");
+    if (header.components == 2) return refuse("two components");
+    const int64_t pixels = static_cast<int64_t>(header.width) * header.height;
+    if (options.max_pixels > 0 && pixels > options.max_pixels) {
+        return {Status::too_large, "JPEG: " + std::to_string(header.width) + "x" + std::to_string(header.height) +
+                                       " pixels, more than max_pixels=" + std::to_string(options.max_pixels)};
+    }
+
+    out.set_size(0);
+    // A little more than the input, so that growing is the exception.
+    if (!out.reserve(file.size() + file.size() / 16 + 4096)) return {Status::corrupt, "JPEG: out of memory"};
+    Transcoder transcoder;
+    if (!transcoder.run(file, header, options, out)) return fatal_outcome(transcoder.errors());
+    if (transcoder.truncated())
+        return {Status::damaged, "JPEG: truncated: the data ends before its end-of-image marker"};
+    if (transcoder.errors().damaged) return {Status::damaged, std::string("JPEG: ") + transcoder.errors().reason};
+    return {};
+}
+
+}  // namespace feeder

@@ -1,0 +1,24 @@
+// Which instruction set the kernels use: chosen once from the CPU, and settable for tests.
+#pragma once
+
+#include <cstdint>
+
+namespace feeder {
+
+enum class SimdLevel : uint8_t {
+    portable,  // plain C++, any CPU
+    avx2,      // AVX2, FMA, F16C: x86 since 2013
+    avx512,    // AVX-512 F, BW, DQ, VL, VNNI, VBMI: Ice Lake, Zen 4 and later
+};
+
+// The best level that this CPU and operating system can run.
+SimdLevel best_simd_level();
+
+// The level in use: the best one, unless set_simd_level() chose another.
+SimdLevel simd_level();
+
+// Makes all threads use `level` from now on. False, and nothing changed, when this CPU can't run it. For tests and
+// benchmarks: every level gives the same bytes.
+bool set_simd_level(SimdLevel level);
+
+}  // namespace feeder

@@ -1,0 +1,26 @@
+// What became of one image, and why.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace feeder {
+
+// The one list of statuses; the binding shows it to Python as feeder._native.Status.
+enum class Status : int32_t {
+    ok = 0,
+    damaged = 1,      // pixels were made, but some of the compressed data is missing or wrong
+    not_jpeg = 2,     // neither a JPEG nor an .npy array: another decoder may know it
+    unsupported = 3,  // a well-formed file of a kind that this code does not do
+    corrupt = 4,      // no pixels could be made
+    too_large = 5,    // more than max_pixels
+};
+
+struct Outcome {
+    Status status = Status::ok;
+    std::string reason;  // empty when ok
+
+    bool ok() const { return status == Status::ok; }
+};
+
+}  // namespace feeder
