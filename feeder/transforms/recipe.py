@@ -11,12 +11,9 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
-from feeder.transforms.values import Normalize, ToDtype
+from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
-__all__ = ["Affine", "Compose", "Draws", "Recipe"]
-
-# float32 [3] scale and bias per channel.
-Affine = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+__all__ = ["Compose", "Draws", "Recipe"]
 
 
 @dataclass(frozen=True, init=False)
@@ -180,21 +177,7 @@ class Recipe:
     @cached_property
     def affine(self) -> Affine | None:
         """(scale, bias), float32 [3] each: output = pixel (0-255) * scale + bias. None if pixels stay uint8."""
-        scale = np.ones(3)
-        bias = np.zeros(3)
-        is_float = False
-        for op in self.ops:
-            if isinstance(op, Normalize):
-                if not is_float:
-                    scale = scale / 255.0
-                is_float = True
-                scale = scale / np.array(op.std)
-                bias = (bias - np.array(op.mean)) / np.array(op.std)
-            elif isinstance(op, ToDtype) and op.dtype != "uint8":
-                if not is_float and op.scale:
-                    scale = scale / 255.0
-                is_float = True
-        return (scale.astype(np.float32), bias.astype(np.float32)) if is_float else None
+        return None if self.output_dtype == "uint8" else compose_affine(self.ops, is_float=False)
 
     def draw(self, seed: int, epoch: int, sample_ids: npt.ArrayLike, sizes: npt.ArrayLike) -> Draws:
         """Draws the parameters of N samples: a pure function of (seed, epoch, sample id) and the image's size.

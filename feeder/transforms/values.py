@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.transforms.op import Op
 
-__all__ = ["Normalize", "ToDtype"]
+__all__ = ["Affine", "Normalize", "ToDtype", "compose_affine"]
+
+# float32 [3] scale and bias per channel.
+Affine = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 
@@ -68,3 +74,24 @@ def _channels(name: str, value: Iterable[float]) -> tuple[float, float, float]:
     if len(numbers) not in (1, 3):
         raise ArgumentError(f"{name} must be one number or three (R, G, B), got {len(numbers)}")
     return numbers[0], numbers[len(numbers) // 2], numbers[-1]
+
+
+def compose_affine(ops: Sequence[Op], *, is_float: bool) -> Affine:
+    """What the value ops among ``ops`` do together: output = input * scale + bias, per channel.
+
+    Args:
+        ops: Any ops; others than ``ToDtype`` and ``Normalize`` are passed over.
+        is_float: Whether the input is float already; else it is uint8, 0-255.
+    """
+    scale = np.ones(3)
+    bias = np.zeros(3)
+    for op in ops:
+        if isinstance(op, Normalize):
+            scale = scale / (np.array(op.std) * (1.0 if is_float else 255.0))
+            bias = (bias - np.array(op.mean)) / np.array(op.std)
+            is_float = True
+        elif isinstance(op, ToDtype) and op.dtype != "uint8":
+            if op.scale and not is_float:
+                scale = scale / 255.0
+            is_float = True
+    return scale.astype(np.float32), bias.astype(np.float32)
