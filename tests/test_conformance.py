@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import conformance
+
 import pytest
+
+pytest.register_assert_rewrite("tests.conformance")
+
+from tests import conformance
 
 from feeder.decode.base import Decoder
 from feeder.decode.registry import available_decoders, get_decoder

@@ -24,7 +24,8 @@ from feeder.transforms.values import compose_affine
 __all__ = ["PillowDecoder"]
 
 # Nothing else is opened: some of Pillow's formats start other programs (EPS), others are rarely tested.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+# (MPO, several JPEGs in a file, opens as JPEG.)
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 
 # EXIF orientation -> what makes the stored image upright.
 _UPRIGHT = {
