@@ -16,6 +16,7 @@ __all__ = [
     "check_probability",
     "check_range",
     "check_size",
+    "check_warp_interpolation",
 ]
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -36,6 +37,14 @@ def check_interpolation(value: object, antialias: object = True) -> str:
     if isinstance(named, str) and named in _INTERPOLATIONS:
         return named
     raise ArgumentError(f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, got {value!r}")
+
+
+def check_warp_interpolation(value: object) -> str:
+    """The same for the ops that warp an image, which have three of them."""
+    name = check_interpolation(value)
+    if name not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        raise ArgumentError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic' for this op, got {value!r}")
+    return name
 
 
 def check_size(name: str, value: int | Sequence[int]) -> tuple[int, int]:

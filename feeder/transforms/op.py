@@ -54,14 +54,25 @@ class Uniforms:
         sample_ids = self._sample_ids if rows is None else self._sample_ids[rows]
         return order.uniform(self._seed, self._epoch, sample_ids, self._stream, count)
 
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """A 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
+
+        It is made of the words of the first two uniform numbers, so an op takes either keys or numbers after those.
+        """
+        words = order.philox(self._seed, self._epoch, self._sample_ids, self._stream, 1).astype(np.uint64)
+        keys: npt.NDArray[np.uint64] = words[:, 0] << np.uint64(32) | words[:, 1]
+        return keys
+
 
 class Op:
     """One step of a recipe. Ops are frozen dataclasses with torchvision v2's names, arguments and defaults.
 
     Class attributes:
-        on_arrays: Whether the op may stand after ``ToDtype`` or ``Normalize``.
+        on_images: Whether the op may stand before ``ToDtype`` and ``Normalize``, where images are uint8.
+        on_arrays: Whether the op may stand after them, where images are floats.
     """
 
+    on_images = True
     on_arrays = False
 
     def _set(self, **fields: object) -> None:

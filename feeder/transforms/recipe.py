@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
@@ -113,6 +114,8 @@ class Recipe:
                     f"{type(op).__name__} works on uint8 images and stands after {type(value_op).__name__}; "
                     f"put it before {type(value_op).__name__}"
                 )
+            if value_op is None and not op.on_images:
+                raise ArgumentError(f"{op} works on floats; put it after ToDtype or Normalize")
             if isinstance(op, ToDtype) and op.dtype == "uint8" and value_op is not None:
                 raise ArgumentError(
                     f"ToDtype('uint8') stands after {type(value_op).__name__}, but floats are not turned back into "
@@ -253,6 +256,8 @@ def _flatten(transform: object) -> list[Op]:
         return [transform]
     if isinstance(transform, (list, tuple)):
         return [op for part in transform for op in _flatten(part)]
+    if isinstance(transform, BatchOp):
+        raise ArgumentError(f"{transform} works on assembled batches, not on images; call it on (images, labels)")
     raise ArgumentError(
         f"expected an op of feeder.transforms, got {transform!r}; its ops have torchvision v2's names and arguments, "
         "and Lambda takes any function"
