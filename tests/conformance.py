@@ -96,7 +96,7 @@ def decode(
     out = np.full((len(buffers), 3, *recipe.output_size), 77, recipe.storage_dtype)
     errors = decoder.decode(buffers, orientations, recipe, draws, out)
     failed = {row: error for row, error in enumerate(errors) if error is not None}
-    assert not failed
+    assert not failed, f"images failed: {failed}"
     return out
 
 
@@ -305,8 +305,8 @@ def check_bad_images_stay_alone(decoder: Decoder) -> None:
     draws = recipe.draw(0, 0, np.arange(len(buffers)), sizes)
     out = np.zeros((len(buffers), 3, 48, 48), np.uint8)
     errors = decoder.decode(buffers, ones, recipe, draws, out)
-    assert errors[0] is None
-    assert errors[-1] is None
+    assert errors[0] is None, errors[0]
+    assert errors[-1] is None, errors[-1]
     for name, error in zip(bad, errors[1:-1], strict=True):
         assert isinstance(error, DecodeError), name
         assert error.reason, name
@@ -324,11 +324,11 @@ def check_limits(decoder: Decoder) -> None:
     out = np.zeros((2, 3, 32, 32), np.uint8)
     limited = get_decoder(decoder.name, max_pixels=5000)
     first, second = limited.decode([small, large], ones, recipe, draws, out)
-    assert first is None
+    assert first is None, first
     assert isinstance(second, DecodeError)
     assert "max_pixels" in second.reason
     wrong = recipe.draw(0, 0, np.arange(2), np.array([[40, 50], [9000, 1]]))
     first, second = decoder.decode([small, large], ones, recipe, wrong, out)
-    assert first is None
+    assert first is None, first
     assert isinstance(second, DecodeError)
     assert "9000" in second.reason

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-
 import pytest
-
-pytest.register_assert_rewrite("tests.conformance")
-
-from tests import conformance
 
 from feeder.decode.base import Decoder
 from feeder.decode.registry import available_decoders, get_decoder
+from tests import conformance
 
 # A new backend is one more name here.
 BACKENDS = ("pillow", "cpu")

@@ -220,7 +220,8 @@ def _erase_array(array: npt.NDArray[Any], op: RandomErasing, row: Row) -> npt.ND
     else:
         value = np.array(op.value)
         window[...] = (np.clip(value, 0, 255) if array.dtype == np.uint8 else value)[:, None, None]
-    return erased
+    changed: npt.NDArray[Any] = erased
+    return changed
 
 
 def _call_array(array: npt.NDArray[Any], op: Lambda, row: Row) -> npt.NDArray[Any]:
