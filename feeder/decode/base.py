@@ -13,9 +13,12 @@ from feeder.errors import DecodeError
 if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["Buffer", "Decoder"]
+__all__ = ["MAX_PIXELS", "Buffer", "Decoder"]
 
 Buffer = bytes | bytearray | memoryview
+
+# The largest image that is decoded unless the caller says otherwise: Pillow's own limit, 256 MiB of RGB.
+MAX_PIXELS = 89_478_485
 
 
 class Decoder(Protocol):
