@@ -17,6 +17,7 @@ CHECKS = [
     conformance.check_bad_images_stay_alone,
     conformance.check_batches,
     conformance.check_dtypes,
+    conformance.check_exact,
     conformance.check_fidelity,
     conformance.check_formats,
     conformance.check_geometry,
