@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, features
 
 from feeder.decode.base import Decoder
 from feeder.decode.registry import get_decoder
@@ -243,8 +243,9 @@ def check_formats(decoder: Decoder) -> None:
         "bmp": encode(rgb, "bmp"),
         "gif": encode(palette, "gif"),
         "tiff": encode(rgb, "tiff"),
-        "webp": encode(rgb, "webp", lossless=True),
     }
+    if features.check("webp"):  # a Pillow compiled by hand may lack it
+        buffers["webp"] = encode(rgb, "webp", lossless=True)
     buffers |= {"npy": npy(pixels), "gray npy": npy(pixels[:, :, 0])}
     for height, width in ((1, 1), (1, 37), (41, 1), (7, 9), (17, 33), (16, 16)):
         tiny = natural_image(60, height, width)

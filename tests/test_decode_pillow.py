@@ -182,6 +182,14 @@ def test_lambda_gets_what_stands_before_it_and_may_write_to_it() -> None:
         run_one([Lambda(lambda array: array[0, 0, 0] // 0 if 1 / 0 else array)], buffer)
 
 
+def test_a_flip_after_normalize_is_the_flip_before_it() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    flip, normalize = RandomHorizontalFlip(1.0), Normalize([0.5], [0.2])
+    after = run_one([normalize, flip, RandomErasing(0.0)], buffer)
+    np.testing.assert_array_equal(after, run_one([flip, normalize], buffer))
+    assert (after != run_one([normalize], buffer)).any()
+
+
 def test_grayscale_is_gray_and_jitter_of_nothing_changes_nothing() -> None:
     buffer = encode(natural_image(1, 20, 30), "png")
     gray = run_one([RandomGrayscale(1.0)], buffer)
