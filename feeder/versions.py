@@ -18,7 +18,7 @@ from typing import Any
 
 import feeder
 
-__all__ = ["PillowInfo", "format_versions", "pillow_info", "versions"]
+__all__ = ["PillowInfo", "pillow_info", "report", "versions"]
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
 # Compilers end each function that used 256-bit registers with this instruction (vzeroupper). Code built for plain
@@ -156,8 +156,8 @@ def versions() -> dict[str, Any]:
     }
 
 
-def format_versions() -> str:
-    """The same as lines for people."""
+def report() -> str:
+    """The same as lines of text, for people."""
     found = versions()
     cuda = f"CUDA {found['torch_cuda']}" if found["torch_cuda"] else "CPU only"
     rows = [
