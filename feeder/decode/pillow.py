@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from feeder.decode.base import MAX_PIXELS, Buffer
+from feeder.decode.base import MAX_PIXELS, Buffer, check_options
 from feeder.decode.pillow_ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
@@ -40,6 +41,8 @@ _UPRIGHT = {
 
 _VALUE_OPS = (ToDtype, Normalize)
 
+_NPY_MAGIC = b"\x93NUMPY"
+
 
 class PillowDecoder:
     """Decodes with Pillow (or pillow-simd) in the calling thread.
@@ -48,13 +51,13 @@ class PillowDecoder:
         max_pixels: Larger images, before or after any op, are refused. Pillow's own limit,
             ``2 * PIL.Image.MAX_IMAGE_PIXELS``, holds as well.
         threads: Accepted because every backend takes it; this one uses the calling thread only.
+        fidelity: Accepted because every backend takes it; this one is the reference in any case.
     """
 
     name = "pillow"
 
-    def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1) -> None:
-        if max_pixels < 1:
-            raise ArgumentError(f"max_pixels must be at least 1, got {max_pixels}")
+    def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
+        check_options(max_pixels, threads, fidelity)
         self.max_pixels = max_pixels
 
     def check(self, recipe: Recipe) -> None:
@@ -154,11 +157,7 @@ class PillowDecoder:
             raise DecodeError("empty file; expected an encoded image")
         image: Image.Image
         try:
-            with Image.open(io.BytesIO(buffer), formats=_FORMATS) as stored:
-                self._check_pixels("the image", stored.width, stored.height)
-                # Pillow itself turns TIFF images upright while it loads them.
-                turn = None if stored.format == "TIFF" else _UPRIGHT.get(orientation)
-                image = stored.convert("RGB")
+            image, turn = self._open(buffer, orientation)
             if turn is not None:
                 image = image.transpose(turn)
         except DecodeError:
@@ -174,6 +173,18 @@ class PillowDecoder:
                 f"{image.width}x{image.height}; run `feeder index` again if the shards have changed"
             )
         return image
+
+    def _open(self, buffer: Buffer, orientation: int) -> tuple[Image.Image, Image.Transpose | None]:
+        """The stored image as RGB, and what makes it upright."""
+        if bytes(buffer[:6]) == _NPY_MAGIC:
+            pixels = _npy_pixels(buffer)
+            self._check_pixels("the array", pixels.shape[1], pixels.shape[0])
+            return Image.fromarray(pixels).convert("RGB"), _UPRIGHT.get(orientation)
+        with Image.open(io.BytesIO(buffer), formats=_FORMATS) as stored:
+            self._check_pixels("the image", stored.width, stored.height)
+            # Pillow itself turns TIFF images upright while it loads them.
+            turn = None if stored.format == "TIFF" else _UPRIGHT.get(orientation)
+            return stored.convert("RGB"), turn
 
     def _check_pixels(self, what: str, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -217,6 +228,21 @@ class PillowDecoder:
             out[...] = _bfloat16_bits(array)
         else:
             out[...] = array
+
+
+def _npy_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
+    """The pixels of an .npy file, uint8 [H, W, 3] or [H, W]. Its header sizes nothing: only the file's bytes do."""
+    file = io.BytesIO(buffer)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(file)
+    pixels = np.frombuffer(buffer, np.uint8, offset=file.tell())
+    is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
+    if dtype != np.uint8 or is_fortran or not is_image or min(shape) < 1 or math.prod(shape) != pixels.size:
+        raise DecodeError(
+            f"expected an .npy of uint8 [H, W, 3] or [H, W], got {dtype} {list(shape)} and {pixels.size} bytes"
+        )
+    return pixels.reshape(shape)
 
 
 @lru_cache(maxsize=64)

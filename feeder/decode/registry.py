@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import EntryPoint, entry_points
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from feeder.decode.base import MAX_PIXELS, Decoder
+from feeder.decode.base import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe
 
@@ -44,11 +44,16 @@ def decoder_names() -> tuple[str, ...]:
 
 def available_decoders() -> tuple[str, ...]:
     """The names of the backends that can be made here, sorted."""
-    return tuple(name for name in decoder_names() if not isinstance(_make(name, 1, MAX_PIXELS), BackendError))
+    return tuple(name for name in decoder_names() if not isinstance(_make(name, {}), BackendError))
 
 
 def get_decoder(
-    name: str = "auto", recipe: Recipe | None = None, *, threads: int = 1, max_pixels: int = MAX_PIXELS
+    name: str = "auto",
+    recipe: Recipe | None = None,
+    *,
+    threads: int = 1,
+    max_pixels: int = MAX_PIXELS,
+    fidelity: str = "fast",
 ) -> Decoder:
     """Makes a backend. One that is asked for by name never falls back to another.
 
@@ -58,13 +63,16 @@ def get_decoder(
         recipe: What the backend shall run; checked here.
         threads: How many threads it may use for one batch.
         max_pixels: Larger images are refused.
+        fidelity: "fast", or "exact" for Pillow's pixels to about one level.
 
     Raises:
         ArgumentError: if there is no backend of that name.
         BackendError: if it is not installed, with the remedy, or can't run the recipe.
     """
+    check_options(max_pixels, threads, fidelity)
+    options = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
     if name != "auto":
-        decoder = _make(name, threads, max_pixels)
+        decoder = _make(name, options)
         if isinstance(decoder, BackendError):
             raise decoder
         if recipe is not None:
@@ -73,7 +81,7 @@ def get_decoder(
     reasons = []
     for candidate in _AUTO:
         try:
-            decoder = get_decoder(candidate, recipe, threads=threads, max_pixels=max_pixels)
+            decoder = get_decoder(candidate, recipe, threads=threads, max_pixels=max_pixels, fidelity=fidelity)
         except BackendError as error:
             reasons.append(str(error))
             continue
@@ -82,7 +90,7 @@ def get_decoder(
     raise BackendError("no backend can run this recipe: " + "; ".join(reasons))
 
 
-def _make(name: str, threads: int, max_pixels: int) -> Decoder | BackendError:
+def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
     """The backend, or why it can't be made."""
     points = tuple(entry_points(group=ENTRY_POINT_GROUP, name=name))
     if name in _BUILT_IN:
@@ -94,7 +102,7 @@ def _make(name: str, threads: int, max_pixels: int) -> Decoder | BackendError:
     else:
         raise ArgumentError(f"backend must be 'auto' or one of {', '.join(decoder_names())}, got {name!r}")
     try:
-        decoder: Decoder = point.load()(threads=threads, max_pixels=max_pixels)
+        decoder: Decoder = point.load()(**options)
     except (ImportError, AttributeError) as error:
         return BackendError(f"backend {name!r} is not installed ({error}); {remedy}")
     except BackendError as error:
