@@ -23,4 +23,5 @@ NB_MODULE(_native, module) {
     feeder::bind::add_status(module);
     feeder::bind::add_resize(module);
     feeder::bind::add_transcode(module);
+    feeder::bind::add_decode(module);
 }

@@ -8,5 +8,6 @@ namespace feeder::bind {
 void add_resize(nanobind::module_& module);
 void add_status(nanobind::module_& module);
 void add_transcode(nanobind::module_& module);
+void add_decode(nanobind::module_& module);
 
 }  // namespace feeder::bind

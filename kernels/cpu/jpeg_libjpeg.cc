@@ -1,3 +1,5 @@
+#define JPEG_INTERNALS  // jpeglib.h then declares the inverse DCT too
+
 #include "jpeg_libjpeg.h"
 
 #include <algorithm>
@@ -5,9 +7,6 @@
 
 #include "libjpeg.h"
 
-extern "C" {
-#include <jpegint.h>
-}
 #undef MAX
 #undef MIN
 

@@ -1,0 +1,155 @@
+"""feeder's CPU kernels, in C++ under kernels/: seekable JPEG, decode, resize and normalize."""
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_Buffer = bytes | bytearray | memoryview
+
+class Status(enum.IntEnum):
+    """What became of one image."""
+
+    OK = 0
+    DAMAGED = 1
+    """Pixels were made, but compressed data is missing or wrong."""
+    NOT_JPEG = 2
+    """Neither a JPEG nor an .npy array."""
+    UNSUPPORTED = 3
+    """A well-formed file of a kind that this module does not decode."""
+    CORRUPT = 4
+    """No pixels could be made."""
+    TOO_LARGE = 5
+    """More than max_pixels."""
+
+class Unsupported(ValueError):
+    """A JPEG that can't be transcoded; keep it as it is."""
+
+    status: Status
+
+def transcode(data: _Buffer, *, keep_metadata: bool, segment_px: int = 64, max_pixels: int = 0) -> bytes:
+    """Rewrites a JPEG losslessly into a seekable one.
+
+    Args:
+        data: The JPEG.
+        keep_metadata: False drops APPn and COM but for what decides color and the EXIF orientation.
+        segment_px: Wanted width of a restart segment in pixels.
+        max_pixels: Refuse larger images; 0 for no limit.
+
+    Returns:
+        A baseline JPEG with the same pixels.
+
+    Raises:
+        Unsupported: with the reason, for files to be kept as they are.
+    """
+
+def cut(data: _Buffer, support_box: tuple[int, int, int, int]) -> tuple[bytes, int, int] | None:
+    """Cuts a seekable JPEG to the restart segments that a box needs.
+
+    Args:
+        data: The JPEG.
+        support_box: left, top, right, bottom in stored pixels (before orientation).
+
+    Returns:
+        (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.
+
+    Raises:
+        Unsupported: the header can't be read.
+        ValueError: the box does not lie in the image.
+    """
+
+def decode_batch(
+    buffers: Sequence[_Buffer],
+    source_boxes: npt.NDArray[np.float64],
+    support_boxes: npt.NDArray[np.int32],
+    flips: npt.NDArray[np.uint8],
+    orientations: npt.NDArray[np.uint8],
+    out: npt.NDArray[Any],
+    *,
+    layout: str,
+    dtype: str,
+    scale: npt.NDArray[np.float32] | None = None,
+    bias: npt.NDArray[np.float32] | None = None,
+    threads: int = 1,
+    fidelity: str = "fast",
+    max_pixels: int = 0,
+    image_sizes: npt.NDArray[np.int32] | None = None,
+    times: dict[str, int] | None = None,
+) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Decodes, crops, resizes, flips and normalizes N images into ``out``, without the GIL.
+
+    Args:
+        buffers: N encoded images, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].
+        source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.
+        support_boxes: int32 [N, 4], the pixels that the filter may read.
+        flips: uint8 [N], nonzero mirrors the output.
+        orientations: uint8 [N], EXIF orientation 1-8 to apply.
+        out: [N, 3, H, W] or [N, H, W, 3], C-contiguous.
+        layout: "nchw" or "nhwc".
+        dtype: "uint8", "float32", "float16" or "bfloat16" (a uint16 array).
+        scale: float32 [3]; out = pixel (0-255) * scale + bias. None leaves pixels as they are.
+        bias: float32 [3], with scale.
+        threads: How many threads share the work.
+        fidelity: "fast" resizes YCbCr planes each from its own resolution; "exact" upsamples chroma first.
+        max_pixels: Refuse larger stored images; 0 for no limit.
+        image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of another
+            size is refused.
+        times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.
+
+    Returns:
+        (int32 [N] of Status values, N reasons, empty where OK).
+
+    Raises:
+        ValueError: an argument has another shape, dtype or value than the above.
+    """
+
+def resample_planes(
+    planes: Sequence[npt.NDArray[np.uint8]],
+    color: str,
+    source_box: Sequence[float],
+    support_box: Sequence[int],
+    out: npt.NDArray[Any],
+    *,
+    sampling: Sequence[tuple[int, int]],
+    most: tuple[int, int],
+    window: Sequence[int],
+    image_size: tuple[int, int],
+    orientation: int = 1,
+    flip: bool = False,
+    layout: str = "nchw",
+    dtype: str = "uint8",
+    scale: Sequence[float] | None = None,
+    bias: Sequence[float] | None = None,
+    inverted: bool = False,
+) -> None:
+    """Resizes decoded planes into ``out``: the last stage of :func:`decode_batch`, by itself.
+
+    Args:
+        planes: uint8 [rows, columns] each, as stored; a column stride of 3 or 4 is an interleaved image.
+        color: "gray", "ycbcr", "rgb", "cmyk" or "ycck".
+        source_box: left, top, right, bottom in upright pixels: what maps onto the output.
+        support_box: The pixels that the filter may read.
+        out: [3, height, width] for "nchw", [height, width, 3] for "nhwc".
+        sampling: (horizontal, vertical) factor of each plane.
+        most: The greatest factors; for DCT-scaled planes, times the scale.
+        window: x, y, width, height of the planes within the stored image, in full-resolution pixels.
+        image_size: (width, height) of the stored image.
+        orientation: EXIF orientation, 1-8.
+        flip: Mirror the output.
+        layout: "nchw" or "nhwc".
+        dtype: "uint8", "float32", "float16" or "bfloat16" (a uint16 array).
+        scale: out = pixel (0-255) * scale + bias, per channel.
+        bias: With scale.
+        inverted: cmyk and ycck: 255 is no ink.
+
+    Raises:
+        ValueError: an argument that makes no sense; nothing was written then.
+    """
+
+def simd_level() -> str:
+    """The instruction set in use: "portable", "avx2" or "avx512"."""
+
+def set_simd_level(level: str) -> bool:
+    """Makes all threads use another instruction set, for tests; False where this CPU lacks it."""

@@ -1,0 +1,175 @@
+"""The native backend: the C++ kernels decode JPEG and raw arrays, Pillow the other formats and the ops after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder import _native
+from feeder.decode.base import MAX_PIXELS, Buffer
+from feeder.decode.pillow import PillowDecoder
+from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.transforms import Draws, Recipe
+
+__all__ = ["CpuDecoder"]
+
+_FIDELITIES = ("exact", "fast")
+
+
+class CpuDecoder:
+    """Decodes with feeder's own kernels.
+
+    A recipe that ends with the base path (crop, resize, flip, normalize) is done in one native pass. Where other ops
+    follow, the kernels make the base path's uint8 image, and the Pillow backend does the rest.
+
+    Args:
+        max_pixels: Larger images are refused.
+        threads: How many threads share a batch.
+        fidelity: "fast" resizes luma and chroma each from its own resolution; "exact" upsamples chroma first, as
+            Pillow does.
+
+    Attributes:
+        native_images: How many images the kernels have decoded.
+        pillow_images: How many went to Pillow because they are neither JPEG nor .npy.
+    """
+
+    name = "cpu"
+
+    def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
+        if max_pixels < 1:
+            raise ArgumentError(f"max_pixels must be at least 1, got {max_pixels}")
+        if threads < 1:
+            raise ArgumentError(f"threads must be at least 1, got {threads}")
+        if fidelity not in _FIDELITIES:
+            raise ArgumentError(f"fidelity must be one of {', '.join(_FIDELITIES)}, got {fidelity!r}")
+        self.max_pixels = max_pixels
+        self.threads = threads
+        self.fidelity = fidelity
+        self.native_images = 0
+        self.pillow_images = 0
+        self._pillow = PillowDecoder(max_pixels=max_pixels)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuses a recipe with an op that feeder doesn't know.
+
+        Raises:
+            BackendError: naming the op.
+        """
+        try:
+            self._pillow.check(recipe)
+        except BackendError as error:
+            raise BackendError(str(error).replace("'pillow'", "'cpu'")) from None
+
+    def decode(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        out: npt.NDArray[np.generic],
+    ) -> list[DecodeError | None]:
+        """Decodes and augments N images into ``out``; see :class:`feeder.decode.base.Decoder`."""
+        if not len(buffers) == len(orientations) == len(draws) == len(out):
+            raise ArgumentError(
+                f"buffers, orientations, draws and out must be of one length, got {len(buffers)}, "
+                f"{len(orientations)}, {len(draws)} and {len(out)}"
+            )
+        if out.dtype != recipe.storage_dtype:
+            raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")
+        if len(buffers) == 0:
+            return []
+        if recipe.is_base_path:
+            return self._decode_base_path(buffers, orientations, recipe, draws, out)
+        errors: list[DecodeError | None] = []
+        for row in range(len(buffers)):
+            errors.append(self._decode_with_rest(buffers[row], orientations, recipe, draws, row, out[row]))
+        return errors
+
+    def _decode_base_path(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        out: npt.NDArray[np.generic],
+    ) -> list[DecodeError | None]:
+        wrong = np.flatnonzero((draws.base_size != out.shape[2:]).any(axis=1))
+        if out.ndim != 4 or len(wrong):
+            height, width = draws.base_size[wrong[0]].tolist() if len(wrong) else out.shape[-2:]
+            raise ArgumentError(
+                f"out must be [N, 3, {height}, {width}] for this image, got {list(out.shape)}; "
+                "end the recipe with a size that doesn't depend on the image"
+            )
+        scale, bias = recipe.affine or (None, None)
+        statuses, reasons = self._native(
+            buffers, orientations, draws, out, layout="nchw", dtype=recipe.output_dtype, scale=scale, bias=bias
+        )
+        errors = _errors(statuses, reasons)
+        others = np.flatnonzero(statuses == _native.Status.NOT_JPEG.value)
+        if len(others):
+            pixels = np.ascontiguousarray(out[others])
+            found = self._pillow.decode(
+                [buffers[row] for row in others.tolist()], orientations[others], recipe, draws.take(others), pixels
+            )
+            out[others] = pixels
+            for row, error in zip(others.tolist(), found, strict=True):
+                errors[row] = error
+        self.pillow_images += len(others)
+        self.native_images += len(buffers) - len(others)
+        return errors
+
+    def _decode_with_rest(
+        self,
+        buffer: Buffer,
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        row: int,
+        out: npt.NDArray[np.generic],
+    ) -> DecodeError | None:
+        height, width = draws.base_size[row].tolist()
+        if height * width > self.max_pixels:
+            return DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
+        base = np.empty((1, height, width, 3), np.uint8)
+        one = slice(row, row + 1)
+        statuses, reasons = self._native([buffer], orientations[one], draws.take(one), base, layout="nhwc", dtype="uint8")
+        if statuses[0] == _native.Status.NOT_JPEG.value:
+            self.pillow_images += 1
+            return self._pillow.decode([buffer], orientations[one], recipe, draws.take(one), out[None])[0]
+        self.native_images += 1
+        error = _errors(statuses, reasons)[0]
+        if error is None:
+            try:
+                self._pillow.finish(base[0], recipe, draws, row, out)
+            except DecodeError as failed:
+                error = failed
+        return error
+
+    def _native(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+        out: npt.NDArray[Any],
+        **options: Any,
+    ) -> tuple[npt.NDArray[np.int32], list[str]]:
+        return _native.decode_batch(
+            buffers,
+            np.ascontiguousarray(draws.source_box, np.float64),
+            np.ascontiguousarray(draws.support_box, np.int32),
+            np.ascontiguousarray(draws.flip, np.uint8),
+            np.ascontiguousarray(orientations, np.uint8),
+            out,
+            threads=self.threads,
+            fidelity=self.fidelity,
+            max_pixels=self.max_pixels,
+            image_sizes=np.ascontiguousarray(draws.image_size, np.int32),
+            **options,
+        )
+
+
+def _errors(statuses: npt.NDArray[np.int32], reasons: list[str]) -> list[DecodeError | None]:
+    return [DecodeError(reason) if status else None for status, reason in zip(statuses.tolist(), reasons, strict=True)]

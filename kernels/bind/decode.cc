@@ -1,0 +1,187 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "bind/buffer.h"
+#include "bind/module.h"
+#include "cpu/decode.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace feeder::bind {
+namespace {
+
+using Boxes64 = nb::ndarray<const double, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Boxes32 = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Sizes32 = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
+using OutArray = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] void bad(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+Layout layout_of(const std::string& name) {
+    if (name == "nchw") return Layout::nchw;
+    if (name == "nhwc") return Layout::nhwc;
+    bad("layout must be \"nchw\" or \"nhwc\", not \"" + name + "\"");
+}
+
+Dtype dtype_of(const std::string& name) {
+    if (name == "uint8") return Dtype::uint8;
+    if (name == "float32") return Dtype::float32;
+    if (name == "float16") return Dtype::float16;
+    if (name == "bfloat16") return Dtype::bfloat16;
+    bad("dtype must be \"uint8\", \"float32\", \"float16\" or \"bfloat16\", not \"" + name + "\"");
+}
+
+Fidelity fidelity_of(const std::string& name) {
+    if (name == "fast") return Fidelity::fast;
+    if (name == "exact") return Fidelity::exact;
+    bad("fidelity must be \"fast\" or \"exact\", not \"" + name + "\"");
+}
+
+// bfloat16 travels as numpy's uint16, or as itself in a torch tensor.
+bool array_holds(const OutArray& out, Dtype dtype) {
+    const nb::dlpack::dtype found = out.dtype();
+    const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+        return found.code == static_cast<uint8_t>(code) && found.bits == bits && found.lanes == 1;
+    };
+    switch (dtype) {
+        case Dtype::uint8:
+            return is(nb::dlpack::dtype_code::UInt, 8);
+        case Dtype::float32:
+            return is(nb::dlpack::dtype_code::Float, 32);
+        case Dtype::float16:
+            return is(nb::dlpack::dtype_code::Float, 16);
+        case Dtype::bfloat16:
+            return is(nb::dlpack::dtype_code::UInt, 16) || is(nb::dlpack::dtype_code::Bfloat, 16);
+    }
+    return false;
+}
+
+nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips,
+                       Bytes8 orientations, OutArray out, const std::string& layout_name, const std::string& dtype_name,
+                       std::optional<Floats> scale, std::optional<Floats> bias, int threads,
+                       const std::string& fidelity_name, int64_t max_pixels, std::optional<Sizes32> image_sizes,
+                       std::optional<nb::dict> times) {
+    const size_t count = nb::len(buffers);
+    const Layout layout = layout_of(layout_name);
+    const Dtype dtype = dtype_of(dtype_name);
+    DecodeOptions options;
+    options.fidelity = fidelity_of(fidelity_name);
+    options.max_pixels = max_pixels;
+    if (source_boxes.shape(0) != count || support_boxes.shape(0) != count || flips.shape(0) != count ||
+        orientations.shape(0) != count || out.shape(0) != count || (image_sizes && image_sizes->shape(0) != count)) {
+        bad("source_boxes, support_boxes, flips, orientations, image_sizes and out must have one entry per buffer (" +
+            std::to_string(count) + ")");
+    }
+    const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
+    if (channels != 3) {
+        bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, not " + std::to_string(channels));
+    }
+    if (!array_holds(out, dtype)) bad("out's dtype is not the one that dtype=\"" + dtype_name + "\" says");
+    if (scale.has_value() != bias.has_value()) bad("scale and bias go together: give both or neither");
+    if (scale && dtype == Dtype::uint8) bad("scale and bias need a floating-point dtype");
+    if (threads < 1) bad("threads must be at least 1, not " + std::to_string(threads));
+    const size_t height = out.shape(layout == Layout::nchw ? 2 : 1);
+    const size_t width = out.shape(layout == Layout::nchw ? 3 : 2);
+    if (height < 1 || width < 1 || height > 65535 || width > 65535) bad("out must be 1-65535 pixels high and wide");
+
+    std::vector<BufferView> views;
+    views.reserve(count);
+    for (nb::handle buffer : buffers) views.emplace_back(buffer);
+    std::vector<ImageJob> jobs(count);
+    uint8_t* const pixels = static_cast<uint8_t*>(out.data());
+    const size_t image_bytes = 3 * height * width * dtype_bytes(dtype);
+    for (size_t i = 0; i < count; ++i) {
+        ImageJob& job = jobs[i];
+        job.file = views[i].bytes();
+        std::copy_n(source_boxes.data() + 4 * i, 4, job.source_box);
+        std::copy_n(support_boxes.data() + 4 * i, 4, job.support_box);
+        if (image_sizes) {
+            job.image_height = image_sizes->data()[2 * i];
+            job.image_width = image_sizes->data()[2 * i + 1];
+        }
+        job.orientation = orientations.data()[i];
+        if (job.orientation < 1 || job.orientation > 8) {
+            bad("orientations must be 1-8; entry " + std::to_string(i) + " is " + std::to_string(job.orientation));
+        }
+        job.flip = flips.data()[i] != 0;
+        job.out.data = pixels + i * image_bytes;
+        job.out.dtype = dtype;
+        job.out.layout = layout;
+        job.out.height = static_cast<int>(height);
+        job.out.width = static_cast<int>(width);
+        job.out.scale = scale ? scale->data() : nullptr;
+        job.out.bias = bias ? bias->data() : nullptr;
+    }
+
+    std::vector<Outcome> outcomes(count);
+    StageTimes stages;
+    {
+        nb::gil_scoped_release release;
+        if (times) {
+            ImageDecoder decoder;
+            for (size_t i = 0; i < count; ++i) outcomes[i] = decoder.decode(jobs[i], options, &stages);
+        } else {
+            decode_all(jobs, options, threads, outcomes);
+        }
+    }
+    if (times) {
+        (*times)["header_ns"] = stages.header;
+        (*times)["tables_ns"] = stages.tables;
+        (*times)["markers_ns"] = stages.markers;
+        (*times)["unstuff_ns"] = stages.unstuff;
+        (*times)["entropy_ns"] = stages.entropy;
+        (*times)["idct_ns"] = stages.idct;
+        (*times)["libjpeg_ns"] = stages.libjpeg;
+        (*times)["resize_ns"] = stages.resize;
+    }
+
+    int32_t* const statuses = new int32_t[count + 1];
+    nb::capsule owner(statuses, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+    nb::list reasons;
+    for (size_t i = 0; i < count; ++i) {
+        statuses[i] = static_cast<int32_t>(outcomes[i].status);
+        reasons.append(nb::str(outcomes[i].reason.c_str(), outcomes[i].reason.size()));
+    }
+    const size_t shape[1] = {count};
+    return nb::make_tuple(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(statuses, 1, shape, owner), reasons);
+}
+
+}  // namespace
+
+void add_decode(nb::module_& module) {
+    module.def(
+        "decode_batch", &decode_batch, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a, "orientations"_a,
+        nb::arg("out").noconvert(), nb::kw_only(), "layout"_a, "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
+        "threads"_a = 1, "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(),
+        "times"_a = nb::none(),
+        "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
+        "Args:\n"
+        "    buffers: N bytes-like objects, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].\n"
+        "    source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.\n"
+        "    support_boxes: int32 [N, 4], the pixels that the filter may read.\n"
+        "    flips: uint8 [N], nonzero mirrors the output.\n"
+        "    orientations: uint8 [N], EXIF orientation 1-8 to apply.\n"
+        "    out: [N, 3, H, W] or [N, H, W, 3], C-contiguous.\n"
+        "    layout: \"nchw\" or \"nhwc\".\n"
+        "    dtype: \"uint8\", \"float32\", \"float16\" or \"bfloat16\" (a uint16 array).\n"
+        "    scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None leaves pixels as they are.\n"
+        "    threads: How many threads share the work.\n"
+        "    fidelity: \"fast\" resizes YCbCr planes each from its own resolution; \"exact\" upsamples chroma first.\n"
+        "    max_pixels: Refuse larger stored images; 0 for no limit.\n"
+        "    image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of\n"
+        "        another size is refused.\n"
+        "    times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.\n\n"
+        "Returns:\n"
+        "    (int32 [N] of Status values, N reasons, empty where OK).\n\n"
+        "Raises:\n"
+        "    ValueError: an argument has another shape, dtype or value than the above.");
+}
+
+}  // namespace feeder::bind

@@ -1,0 +1,216 @@
+#include "decode.h"
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "jpeg_cut.h"
+#include "jpeg_header.h"
+#include "jpeg_libjpeg.h"
+#include "jpeg_segments.h"
+#include "npy.h"
+
+namespace feeder {
+namespace {
+
+constexpr int64_t kFewPixels = 32 * 32;
+
+std::string size_text(int width, int height) { return std::to_string(width) + "x" + std::to_string(height); }
+
+bool inside(const PixelBox& box, int width, int height) {
+    return box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom && box.right <= width &&
+           box.bottom <= height;
+}
+
+Outcome check_kind(const JpegHeader& header) {
+    if (header.sof > 0xC2 && header.sof != 0xC9 && header.sof != 0xCA) {
+        return {Status::unsupported, "JPEG: lossless or hierarchical coding"};
+    }
+    if (header.precision_bits != 8) {
+        return {Status::unsupported, "JPEG: " + std::to_string(header.precision_bits) + " bits a sample, not 8"};
+    }
+    return {};
+}
+
+// The image must be of the size that the boxes were drawn for, and not too large.
+Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptions& options) {
+    if (options.max_pixels > 0 && static_cast<int64_t>(width) * height > options.max_pixels) {
+        return {Status::too_large, "the image has " + size_text(width, height) +
+                                       " pixels, more than max_pixels=" + std::to_string(options.max_pixels)};
+    }
+    if (job.orientation >= 5) std::swap(width, height);
+    if (job.image_height != 0 && (job.image_height != height || job.image_width != width)) {
+        return {Status::corrupt, "the index says " + size_text(job.image_width, job.image_height) +
+                                     " pixels (width x height, upright), the image has " + size_text(width, height) +
+                                     "; run `feeder index` again if the shards have changed"};
+    }
+    if (!inside({job.support_box[0], job.support_box[1], job.support_box[2], job.support_box[3]}, width, height)) {
+        return {Status::corrupt, "the support box does not lie in the image of " + size_text(width, height) +
+                                     " pixels (width x height, upright)"};
+    }
+    return {};
+}
+
+// Whether an end-of-image marker follows the header. Nearly always it is at the very end.
+bool has_end(ByteSpan file, size_t entropy_offset) {
+    for (size_t at = file.size(); at >= entropy_offset + 2;) {
+        if (file[at - 2] == 0xFF && file[at - 1] == 0xD9) return true;
+        const size_t length = at - 2 - entropy_offset;
+        const void* hit = length == 0 ? nullptr : memrchr(file.data() + entropy_offset, 0xFF, length);
+        if (hit == nullptr) return false;
+        at = static_cast<size_t>(static_cast<const uint8_t*>(hit) - file.data()) + 2;
+    }
+    return false;
+}
+
+// Buffers outlive a batch: decoders go back to this list and come out again, whichever thread asks.
+class DecoderPool {
+  public:
+    std::unique_ptr<ImageDecoder> take() {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (!idle_.empty()) {
+                std::unique_ptr<ImageDecoder> decoder = std::move(idle_.back());
+                idle_.pop_back();
+                return decoder;
+            }
+        }
+        return std::make_unique<ImageDecoder>();
+    }
+
+    void give_back(std::unique_ptr<ImageDecoder> decoder) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        idle_.push_back(std::move(decoder));
+    }
+
+  private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<ImageDecoder>> idle_;
+};
+
+DecoderPool& decoder_pool() {
+    static DecoderPool* const pool = new DecoderPool;  // never destroyed: threads may still decode at exit
+    return *pool;
+}
+
+void decode_from_queue(std::span<const ImageJob> jobs, const DecodeOptions& options, std::atomic<size_t>& next,
+                       std::span<Outcome> outcomes) {
+    std::unique_ptr<ImageDecoder> decoder = decoder_pool().take();
+    for (size_t i = next.fetch_add(1); i < jobs.size(); i = next.fetch_add(1))
+        outcomes[i] = decoder->decode(jobs[i], options);
+    decoder_pool().give_back(std::move(decoder));
+}
+
+}  // namespace
+
+PixelBox stored_box(const int box[4], int orientation, int width, int height) {
+    const int left = box[0], top = box[1], right = box[2], bottom = box[3];
+    switch (orientation) {
+        case 2:
+            return {width - right, top, width - left, bottom};
+        case 3:
+            return {width - right, height - bottom, width - left, height - top};
+        case 4:
+            return {left, height - bottom, right, height - top};
+        case 5:
+            return {top, left, bottom, right};
+        case 6:
+            return {top, height - right, bottom, height - left};
+        case 7:
+            return {width - bottom, height - right, width - top, height - left};
+        case 8:
+            return {width - bottom, left, width - top, right};
+        default:
+            return {left, top, right, bottom};
+    }
+}
+
+Outcome ImageDecoder::decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
+                                  Planes& planes, StageTimes* times) {
+    // The fast path rounds color at another place than Pillow does. Over a photo that averages out; over a few pixels it
+    // does not, and for them the exact path costs next to nothing.
+    const bool few_pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top) <= kFewPixels;
+    const Fidelity fidelity = few_pixels ? Fidelity::exact : wanted;
+    if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, pixels_, planes, times)) return {};
+
+    // Whatever our own decoder does not do, or finds damaged.
+    Lap lap(times);
+    Outcome outcome;
+    CutPlace place;
+    if (cut_jpeg(file, header, box, segments_, cut_, place) == CutResult::cut) {
+        JpegHeader cut_header;
+        outcome = parse_jpeg_header(cut_.span(), cut_header);
+        if (!outcome.ok()) return outcome;
+        const PixelBox inner = {box.left - place.origin_x, box.top - place.origin_y, box.right - place.origin_x,
+                                box.bottom - place.origin_y};
+        outcome = decode_with_libjpeg(cut_.span(), cut_header, inner, fidelity, pixels_, planes);
+        planes.origin_x += place.origin_x;
+        planes.origin_y += place.origin_y;
+        planes.image_width = header.width;
+        planes.image_height = header.height;
+    } else {
+        outcome = decode_with_libjpeg(file, header, box, fidelity, pixels_, planes);
+    }
+    lap.add_to(&StageTimes::libjpeg);
+    return outcome;
+}
+
+Outcome ImageDecoder::decode_planes(const ImageJob& job, const DecodeOptions& options, Planes& planes,
+                                    StageTimes* times) {
+    Lap lap(times);
+    if (looks_like_npy(job.file)) {
+        Outcome outcome = npy_planes(job.file, planes);
+        if (outcome.ok()) outcome = check_size(job, planes.image_width, planes.image_height, options);
+        return outcome;
+    }
+    JpegHeader header;
+    Outcome outcome = parse_jpeg_header(job.file, header);
+    if (outcome.ok()) outcome = check_kind(header);
+    if (outcome.ok()) outcome = check_size(job, header.width, header.height, options);
+    if (!outcome.ok()) return outcome;
+    const bool complete = has_end(job.file, header.entropy_offset);
+    lap.add_to(&StageTimes::header);
+    outcome = decode_jpeg(job.file, header, stored_box(job.support_box, job.orientation, header.width, header.height),
+                          options.fidelity, planes, times);
+    // A truncated file is one wherever the box lies: whether an image is good must not depend on the crop.
+    if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};
+    return outcome;
+}
+
+Outcome ImageDecoder::decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times) {
+    try {
+        Planes planes;
+        const Outcome outcome = decode_planes(job, options, planes, times);
+        if (outcome.status > Status::damaged) return outcome;
+        Lap lap(times);
+        resample(planes, job.source_box, job.support_box, job.orientation, job.flip, job.out, scratch_);
+        lap.add_to(&StageTimes::resize);
+        return outcome;
+    } catch (const std::bad_alloc&) {
+        return {Status::corrupt, "out of memory"};
+    } catch (const std::invalid_argument& error) {
+        return {Status::unsupported, error.what()};
+    }
+}
+
+void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, int threads,
+                std::span<Outcome> outcomes) {
+    std::atomic<size_t> next{0};
+    std::vector<std::jthread> helpers;
+    const size_t wanted = std::min<size_t>(static_cast<size_t>(std::max(threads, 1)), jobs.size());
+    for (size_t i = 1; i < wanted; ++i) {
+        try {
+            helpers.emplace_back([&] { decode_from_queue(jobs, options, next, outcomes); });
+        } catch (const std::system_error&) {
+            break;  // no more threads to be had: the others do its share
+        }
+    }
+    decode_from_queue(jobs, options, next, outcomes);
+}
+
+}  // namespace feeder

@@ -1,0 +1,59 @@
+// One image, or a batch of them, from encoded bytes to the caller's output.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "bytes.h"
+#include "image.h"
+#include "jpeg_baseline.h"
+#include "jpeg_planes.h"
+#include "resize.h"
+#include "stage_times.h"
+#include "status.h"
+#include "store.h"
+
+namespace feeder {
+
+// What is to be done with one encoded image. Boxes are in upright pixels (after orientation), as resample() takes them.
+struct ImageJob {
+    ByteSpan file;
+    double source_box[4] = {};  // left, top, right, bottom
+    int support_box[4] = {};
+    int image_height = 0;  // upright, of the image that the boxes were drawn for; 0: not checked
+    int image_width = 0;
+    int orientation = 1;  // EXIF, 1-8
+    bool flip = false;
+    Output out;
+};
+
+struct DecodeOptions {
+    Fidelity fidelity = Fidelity::fast;
+    int64_t max_pixels = 0;  // of the whole stored image; 0: no limit
+};
+
+// Decodes images one after the other, keeping its buffers. One per thread. Its state never changes a pixel.
+class ImageDecoder {
+  public:
+    Outcome decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times = nullptr);
+
+  private:
+    Outcome decode_planes(const ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
+    Outcome decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity wanted, Planes& planes,
+                        StageTimes* times);
+
+    BaselineDecoder baseline_;
+    Bytes cut_;
+    Bytes pixels_;
+    std::vector<Segment> segments_;
+    Scratch scratch_;
+};
+
+// The part of the stored image that `upright_box` shows. Width and height are the stored ones.
+PixelBox stored_box(const int upright_box[4], int orientation, int width, int height);
+
+// Decodes every job on `threads` threads, the calling one among them. One Outcome per job; a bad image changes no other.
+void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, int threads, std::span<Outcome> outcomes);
+
+}  // namespace feeder

@@ -1,0 +1,16 @@
+// Raw pixels: .npy files of uint8 [height, width, 3] or [height, width], C order. Nothing is copied.
+#pragma once
+
+#include "bytes.h"
+#include "image.h"
+#include "status.h"
+
+namespace feeder {
+
+inline bool looks_like_npy(ByteSpan file) { return file.size() >= 6 && std::memcmp(file.data(), "\x93NUMPY", 6) == 0; }
+
+// Describes the array as planes that point into `file`. Refuses other dtypes, shapes and orders, and a file of another
+// length than its header says.
+Outcome npy_planes(ByteSpan file, Planes& planes);
+
+}  // namespace feeder

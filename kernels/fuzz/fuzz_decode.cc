@@ -1,0 +1,74 @@
+// Any bytes, any box: the parser, the marker search, the cut, both decoders and the resize.
+//
+// The input's last 12 bytes choose the box, orientation, flip and fidelity; the rest is the file.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "cpu/decode.h"
+#include "cpu/jpeg_cut.h"
+#include "cpu/jpeg_header.h"
+
+using namespace feeder;
+
+namespace {
+
+int little_endian16(const uint8_t* bytes) { return bytes[0] | bytes[1] << 8; }
+
+constexpr int64_t kMaxPixels = 1 << 20;
+constexpr size_t kChoiceBytes = 12;
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size < kChoiceBytes) return 0;
+    const uint8_t* const choice = data + size - kChoiceBytes;
+    // A copy of the file's own size, so that a read beyond its end is seen.
+    const std::vector<uint8_t> file(data, data + size - kChoiceBytes);
+
+    ImageJob job;
+    job.file = file;
+    job.orientation = 1 + choice[0] % 8;
+    job.flip = (choice[0] & 0x80) != 0;
+    DecodeOptions options;
+    options.fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : Fidelity::fast;
+    options.max_pixels = kMaxPixels;
+
+    JpegHeader header;
+    int width = 64;
+    int height = 64;
+    if (parse_jpeg_header(job.file, header).ok()) {
+        width = header.width;
+        height = header.height;
+        if (static_cast<int64_t>(width) * height <= kMaxPixels) {
+            std::vector<Segment> segments;
+            Bytes cut;
+            CutPlace place;
+            const PixelBox box = {width / 4, height / 4, width / 4 + 1, height / 4 + 1};
+            if (cut_jpeg(job.file, header, box, segments, cut, place) == CutResult::cut) {
+                JpegHeader cut_header;
+                if (!parse_jpeg_header(cut.span(), cut_header).ok() || cut_header.width != place.width) std::abort();
+            }
+        }
+    }
+    if (job.orientation >= 5) std::swap(width, height);
+    const int x0 = little_endian16(choice + 2) % std::max(width, 1);
+    const int y0 = little_endian16(choice + 4) % std::max(height, 1);
+    job.support_box[0] = x0;
+    job.support_box[1] = y0;
+    job.support_box[2] = x0 + 1 + little_endian16(choice + 6) % std::max(width - x0, 1);
+    job.support_box[3] = y0 + 1 + little_endian16(choice + 8) % std::max(height - y0, 1);
+    std::copy_n(job.support_box, 4, job.source_box);
+    job.source_box[0] += choice[10] / 256.0 * (job.support_box[2] - job.support_box[0]) / 2;
+    job.source_box[3] -= choice[11] / 256.0 * (job.support_box[3] - job.support_box[1]) / 2;
+
+    static ImageDecoder decoder;
+    static uint8_t pixels[3 * 24 * 16];
+    job.out.data = pixels;
+    job.out.height = 24;
+    job.out.width = 16;
+    const Outcome outcome = decoder.decode(job, options);
+    if (!outcome.ok() && outcome.reason.empty()) std::abort();
+    return 0;
+}
