@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from reference import Case, smooth_noise, upsample
+from resize_reference import Case, smooth_noise, upsample
 
 native = pytest.importorskip("feeder._native")
 
