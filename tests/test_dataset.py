@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loader_data import encode, write_shards
+from tests.loader_data import encode, write_shards
 
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_data import encode, write_shards
+from tests.loader_data import encode, write_shards
 
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from loader_data import RogueReader, write_shards
+from tests.loader_data import RogueReader, write_shards
 
 from feeder.dataset import ShardDataset
 from feeder.errors import WorkerError
