@@ -103,6 +103,20 @@ def _add_shard(commands: Any) -> None:
         help="tolerated share of bad images, such as 0.01 or 1%% (default: 1%%)",
     )
     command.add_argument(
+        "--encode",
+        choices=("seekable", "keep", "jpeg", "raw"),
+        default="seekable",
+        help="seekable: rewrite JPEGs losslessly so that crops decode alone, keep other formats; keep: bytes as they "
+        "are; jpeg: encode again; raw: uint8 pixels as .npy (default: %(default)s)",
+    )
+    command.add_argument("--max-side", type=int, metavar="PX", help="with jpeg or raw: reduce the longer side to this")
+    command.add_argument("--quality", type=int, default=90, help="with jpeg: 1 to 95 (default: %(default)s)")
+    command.add_argument(
+        "--strip-metadata",
+        action="store_true",
+        help="with seekable or jpeg: drop EXIF (orientation stays), ICC profile and comments",
+    )
+    command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path")
@@ -116,6 +130,7 @@ def _add_shard(commands: Any) -> None:
 def _shard(arguments: argparse.Namespace) -> int:
     from feeder.progress import terminal_progress
     from feeder.shard import ShardOptions, shard
+    from feeder.shard.encode import EncodeOptions
     from feeder.source import ManifestColumns
 
     options = ShardOptions(
@@ -125,6 +140,9 @@ def _shard(arguments: argparse.Namespace) -> int:
         samples_per_shard=arguments.samples_per_shard,
         workers=arguments.workers,
         max_bad=arguments.max_bad,
+        encode=EncodeOptions(
+            arguments.encode, arguments.max_side, arguments.quality, keep_metadata=not arguments.strip_metadata
+        ),
         dali_index=arguments.dali_index,
         columns=ManifestColumns(arguments.path_column, arguments.image_column, arguments.label_column),
     )
@@ -154,6 +172,8 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     speed = f"{rate:,.0f} images/s, {summary.bytes / 1e6 / summary.seconds:,.0f} MB/s"
     resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
     print(f"{what}{resumed}\n  to        {summary.out}\n  in        {summary.seconds:.1f} s ({speed})")
+    if set(summary.encoded) != {"kept"}:
+        print("  encoded   " + ", ".join(f"{count:,} {outcome}" for outcome, count in summary.encoded.items()))
     if summary.rejected:
         print(f"  rejected  {summary.rejected:,} of {summary.inputs:,} inputs, see rejected.jsonl")
 
@@ -229,10 +249,9 @@ def _add_output(command: Any) -> None:
 def _version(verbose: bool) -> str:
     if not verbose:
         return f"feeder {feeder.__version__}"
-    from feeder.versions import format_versions
+    from feeder.versions import report
 
-    text: str = format_versions()
-    return text
+    return report()
 
 
 def _size(text: str) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import json
@@ -22,7 +23,11 @@ from feeder.files import exclusive_lock
 from feeder.index import Index
 from feeder.manifest import Manifest
 from feeder.shard import Progress, ShardOptions, default_out, shard, write_shards
+from feeder.shard.encode import EncodeOptions
 from tests.images import encode, make_tree, pixels
+
+KEEP = EncodeOptions("keep")
+kept = functools.partial(ShardOptions, encode=KEEP)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -51,7 +56,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_sample_is_written_once_with_its_bytes_and_label(tree: Path, tmp_path: Path) -> None:
-    summary = shard(str(tree), str(tmp_path / "out"), ShardOptions(samples_per_shard=7))
+    summary = shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=7))
     assert (summary.inputs, summary.samples, summary.rejected, summary.shards) == (60, 60, 0, 9)
     found = samples_of(tmp_path / "out")
     assert sorted(path for path, _, _ in found) == sorted(str(p.relative_to(tree)) for p in tree.rglob("*.jpg"))
@@ -64,7 +69,7 @@ def test_every_sample_is_written_once_with_its_bytes_and_label(tree: Path, tmp_p
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its last tar to the garbage collector
 def test_the_webdataset_library_reads_the_same_keys_bytes_and_labels(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shard(str(tree), str(out), ShardOptions(samples_per_shard=25))
+    shard(str(tree), str(out), kept(samples_per_shard=25))
     index = Index(out / "index.bin")
     ours = [(index.key(i), data, label) for i, (_, data, label) in enumerate(samples_of(out))]
     theirs = webdataset.WebDataset(str(out / "shard-{000000..000002}.tar"), shardshuffle=False)
@@ -80,7 +85,7 @@ def test_dali_reads_the_shards_with_the_index_files(tree: Path, tmp_path: Path) 
     from nvidia.dali import fn, pipeline_def
 
     out = tmp_path / "out"
-    shard(str(tree), str(out), ShardOptions(samples_per_shard=25, dali_index=True))
+    shard(str(tree), str(out), kept(samples_per_shard=25, dali_index=True))
     shards = sorted(str(p) for p in out.glob("*.tar"))
 
     @pipeline_def(batch_size=60, num_threads=1, device_id=None)
@@ -97,16 +102,16 @@ def test_dali_reads_the_shards_with_the_index_files(tree: Path, tmp_path: Path) 
 
 
 def test_the_shuffle_is_one_permutation_of_everything(tree: Path, tmp_path: Path) -> None:
-    shard(str(tree), str(tmp_path / "a"), ShardOptions(seed=5))
+    shard(str(tree), str(tmp_path / "a"), kept(seed=5))
     listed = sorted(str(p.relative_to(tree)) for p in tree.rglob("*.jpg"))
     expected = [listed[i] for i in order.permute(np.arange(60), 60, 5).tolist()]
     assert [path for path, _, _ in samples_of(tmp_path / "a")] == expected
-    shard(str(tree), str(tmp_path / "b"), ShardOptions(shuffle=False))
+    shard(str(tree), str(tmp_path / "b"), kept(shuffle=False))
     assert [path for path, _, _ in samples_of(tmp_path / "b")] == listed
 
 
 def test_output_is_byte_identical_whatever_workers_place_times_and_listing_order(tree: Path, tmp_path: Path) -> None:
-    options = ShardOptions(seed=3, samples_per_shard=11, workers=1, dali_index=True)
+    options = kept(seed=3, samples_per_shard=11, workers=1, dali_index=True)
     shard(str(tree), str(tmp_path / "a"), options)
     copy = tmp_path / "elsewhere" / "images"
     files = [p.relative_to(tree) for p in tree.rglob("*.jpg")]
@@ -114,15 +119,15 @@ def test_output_is_byte_identical_whatever_workers_place_times_and_listing_order
     for path in files:
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_bytes((tree / path).read_bytes())
-    shard(str(copy), str(tmp_path / "b"), ShardOptions(seed=3, samples_per_shard=11, workers=5, dali_index=True))
+    shard(str(copy), str(tmp_path / "b"), kept(seed=3, samples_per_shard=11, workers=5, dali_index=True))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    shard(str(tree), str(tmp_path / "c"), ShardOptions(seed=4, samples_per_shard=11))
+    shard(str(tree), str(tmp_path / "c"), kept(seed=4, samples_per_shard=11))
     assert contents(tmp_path / "c")["shard-000000.tar"] != contents(tmp_path / "a")["shard-000000.tar"]
 
 
 def test_shards_keep_to_the_asked_size(tree: Path, tmp_path: Path) -> None:
     limit = 20_000
-    summary = shard(str(tree), str(tmp_path / "out"), ShardOptions(shard_size_bytes=limit))
+    summary = shard(str(tree), str(tmp_path / "out"), kept(shard_size_bytes=limit))
     sizes = [p.stat().st_size for p in sorted((tmp_path / "out").glob("*.tar"))]
     assert summary.shards == len(sizes) > 2
     assert max(sizes) <= limit
@@ -130,7 +135,7 @@ def test_shards_keep_to_the_asked_size(tree: Path, tmp_path: Path) -> None:
 
 
 def test_an_image_larger_than_a_shard_gets_one_of_its_own(tree: Path, tmp_path: Path) -> None:
-    assert shard(str(tree), str(tmp_path / "out"), ShardOptions(shard_size_bytes=1)).shards == 60
+    assert shard(str(tree), str(tmp_path / "out"), kept(shard_size_bytes=1)).shards == 60
 
 
 def test_a_second_run_has_nothing_to_do_and_touches_nothing(tree: Path, tmp_path: Path) -> None:
@@ -154,7 +159,7 @@ class StopAfter(Progress):
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_an_unbroken_one(tree: Path, tmp_path: Path) -> None:
-    options = ShardOptions(samples_per_shard=5, workers=1)
+    options = kept(samples_per_shard=5, workers=1)
     shard(str(tree), str(tmp_path / "unbroken"), options)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -210,7 +215,7 @@ def test_killed_before_any_fsync_or_rename_it_resumes_to_the_same_bytes(tree: Pa
 
 
 def test_a_shard_that_was_cut_after_it_was_finished_is_written_again(tree: Path, tmp_path: Path) -> None:
-    options = ShardOptions(samples_per_shard=5, workers=1)
+    options = kept(samples_per_shard=5, workers=1)
     shard(str(tree), str(tmp_path / "unbroken"), options)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -239,7 +244,7 @@ def test_a_resume_on_changed_input_is_refused_with_the_first_difference(
 ) -> None:
     source, out = tmp_path / "images", tmp_path / "out"
     shutil.copytree(tree, source)
-    options = ShardOptions(samples_per_shard=5, workers=1)
+    options = kept(samples_per_shard=5, workers=1)
     with pytest.raises(KeyboardInterrupt):
         shard(str(source), str(out), options, progress=StopAfter(20))
     before = contents(out)
@@ -252,12 +257,12 @@ def test_a_resume_on_changed_input_is_refused_with_the_first_difference(
 def test_other_settings_on_the_same_folder_are_refused(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        shard(str(tree), str(out), ShardOptions(samples_per_shard=5, workers=1), progress=StopAfter(20))
+        shard(str(tree), str(out), kept(samples_per_shard=5, workers=1), progress=StopAfter(20))
     with pytest.raises(ShardError, match="unfinished run with seed=0, asked for seed=1"):
-        shard(str(tree), str(out), ShardOptions(samples_per_shard=5, seed=1))
-    shard(str(tree), str(out), ShardOptions(samples_per_shard=5))
+        shard(str(tree), str(out), kept(samples_per_shard=5, seed=1))
+    shard(str(tree), str(out), kept(samples_per_shard=5))
     with pytest.raises(ShardError, match="shuffle=True, asked for shuffle=False"):
-        shard(str(tree), str(out), ShardOptions(samples_per_shard=5, shuffle=False))
+        shard(str(tree), str(out), kept(samples_per_shard=5, shuffle=False))
 
 
 def test_another_dataset_on_a_finished_folder_is_refused(tree: Path, tmp_path: Path) -> None:
@@ -290,7 +295,7 @@ def test_an_output_inside_the_source_is_refused(tmp_path: Path, inside: str) -> 
 
 
 def test_the_sources_own_tars_are_refused_as_output(tree: Path, tmp_path: Path) -> None:
-    shard(str(tree), str(tmp_path / "a"), ShardOptions(samples_per_shard=30))
+    shard(str(tree), str(tmp_path / "a"), kept(samples_per_shard=30))
     tars = tmp_path / "tars"
     tars.mkdir()
     for path in (tmp_path / "a").glob("*.tar"):
@@ -356,7 +361,7 @@ def test_write_shards_takes_any_iterable_once(tmp_path: Path) -> None:
         {"__key__": f"a/b.{i}", "jpg": data, "cls": i % 4, "json": {"n": i}, "note.txt": "é"}
         for i, data in enumerate(images)
     )
-    summary = write_shards(samples, tmp_path / "out", seed=1, samples_per_shard=6)
+    summary = write_shards(samples, tmp_path / "out", seed=1, samples_per_shard=6, encode=KEEP)
     assert (summary.samples, summary.shards) == (20, 4)
     index = Index(tmp_path / "out" / "index.bin")
     for i, (path, data, label) in enumerate(samples_of(tmp_path / "out")):
@@ -378,7 +383,7 @@ def test_write_shards_names_the_sample_that_it_cannot_encode(tmp_path: Path) -> 
 
 def test_write_shards_raises_when_too_many_are_bad_and_keeps_the_good_ones(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"1 of 2 images .*rejected"):
-        write_shards([{"jpg": b"no image", "cls": 1}, {"jpg": encode(pixels(0))}], tmp_path / "out")
+        write_shards([{"jpg": b"no image", "cls": 1}, {"jpg": encode(pixels(0))}], tmp_path / "out", encode=KEEP)
     assert [data for _, data, _ in samples_of(tmp_path / "out")] == [encode(pixels(0))]
 
 
@@ -402,7 +407,7 @@ def test_a_cut_off_write_shards_is_not_resumed_and_says_so(tmp_path: Path) -> No
 )
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=f"{next(iter(options))} must be"):
-        ShardOptions(**options)  # type: ignore[arg-type]
+        kept(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from feeder.shard import Progress, ShardOptions, shard
 from feeder.source import ManifestColumns
 from feeder.source.folder import class_names
 from tests.images import encode, make_tree, pixels
-from tests.test_shard import samples_of
+from tests.test_shard import kept, samples_of
 
 JPEG = encode(pixels(1))
 
@@ -43,7 +43,7 @@ def rejected(out: Path) -> dict[str, str]:
 
 def sharded(source: Path | str, tmp_path: Path, columns: ManifestColumns | None = None) -> Path:
     out = tmp_path / "out"
-    shard(str(source), str(out), ShardOptions(max_bad=1, samples_per_shard=5, columns=columns or ManifestColumns()))
+    shard(str(source), str(out), kept(max_bad=1, samples_per_shard=5, columns=columns or ManifestColumns()))
     return out
 
 
@@ -320,7 +320,7 @@ def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) 
     rows += [{"picture": "?!", "label": 9}]
     out2 = tmp_path / "b"
     manifest = write_manifest(images, "jsonl", rows)
-    shard(str(manifest), str(out2), ShardOptions(max_bad=1, columns=ManifestColumns(image="picture")))
+    shard(str(manifest), str(out2), kept(max_bad=1, columns=ManifestColumns(image="picture")))
     assert sorted((label, d) for _, d, label in samples_of(out2)) == list(enumerate(data))
     assert rejected(out2)["list.jsonl#4"].startswith("column 'picture' is not base64")
 
@@ -396,7 +396,7 @@ def test_tars_by_brace_pattern_plain_and_gzipped_keep_all_fields(tmp_path: Path)
         Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     out2 = tmp_path / "out2"
-    shard(str(tmp_path / "in"), str(out2), ShardOptions(samples_per_shard=5))
+    shard(str(tmp_path / "in"), str(out2), kept(samples_per_shard=5))
     assert (out2 / "shard-000001.tar").read_bytes() == (out / "shard-000001.tar").read_bytes()
 
 

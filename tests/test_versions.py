@@ -33,7 +33,7 @@ def unpack(pattern: str, folder: Path) -> Path:
     return folder
 
 
-def report(code: str, *folders: Path) -> str:
+def run_python(code: str, *folders: Path) -> str:
     """What the code prints in a process of its own, which sees those folders before everything installed."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -47,11 +47,11 @@ def report(code: str, *folders: Path) -> str:
 
 
 def versions(*folders: Path) -> dict[str, Any]:
-    return json.loads(report("import json; from feeder.versions import *; print(json.dumps(versions()))", *folders))
+    return json.loads(run_python("import json; from feeder.versions import *; print(json.dumps(versions()))", *folders))
 
 
 def text(*folders: Path) -> str:
-    return report("from feeder.versions import *; print(format_versions())", *folders)
+    return run_python("from feeder.versions import *; print(report())", *folders)
 
 
 def test_pillow(tmp_path: Path) -> None:
@@ -119,5 +119,9 @@ def test_torch_build_is_read_from_its_version_file(tmp_path: Path, cuda: str, ex
 
 
 def test_nothing_heavy_is_imported() -> None:
-    loaded = report("import sys; from feeder.versions import *; format_versions(); print(*sys.modules)").split()
+    loaded = run_python("import sys; from feeder.versions import *; report(); print(*sys.modules)").split()
     assert {"torch", "numpy", "nvidia.dali", "webdataset"} & set(loaded) == set()
+
+
+def test_the_command_prints_it() -> None:
+    assert run_python("import sys; from feeder.cli import main; sys.exit(main(['--version', '-v']))") == text()

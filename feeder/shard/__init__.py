@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from feeder.errors import ShardError, SourceError
+from feeder.shard.encode import EncodeOptions, check_encoder
 from feeder.shard.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
 from feeder.shard.output import OutputFolder
 from feeder.shard.plan import plan_shards
@@ -63,6 +64,7 @@ def write_shards(
     samples_per_shard: int | None = None,
     workers: int | None = None,
     max_bad: float = 0.01,
+    encode: EncodeOptions | None = None,
     dali_index: bool = False,
 ) -> ShardSummary:
     """Shards any iterable of WebDataset-style dicts, shuffled.
@@ -74,13 +76,16 @@ def write_shards(
         samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
             bytes, text, integers, and JSON values for ``json``.
         out: Output folder; new or empty.
-        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index: As in :class:`ShardOptions`.
+        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode, dali_index: As in
+            :class:`ShardOptions`.
 
     Raises:
         SourceError: for a sample that is no such dict, or if more than ``max_bad`` of the images are bad.
         ShardError: if the output folder can't be used.
     """
-    options = ShardOptions(seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index)
+    options = ShardOptions(
+        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode or EncodeOptions(), dali_index
+    )
     open_it: Callable[[str], Source] = lambda work: open_samples(samples, os.path.join(work, "spool"))  # noqa: E731
     summary = _run(open_it, os.fspath(out), options, Progress(), False)
     if summary.too_many_bad:
@@ -111,13 +116,23 @@ def _run(
             source = open_it(scratch)
             plan = plan_shards(source, options)
             source.close()
-        size = int(source.table.sizes().sum())
-        listed = (len(source.table) + len(source.rejected), len(source.table), len(source.rejected))
-        bad = sum(r.bad for r in source.rejected)
-        classes = len(source.classes or ())
         return ShardSummary(
-            out, source.kind, *listed, bad, len(plan), size, classes, 0, 0.0, options.max_bad, source.notes
+            out=out,
+            kind=source.kind,
+            inputs=len(source.table) + len(source.rejected),
+            samples=len(source.table),
+            rejected=len(source.rejected),
+            bad=sum(r.bad for r in source.rejected),
+            encoded={},
+            shards=len(plan),
+            bytes=int(source.table.sizes().sum()),
+            classes=len(source.classes or ()),
+            written_shards=0,
+            seconds=time.monotonic() - started,
+            max_bad=options.max_bad,
+            notes=source.notes,
         )
+    check_encoder(options.encode)
     try:
         with OutputFolder.locked(out) as folder:
             source = open_it(folder.work)

@@ -19,7 +19,7 @@ _QUALITY = 90
 
 def decode_advice(index: Index, manifest: Manifest) -> str | None:
     """Advice if at least 5 % of the samples are no JPEGs; None if there is nothing to say."""
-    slow = {name: count for name, count in manifest.formats.items() if name != "jpg"}
+    slow = {name: count for name, count in manifest.formats.items() if name not in ("jpg", "npy")}
     if not manifest.samples or sum(slow.values()) < _MIN_SHARE * manifest.samples:
         return None
     name = max(slow, key=lambda n: slow[n])
@@ -46,5 +46,5 @@ def decode_advice(index: Index, manifest: Manifest) -> str | None:
     return (
         f"{sum(slow.values())} of {manifest.samples} images are no JPEGs; a {name} took "
         f"{original_ms:.1f} ms to decode here, the same image as JPEG (quality {_QUALITY}) {jpeg_ms:.1f} ms "
-        f"(mean of {len(rows)}): convert them if a lossy copy will do"
+        f"(mean of {len(rows)}): --encode jpeg makes such copies, which are lossy"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.shard.encode import EncodeOptions
 from feeder.source import ManifestColumns
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary"]
@@ -24,6 +25,7 @@ class ShardOptions:
         samples_per_shard: Instead of a size, how many inputs go into a shard.
         workers: Threads, each on a shard of its own; None for one a core. Does not change the result.
         max_bad: Share of inputs that may be rejected, 0 to 1, files that never claimed to be images apart.
+        encode: What happens to the images' bytes.
         dali_index: Whether to write DALI's index files beside the shards.
         columns: Which columns of a manifest mean what.
     """
@@ -34,6 +36,7 @@ class ShardOptions:
     samples_per_shard: int | None = None
     workers: int | None = None
     max_bad: float = 0.01
+    encode: EncodeOptions = field(default_factory=EncodeOptions)
     dali_index: bool = False
     columns: ManifestColumns = field(default_factory=ManifestColumns)
 
@@ -56,8 +59,7 @@ class ShardOptions:
             "shuffle": self.shuffle,
             "shard_size_bytes": self.shard_size_bytes if self.samples_per_shard is None else None,
             "samples_per_shard": self.samples_per_shard,
-            "encode": "keep",
-        }
+        } | self.encode.settings()
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class ShardSummary:
         samples: Samples in the shard set.
         rejected: Inputs rejected; with ``samples`` they add up to ``inputs``.
         bad: Rejected inputs that claimed to be images.
+        encoded: Samples by what was done to their image.
         shards: Shards in the set.
         bytes: Bytes of all shards.
         classes: Number of class names; 0 if there are none.
@@ -86,6 +89,7 @@ class ShardSummary:
     samples: int
     rejected: int
     bad: int
+    encoded: dict[str, int]
     shards: int
     bytes: int
     classes: int

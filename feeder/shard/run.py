@@ -111,7 +111,7 @@ class Run:
     def _write(self, number: int, positions: range) -> _Written:
         """Writes one shard, and beside the plan its part of the index and its record; the shard's rename comes last."""
         name = shard_name(number)
-        writer = ShardWriter(self._source, len(self._source.table))
+        writer = ShardWriter(self._source, self._options.encode)
         with atomic_file(self._folder.file(name)) as file:
             tar = TarWriter(file)
             for chunk_start in range(positions.start, positions.stop, CHUNK):
@@ -123,7 +123,7 @@ class Run:
                     self._advanced.append((1, writer.add(tar, position, i)))
             checksum = tar.finish()
             record = ShardRecord(name, len(writer.builder), tar.size_bytes, checksum)
-            written = _Written(record, writer.rejected, dict(writer.formats), {"kept": record.samples})
+            written = _Written(record, writer.rejected, dict(writer.formats), dict(writer.encoded))
             writer.builder.write(self._folder.part(f"{name}.idx"), [ShardEntry(name, tar.size_bytes)])
             with atomic_file(self._folder.part(f"{name}.json")) as part:
                 part.write(written.to_json())
@@ -175,6 +175,7 @@ class Run:
             samples=manifest.samples,
             rejected=manifest.rejected,
             bad=manifest.bad,
+            encoded=manifest.encoded,
             shards=len(manifest.shards),
             bytes=sum(s.size_bytes for s in manifest.shards),
             classes=len(manifest.classes or ()),

@@ -9,6 +9,7 @@ import zlib
 from feeder.errors import SourceError
 from feeder.imageinfo import check_complete, image_info
 from feeder.index import IndexBuilder
+from feeder.shard.encode import EncodeOptions, encode
 from feeder.source import Rejection, Source
 from feeder.source.base import looks_like_image
 from feeder.source.tars import primary_image
@@ -20,12 +21,14 @@ __all__ = ["ShardWriter"]
 class ShardWriter:
     """Puts samples into one shard, and notes what became of each."""
 
-    def __init__(self, source: Source, count: int) -> None:
+    def __init__(self, source: Source, encoding: EncodeOptions) -> None:
         self.builder = IndexBuilder(0)
         self.rejected: list[Rejection] = []
         self.formats: collections.Counter[str] = collections.Counter()
+        self.encoded: collections.Counter[str] = collections.Counter()
         self._source = source
-        self._digits = max(8, len(str(count - 1)))
+        self._encoding = encoding
+        self._digits = max(8, len(str(len(source.table) - 1)))
 
     def add(self, tar: TarWriter, position: int, i: int) -> int:
         """Adds sample ``i`` under the key of its position, or rejects it; returns its bytes in the source."""
@@ -34,6 +37,7 @@ class ShardWriter:
             image, fields = self._read(i)
             info = image_info(image[1])
             check_complete(image[1], info)
+            encoded = encode(image[1], info, self._encoding)
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError):
                 raise SourceError(f"{error.filename!r}: vanished while it was being sharded; run again") from None
@@ -43,7 +47,8 @@ class ShardWriter:
             self.rejected.append(Rejection(path, reason, bad))
             return table.size(i)
         key = f"{position:0{self._digits}d}"
-        field, data = image[0] or info.extension, image[1]
+        data = encoded.data
+        field = image[0] if image[0] and encoded.info.extension == info.extension else encoded.info.extension
         label = table.label(i)
         if label >= 0 and all(name != "cls" for name, _ in fields):
             fields.insert(0, ("cls", b"%d" % label))
@@ -53,7 +58,8 @@ class ShardWriter:
         for name, value in fields:
             members.append((name, tar.add(f"{key}.{name}", value), len(value)))
             checksum = zlib.crc32(value, checksum)
-        self.formats[info.extension] += 1
+        self.formats[encoded.info.extension] += 1
+        self.encoded[encoded.outcome] += 1
         self.builder.add(
             key=key.encode(),
             path=table.path(i),
@@ -61,9 +67,9 @@ class ShardWriter:
             offset=offset,
             length=len(data),
             label=label,
-            width=info.width_px,
-            height=info.height_px,
-            orientation=info.orientation,
+            width=encoded.info.width_px,
+            height=encoded.info.height_px,
+            orientation=encoded.info.orientation,
             source_bytes=table.size(i),
             crc32=checksum,
             members=members,
