@@ -262,6 +262,18 @@ def test_an_op_that_would_make_a_huge_image_is_refused() -> None:
         run_one([Resize(256), CenterCrop(224)], buffer)
 
 
+def test_tiff_is_turned_upright_once() -> None:
+    """Pillow does it while loading, so the orientation that is given must not be applied again."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = natural_image(0, 20, 30)
+    buffer = encode(stored, "tiff", exif=exif)
+    recipe = Recipe.of([])
+    for orientation in (1, 6):
+        out = PillowDecoder().decode_one(buffer, orientation, recipe, recipe.draw(0, 0, [0], [[30, 20]]))
+        np.testing.assert_array_equal(out, np.rot90(stored, -1).transpose(2, 0, 1))
+
+
 def test_formats_that_could_start_programs_are_not_opened() -> None:
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "EPS")
