@@ -17,16 +17,21 @@ from PIL import Image, features
 
 from feeder.decode.base import Decoder
 from feeder.decode.registry import get_decoder
-from feeder.errors import DecodeError
+from feeder.errors import BackendError, DecodeError
 from feeder.fidelity import BOUNDS, BUCKETS, Comparison, crop_ratio
 from feeder.transforms import (
     CenterCrop,
+    ColorJitter,
     Draws,
     Normalize,
     Op,
+    Pad,
     RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
     Recipe,
     Resize,
     ToDtype,
@@ -39,6 +44,7 @@ __all__ = [
     "check_exact",
     "check_fidelity",
     "check_formats",
+    "check_further_ops",
     "check_geometry",
     "check_limits",
     "check_orientations",
@@ -255,6 +261,38 @@ def check_formats(decoder: Decoder) -> None:
             comparison = compare(decoder, [buffer], ops)
             # One image, tiny at times: differences in rounding don't average out over it.
             assert_within(comparison, f"{name} {ops}", bias=0.6)
+
+
+def check_further_ops(decoder: Decoder) -> None:
+    """What follows the base path gives the Pillow backend's pixels, or is refused by the op's name."""
+    pillow = get_decoder("pillow")
+    buffers = [encode(natural_image(60 + i, *size)) for i, size in enumerate(_SIZES)]
+    buffers[2] = encode(natural_image(69, 130, 120), "png")
+    orientations = (1 + np.arange(len(buffers)) % 8).astype(np.uint8)
+    recipes: list[list[Op]] = [
+        [RandomResizedCrop(64), RandomHorizontalFlip(), RandomGrayscale(0.5), ToDtype("float32"), RandomErasing(0.7)],
+        [RandomResizedCrop(64), ColorJitter(0.2, 0.2, 0.2), RandomHorizontalFlip(), Pad((3, 5)), ToDtype("float16")],
+        [Resize(80), RandomRotation(20, interpolation="bilinear"), CenterCrop(64)],
+        [RandomCrop(64)],
+        [Pad(4, padding_mode="edge"), CenterCrop(100), Resize(64)],
+    ]
+    for ops in recipes:
+        recipe = Recipe.of(ops)
+        refusal = ""
+        try:
+            decoder.check(recipe)
+        except BackendError as error:
+            refusal = str(error)
+        if refusal:
+            assert type(recipe.rest[0]).__name__ in refusal, refusal
+            continue
+        draws = recipe.draw(3, 4, np.arange(len(buffers)), sizes_of(buffers, orientations))
+        found, expected = (
+            decode(each, buffers, recipe, draws, orientations).astype(np.float64) for each in (decoder, pillow)
+        )
+        difference = np.abs(found - expected)
+        assert difference.mean() <= BOUNDS["fast"].mean, ops
+        assert np.quantile(difference, 0.999) <= 1.5 * BOUNDS["fast"].percentile_999, ops
 
 
 def check_dtypes(decoder: Decoder) -> None:

@@ -20,6 +20,7 @@ CHECKS = [
     conformance.check_exact,
     conformance.check_fidelity,
     conformance.check_formats,
+    conformance.check_further_ops,
     conformance.check_geometry,
     conformance.check_limits,
     conformance.check_orientations,
