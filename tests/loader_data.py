@@ -58,7 +58,7 @@ def write_shards(folder: Path, samples: int, per_shard: int = 16, *, bad: tuple[
                     height=24,
                     orientation=1,
                     source_bytes=len(data),
-                        crc32=0,
+                    crc32=0,
                     members=members,
                 )
         part = str(folder / f"part-{shard}")

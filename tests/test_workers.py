@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.loader_data import RogueReader, write_shards
 
 from feeder.dataset import ShardDataset
 from feeder.errors import WorkerError
 from feeder.loader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from feeder.workers import Pool
+from tests.loader_data import RogueReader, write_shards
 
 RECIPE = RandomResizedCrop(16)
 
