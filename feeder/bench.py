@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ __all__ = ["BenchOptions", "render", "throughput"]
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _PRESETS = ("train", "val")
+_DTYPES = ("float32", "uint8")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class BenchOptions:
     """What to measure.
 
     Attributes:
-        preset: "train": RandomResizedCrop, horizontal flip, normalize to float32; "val": Resize, CenterCrop, normalize.
+        preset: "train": RandomResizedCrop and horizontal flip; "val": Resize and CenterCrop.
+        dtype: "float32", normalized, or "uint8".
         image_size: Height and width of the output, pixels.
         batch_size: Images in a batch.
         workers: Worker processes; None for one a core.
@@ -44,6 +46,7 @@ class BenchOptions:
     """
 
     preset: str = "train"
+    dtype: str = "float32"
     image_size: int = 224
     batch_size: int = 64
     workers: int | None = None
@@ -54,6 +57,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         if self.preset not in _PRESETS:
             raise ArgumentError(f"preset must be one of {', '.join(_PRESETS)}, got {self.preset!r}")
+        if self.dtype not in _DTYPES:
+            raise ArgumentError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
         for name in ("image_size", "batch_size", "repeats"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -75,7 +80,8 @@ def throughput(
         note: Hears about each run.
 
     Returns:
-        JSON values: what was held equal, and for each rival images/s and the time to the first batch, every repeat.
+        JSON values: what was held equal, and for each rival images/s, the time to the first batch, and the CPU time
+        that all processes spend on an image, every repeat.
 
     Raises:
         ArgumentError: if there are fewer images than a batch.
@@ -105,12 +111,13 @@ def throughput(
         ),
     }
     first: dict[str, list[float]] = {name: [] for name in loaders}
-    expected = (options.batch_size, 3, options.image_size, options.image_size)
+    cpu: dict[str, list[float]] = {name: [] for name in loaders}
 
     def run(name: str) -> float:
-        first_batch_s, images_per_s = _timed(loaders[name](), options.seconds, expected)
-        first[name].append(first_batch_s)
-        return images_per_s
+        timing = _timed(loaders[name](), options)
+        first[name].append(timing.first_batch_s)
+        cpu[name].append(timing.cpu_ms)
+        return timing.images_per_s
 
     rates = interleave({name: (lambda name=name: run(name)) for name in loaders}, options.repeats, note)  # type: ignore[misc]
     baseline = rates["torch + Pillow"]
@@ -120,6 +127,7 @@ def throughput(
         "options": asdict(options) | {"workers": workers},
         "images_per_s": {name: spread(values) for name, values in rates.items()},
         "first_batch_s": {name: spread(values) for name, values in first.items()},
+        "cpu_ms_per_image": {name: spread(values) for name, values in cpu.items()},
         "ratio": {
             name: spread([ours / theirs for ours, theirs in zip(values, baseline, strict=True)])
             for name, values in rates.items()
@@ -130,38 +138,62 @@ def throughput(
 def render(result: dict[str, Any]) -> str:
     """The result of :func:`throughput` as a table for a terminal of 80 columns."""
     options = result["options"]
-    rows = [["", "images/s", "min", "max", "ratio", "min", "max", "first batch"]]
+    rows = [["", "images/s", "min", "max", "ratio", "min", "max", "CPU ms", "first batch"]]
     for name, rates in result["images_per_s"].items():
         ratio = result["ratio"][name]
         cells = [f"{rates[k]:,.0f}" for k in ("median", "min", "max")]
         cells += [f"{ratio[k]:.2f}" for k in ("median", "min", "max")]
+        cells.append(f"{result['cpu_ms_per_image'][name]['median']:.2f}")
         rows.append([name, *cells, f"{result['first_batch_s'][name]['median']:.2f} s"])
+    size = options["image_size"]
     work = {
-        "train": f"RandomResizedCrop({options['image_size']}), flip, normalize to float32",
-        "val": f"Resize({_val_resize(options['image_size'])}), CenterCrop({options['image_size']}), "
-        "normalize to float32",
-    }[options["preset"]]
+        "train": f"RandomResizedCrop({size}), flip",
+        "val": f"Resize({_val_resize(size)}), CenterCrop({size})",
+    }[options["preset"]] + {"float32": ", normalize to float32", "uint8": ", uint8"}[options["dtype"]]
     head = f"{work}\n{result['images']:,} images, batch {options['batch_size']}, {options['workers']} workers, "
     head += f"{options['repeats']} runs of {options['seconds']:g} s in turn; medians"
     return f"{head}\n\n{table(rows)}"
 
 
-def _timed(loader: TorchDataLoader[Any], seconds: float, expected: tuple[int, ...]) -> tuple[float, float]:
-    """Seconds to the first batch, and images/s from then on."""
+class _Timing(NamedTuple):
+    first_batch_s: float
+    images_per_s: float
+    cpu_ms: float
+
+
+def _timed(loader: TorchDataLoader[Any], options: BenchOptions) -> _Timing:
+    """Time to the first batch; images/s and CPU time an image from then on."""
+    expected = (options.batch_size, 3, options.image_size, options.image_size)
     start = time.perf_counter()
     batches = _forever(loader)
     images, _ = next(batches)
     began = time.perf_counter()
-    if tuple(images.shape) != expected or images.dtype != torch.float32 or not bool(torch.isfinite(images).all()):
-        raise AssertionError(f"expected finite float32 {expected}, got {images.dtype} {tuple(images.shape)}")
+    if tuple(images.shape) != expected or str(images.dtype) != f"torch.{options.dtype}":
+        raise AssertionError(f"expected {options.dtype} {expected}, got {images.dtype} {tuple(images.shape)}")
+    cpu_before = _cpu_s(loader)
     count = 0
-    while (elapsed := time.perf_counter() - began) < seconds:
+    while (elapsed := time.perf_counter() - began) < options.seconds:
         count += len(next(batches)[0])
+    cpu_s = _cpu_s(loader) - cpu_before
     batches.close()
-    return began - start, count / elapsed
+    return _Timing(began - start, count / elapsed, 1000 * cpu_s / max(count, 1))
 
 
-def _forever(loader: TorchDataLoader[Any]) -> Iterator[Any]:
+def _cpu_s(loader: TorchDataLoader[Any]) -> float:
+    """CPU time of this process and of a loader's running workers."""
+    if isinstance(loader, DataLoader):
+        pids = loader.worker_pids()
+    else:
+        pids = [worker.pid for worker in getattr(loader._iterator, "_workers", [])]
+    ticks = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _forever(loader: TorchDataLoader[Any]) -> Generator[Any, None, None]:
     """Epoch after epoch; closing it closes the loader, where it can be closed."""
     try:
         while True:
@@ -181,7 +213,8 @@ def _feeder_dataset(path: str, options: BenchOptions) -> FeederDataset:
         head: list[Any] = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()]
     else:
         head = [T.Resize(_val_resize(size)), T.CenterCrop(size)]
-    recipe = T.Compose([*head, T.ToDtype("float32", scale=True), T.Normalize(_MEAN, _STD)])
+    tail = [T.ToDtype("float32", scale=True), T.Normalize(_MEAN, _STD)] if options.dtype == "float32" else []
+    recipe = T.Compose([*head, *tail])
     return ShardDataset(path, recipe) if _is_shards(path) else FolderDataset(path, recipe)
 
 
@@ -221,6 +254,8 @@ class _PillowDataset(Dataset[tuple[torch.Tensor, int]]):
         else:
             image = _resize_and_center_crop(image, _val_resize(size), size)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        if self._options.dtype == "uint8":
+            return pixels, label
         floats = pixels.to(torch.float32).div_(255)
         return floats.sub_(torch.tensor(_MEAN).view(3, 1, 1)).div_(torch.tensor(_STD).view(3, 1, 1)), label
 

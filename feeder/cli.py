@@ -256,6 +256,9 @@ def _add_bench(commands: Any) -> None:
         default="train",
         help="train: RandomResizedCrop, flip, normalize; val: Resize, CenterCrop, normalize (default: %(default)s)",
     )
+    command.add_argument(
+        "--dtype", choices=("float32", "uint8"), default="float32", help="output (default: %(default)s)"
+    )
     command.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
     command.add_argument(
         "--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: %(default)s)"
@@ -275,6 +278,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     options = BenchOptions(
         preset=arguments.preset,
+        dtype=arguments.dtype,
         image_size=arguments.image_size,
         batch_size=arguments.batch_size,
         workers=arguments.workers,
