@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_index(commands)
     _add_bench(commands)
+    _add_parity(commands)
     return parser
 
 
@@ -296,6 +297,44 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(f"\nwritten to {save('throughput', result, arguments.json)}")
     return 0
+
+
+def _add_parity(commands: Any) -> None:
+    command = commands.add_parser(
+        "parity",
+        help="compare a decode backend's pixels with the Pillow reference",
+        description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by how much "
+        "the crop is shrunk.",
+        epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
+    )
+    command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
+    command.add_argument("--backend", default="auto", help="the backend to compare (default: %(default)s)")
+    command.add_argument("--fidelity", choices=("fast", "exact"), default="fast", help="default: %(default)s")
+    command.add_argument(
+        "--images", type=int, default=250, metavar="N", help="images to compare (default: %(default)s)"
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of images and crops (default: %(default)s)")
+    _add_output(command)
+    command.set_defaults(run=_parity)
+
+
+def _parity(arguments: argparse.Namespace) -> int:
+    from feeder.parity import parity
+    from feeder.progress import terminal_progress
+
+    report = parity(
+        arguments.dir,
+        backend=arguments.backend,
+        fidelity=arguments.fidelity,
+        images=arguments.images,
+        seed=arguments.seed,
+        progress=terminal_progress(arguments.quiet),
+    )
+    if arguments.json:
+        print(json.dumps(report.to_json()))
+    elif not arguments.quiet:
+        print(report.render())
+    return 0 if report.passed else EXIT_ERROR
 
 
 def _add_output(command: Any) -> None:
