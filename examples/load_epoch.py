@@ -35,7 +35,8 @@ def main() -> None:
 
     started = time.perf_counter()
     seen, first_s = 0, 0.0
-    for images, labels in loader:
+    for batch in loader:
+        images, labels = batch
         first_s = first_s or time.perf_counter() - started
         seen += len(labels)
     elapsed_s = time.perf_counter() - started
