@@ -29,9 +29,19 @@ def test_output_has_the_same_pixels_and_a_segment_grid(kind: str, size: tuple[in
         seekable = native.transcode(data, keep_metadata=keep_metadata)
         assert Image.open(io.BytesIO(seekable)).mode == Image.open(io.BytesIO(data)).mode
         np.testing.assert_array_equal(jpegs.pixels_of(seekable), jpegs.pixels_of(data))
+        np.testing.assert_array_equal(native.libjpeg_decode(seekable), native.libjpeg_decode(data))
         assert seekable[jpegs.frame_offset(seekable) + 1] == 0xC0
         assert mcu_columns(seekable) % jpegs.restart_interval(seekable) == 0
         assert native.transcode(seekable, keep_metadata=keep_metadata) == seekable
+
+
+def test_libjpeg_yardstick_is_pillow_and_refuses_damage() -> None:
+    for kind in ("4:2:0", "gray", "progressive", "rgb"):
+        data = jpegs.jpeg(kind)
+        np.testing.assert_array_equal(native.libjpeg_decode(data).squeeze(), jpegs.pixels_of(data))
+    for damaged in (jpegs.jpeg("4:2:0")[:-200], b"no image"):
+        with pytest.raises(native.Unsupported):
+            native.libjpeg_decode(damaged)
 
 
 def test_dali_decodes_the_output_to_the_same_pixels(tmp_path: Path) -> None:
