@@ -105,6 +105,16 @@ def decode_batch(
         ValueError: an argument has another shape, dtype or value than the above.
     """
 
+def libjpeg_decode(data: _Buffer) -> npt.NDArray[np.uint8]:
+    """Decodes a whole JPEG with libjpeg-turbo alone: the yardstick of tests and benchmarks.
+
+    Returns:
+        uint8 [H, W, 3] (RGB), [H, W, 1] or [H, W, 4] (CMYK), as stored, before orientation.
+
+    Raises:
+        Unsupported: with the reason, also where the data is damaged.
+    """
+
 def resample_planes(
     planes: Sequence[npt.NDArray[np.uint8]],
     color: str,

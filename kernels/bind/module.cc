@@ -24,4 +24,5 @@ NB_MODULE(_native, module) {
     feeder::bind::add_resize(module);
     feeder::bind::add_transcode(module);
     feeder::bind::add_decode(module);
+    feeder::bind::add_libjpeg(module);
 }

@@ -9,5 +9,6 @@ void add_resize(nanobind::module_& module);
 void add_status(nanobind::module_& module);
 void add_transcode(nanobind::module_& module);
 void add_decode(nanobind::module_& module);
+void add_libjpeg(nanobind::module_& module);
 
 }  // namespace feeder::bind

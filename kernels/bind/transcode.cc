@@ -5,6 +5,7 @@
 
 #include "bind/buffer.h"
 #include "bind/module.h"
+#include "bind/unsupported.h"
 #include "cpu/jpeg_cut.h"
 #include "cpu/jpeg_transcode.h"
 
@@ -16,13 +17,16 @@ namespace {
 
 PyObject* unsupported_type = nullptr;
 
-// Unsupported(status, reason): two arguments, so that callers can count by kind.
-[[noreturn]] void raise_unsupported(const Outcome& outcome) {
+}  // namespace
+
+void raise_unsupported(const Outcome& outcome) {
     nb::object error = nb::borrow(unsupported_type)(nb::cast(outcome.reason));
     error.attr("status") = nb::cast(outcome.status);
     PyErr_SetObject(unsupported_type, error.ptr());
     throw nb::python_error();
 }
+
+namespace {
 
 nb::bytes transcode(nb::handle data, bool keep_metadata, int segment_px, int64_t max_pixels) {
     if (segment_px < 1) throw nb::value_error("segment_px must be at least 1");

@@ -94,12 +94,14 @@ class Decompressor {
     bool read_rows(const PixelBox& window, uint8_t* out, size_t stride_bytes, uint8_t* row_buffer) {
         if (setjmp(errors_.jump) != 0) return false;
         const size_t pixel_bytes = static_cast<size_t>(cinfo_.output_components);
+        const bool whole_rows = window.left == 0 && window.right == static_cast<int>(cinfo_.output_width);
         for (int y = 0; y < window.bottom; ++y) {
-            JSAMPROW row = row_buffer;
+            uint8_t* const target = out + static_cast<ptrdiff_t>(y - window.top) * static_cast<ptrdiff_t>(stride_bytes);
+            const bool wanted = y >= window.top;
+            JSAMPROW row = whole_rows && wanted ? target : row_buffer;
             jpeg_read_scanlines(&cinfo_, &row, 1);
-            if (y < window.top) continue;
-            std::memcpy(out + static_cast<size_t>(y - window.top) * stride_bytes,
-                        row_buffer + static_cast<size_t>(window.left) * pixel_bytes,
+            if (!wanted || whole_rows) continue;
+            std::memcpy(target, row_buffer + static_cast<size_t>(window.left) * pixel_bytes,
                         static_cast<size_t>(window.right - window.left) * pixel_bytes);
         }
         jpeg_abort_decompress(&cinfo_);
