@@ -45,13 +45,13 @@ struct PixelKernels {
     void (*vertical_exact)(const uint8_t* const* rows, const int32_t* high, const int32_t* low, int pairs, int width,
                            uint8_t* out);
 
-    // Turns a stripe [kLanes, stride] into column pairs [columns / 2, kLanes], each an int32 of two neighbours.
-    // `columns` is a multiple of kColumnBlock.
+    // Turns a stripe [kLanes, stride] into column pairs [columns / 2, kLanes], each an int32 of two neighbours (the
+    // portable code has an order of its own within a pair). `columns` is a multiple of kColumnBlock.
     void (*pair_columns_q7)(const int16_t* stripe, ptrdiff_t stride, int columns, int32_t* pairs);
     void (*pair_columns_exact)(const uint8_t* stripe, ptrdiff_t stride, int columns, int32_t* pairs);
 
-    // Column pairs to output columns. `out` is [width / 2, 4, 2, 4]: two columns, 4 groups of rows, column, row.
-    // exact: the values are 8-bit samples.
+    // Column pairs to output columns, kLanes int16 each, in an order that only finish_*() of the same level knows.
+    // For vectors it is [width / 2, 4, 2, 4]: two columns, 4 groups of rows, column, row. exact: 8-bit samples.
     void (*horizontal_q7)(const int32_t* pairs, const ColumnTable& table, int16_t* out);
     void (*horizontal_exact)(const int32_t* pairs, const ColumnTable& table, int16_t* out);
 
