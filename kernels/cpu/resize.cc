@@ -11,6 +11,7 @@
 
 #include "coefficients.h"
 #include "pixels.h"
+#include "transpose.h"
 
 namespace feeder {
 namespace {
@@ -261,17 +262,6 @@ struct View {
 struct Region {
     int left, top, right, bottom;
 };
-
-// Turns blocks of 8 x 8 samples: rare enough (rotated photos) for plain code.
-void transpose(const uint8_t* from, ptrdiff_t stride, ptrdiff_t step, int width, int height, uint8_t* to,
-               ptrdiff_t to_stride) {
-    constexpr int block = 8;
-    for (int y0 = 0; y0 < height; y0 += block) {
-        const int y1 = std::min(y0 + block, height);
-        for (int x = 0; x < width; ++x)
-            for (int y = y0; y < y1; ++y) to[x * to_stride + y] = from[y * stride + x * step];
-    }
-}
 
 // The region (in the frame's axes) of a stored plane, copied only where it must be.
 View view_of(const Plane& plane, const Region& region, bool transposed, Buffer<uint8_t>& buffer) {
