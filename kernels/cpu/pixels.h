@@ -67,13 +67,10 @@ struct PixelKernels {
     void (*interleave)(const uint8_t* const rows[3], int n, uint8_t* pixels);
 
     // out[i] = samples[i] * scale[i % kPattern] + bias[i % kPattern], product and sum rounded to float32, then to
-    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements. stream: past the caches,
-    // where `out` is aligned to 64 bytes; end_stream() must follow before another thread reads it.
-    void (*affine_float32)(const uint8_t* samples, int n, const float* scale, const float* bias, float* out,
-                           bool stream);
+    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements.
+    void (*affine_float32)(const uint8_t* samples, int n, const float* scale, const float* bias, float* out);
     void (*affine_float16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
     void (*affine_bfloat16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
-    void (*end_stream)();
 };
 
 // JFIF's YCbCr to RGB in 15 fractional bits, beyond the whole part: R = Y + Cr + kRedCr * Cr and so on.

@@ -203,7 +203,7 @@ void affine(const uint8_t* samples, int n, const float* scale, const float* bias
     }
 }
 
-void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out, bool) {
+void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out) {
     affine(samples, n, scale, bias, out, [](float value) { return value; });
 }
 void affine_float16(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out) {
@@ -212,7 +212,6 @@ void affine_float16(const uint8_t* samples, int n, const float* scale, const flo
 void affine_bfloat16(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out) {
     affine(samples, n, scale, bias, out, to_bfloat16);
 }
-void end_stream() {}
 
 }  // namespace
 
@@ -220,7 +219,7 @@ const PixelKernels& portable_kernels() {
     static constexpr PixelKernels kernels = {
         vertical_q7,    vertical_exact, pair_columns<int16_t>, pair_columns<uint8_t>, horizontal_q7,
         horizontal_exact, finish_ycbcr, finish_exact,          deinterleave,          interleave,
-        affine_float32, affine_float16, affine_bfloat16,       end_stream,
+        affine_float32, affine_float16, affine_bfloat16,
     };
     return kernels;
 }
