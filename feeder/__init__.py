@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         SourceError,
         WorkerError,
     )
+    from feeder.shard import write_shards
 
 __version__ = "0.1.0"
 
@@ -36,7 +37,7 @@ _HOMES = dict.fromkeys(
         "WorkerError",
     ],
     "feeder.errors",
-)
+) | {"write_shards": "feeder.shard"}
 
 __all__ = [
     "ArgumentError",
@@ -48,6 +49,7 @@ __all__ = [
     "ShardError",
     "SourceError",
     "WorkerError",
+    "write_shards",
 ]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from feeder.errors import LockedError
 
-__all__ = ["TEMPORARY_SUFFIX", "atomic_file", "exclusive_lock", "fsync_folder"]
+__all__ = ["TEMPORARY_SUFFIX", "atomic_file", "exclusive_lock", "file_sha256", "fsync_folder"]
 
 TEMPORARY_SUFFIX = ".tmp"
 _BUFFER_BYTES = 1 << 20
@@ -68,3 +69,12 @@ def exclusive_lock(path: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def file_sha256(path: str) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -21,8 +21,7 @@ _EXTENSIONS = {
 }
 IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.values())
 
-_PILLOW_FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "DIB": "bmp", "GIF": "gif"}
-_PILLOW_FORMATS |= {"TIFF": "tiff", "PPM": "ppm"}
+_PILLOW_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
 _ORIENTATION_TAG = 0x0112
 _STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

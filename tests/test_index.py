@@ -25,6 +25,7 @@ def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "
             height=480,
             orientation=6,
             source_bytes=99,
+            crc32=2**32 - 1,
             members=[(field, 7 * i, 3) for field in fields[1:]],
         )
     builder.write(str(path), [ShardEntry(f"shard-{shard:06d}.tar", 10_240)])

@@ -8,21 +8,28 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import DecodeError
+from feeder.errors import ArgumentError, DecodeError
 
 if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["Buffer", "Decoder"]
+__all__ = ["FIDELITIES", "MAX_PIXELS", "Buffer", "Decoder", "check_options"]
 
 Buffer = bytes | bytearray | memoryview
+
+# The largest image that is decoded unless the caller says otherwise: Pillow's own limit, 256 MiB of RGB.
+MAX_PIXELS = 89_478_485
+
+# "exact" is for those who want Pillow's pixels to the level; "fast" may differ by what no training notices.
+FIDELITIES = ("exact", "fast")
 
 
 class Decoder(Protocol):
     """One way to turn encoded images into a batch.
 
     A decoder holds no state that changes a pixel: the same buffers and draws give the same output, whatever came
-    before, and whatever the batch size or thread count.
+    before, and whatever the batch size or thread count. Backends are made by
+    ``factory(max_pixels=..., threads=..., fidelity=...)``, see :func:`feeder.decode.registry.get_decoder`.
     """
 
     name: str
@@ -55,3 +62,17 @@ class Decoder(Protocol):
             One entry per image: None, or why it could not be decoded (its part of ``out`` is then undefined).
         """
         ...
+
+
+def check_options(max_pixels: int, threads: int, fidelity: str) -> None:
+    """Checks the options that every backend takes.
+
+    Raises:
+        ArgumentError: naming the one that is wrong.
+    """
+    if max_pixels < 1:
+        raise ArgumentError(f"max_pixels must be at least 1, got {max_pixels}")
+    if threads < 1:
+        raise ArgumentError(f"threads must be at least 1, got {threads}")
+    if fidelity not in FIDELITIES:
+        raise ArgumentError(f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")

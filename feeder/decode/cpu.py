@@ -135,7 +135,9 @@ class CpuDecoder:
             return DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
         base = np.empty((1, height, width, 3), np.uint8)
         one = slice(row, row + 1)
-        statuses, reasons = self._native([buffer], orientations[one], draws.take(one), base, layout="nhwc", dtype="uint8")
+        statuses, reasons = self._native(
+            [buffer], orientations[one], draws.take(one), base, layout="nhwc", dtype="uint8"
+        )
         if statuses[0] == _native.Status.NOT_JPEG.value:
             self.pillow_images += 1
             return self._pillow.decode([buffer], orientations[one], recipe, draws.take(one), out[None])[0]

@@ -35,17 +35,17 @@ bool HuffmanTable::build(ByteSpan payload, bool dc) {
             if (size == 0) {
                 const bool end = !dc && run != 15;
                 std::fill_n(first, span,
-                            static_cast<uint32_t>(length) | static_cast<uint32_t>(run) << 8 | (end ? kEnd : 0));
+                            static_cast<uint32_t>(length) | static_cast<uint32_t>(run) << kRunShift | (end ? kEnd : 0));
             } else if (length + size <= kLookupBits) {
                 const size_t each = span >> size;
                 for (int bits = 0; bits < (1 << size); ++bits) {
                     const uint32_t value = static_cast<uint16_t>(extend(bits, size));
                     std::fill_n(first + static_cast<size_t>(bits) * each, each,
-                                value << 16 | static_cast<uint32_t>(run) << 8 | static_cast<uint32_t>(length + size));
+                                value << 16 | static_cast<uint32_t>(run) << kRunShift | static_cast<uint32_t>(length + size));
                 }
             } else {
                 std::fill_n(first, span,
-                            static_cast<uint32_t>(size) << 16 | static_cast<uint32_t>(run) << 8 | kExtra |
+                            static_cast<uint32_t>(size) << 16 | static_cast<uint32_t>(run) << kRunShift | kExtra |
                                 static_cast<uint32_t>(length));
             }
         }

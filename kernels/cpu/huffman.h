@@ -17,14 +17,18 @@ namespace feeder {
 // the first-level cache together with the block at work, and building them takes a few microseconds an image.
 struct HuffmanTable {
     static constexpr int kLookupBits = 11;
-    static constexpr uint32_t kLengthMask = 0x1F;
-    static constexpr uint32_t kEnd = 0x20;   // end of block
-    static constexpr uint32_t kLong = 0x40;  // the code is longer than kLookupBits
-    static constexpr uint32_t kExtra =
-        0x80;  // the extra bits are still to be read; the value's place holds their number
+    static constexpr uint32_t kEnd = 0x40;     // end of block
+    static constexpr uint32_t kLong = 0x80;    // the code is longer than kLookupBits
+    static constexpr uint32_t kExtra = 0x100;  // the extra bits are still to be read; the value's place has their number
     static constexpr uint32_t kSpecial = kEnd | kLong | kExtra;
+    static constexpr int kRunShift = 9;
 
-    // value (16 bits) | run (8) | flags (3) | bits taken (5)
+    // value (16 bits) | run (7) | flags (3) | bits taken (6). The length comes last and has six bits because a shift
+    // then takes the entry as it is: it is on the critical path.
+    static int length(uint32_t entry) { return static_cast<int>(entry & 63); }
+    static unsigned run(uint32_t entry) { return entry >> kRunShift & 15; }
+    static int value(uint32_t entry) { return static_cast<int16_t>(entry >> 16); }
+
     uint32_t lookup[1 << kLookupBits];
     uint32_t first_code_after
         [18];  // of each length, left-aligned to 16 bits: the first code that is longer; 17 holds a sentinel

@@ -80,7 +80,7 @@ class Transcoder {
         jpeg_destroy_decompress(&source_);
     }
 
-    // False on a fatal error.
+    // False on a fatal error. `out` is complete only if the file is neither truncated, damaged nor incomplete.
     bool run(ByteSpan file, const JpegHeader& header, const TranscodeOptions& options, Bytes& out) {
         source_.err = reset_errors(errors_);
         destination_.err = &errors_.base;
@@ -97,6 +97,8 @@ class Transcoder {
         }
         jpeg_read_header(&source_, TRUE);
         jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source_);
+        incomplete_ = lacks_scans();
+        if (incomplete_ || memory_.ran_out || errors_.damaged) return true;
 
         jpeg_copy_critical_parameters(&source_, &destination_);
         destination_.optimize_coding = TRUE;
@@ -121,14 +123,30 @@ class Transcoder {
 
     const JpegErrors& errors() const { return errors_; }
     bool truncated() const { return memory_.ran_out; }
+    bool incomplete() const { return incomplete_; }
 
   private:
+    // A progressive file that ends (properly) before its low frequencies are complete. libjpeg then guesses them from the
+    // neighbouring blocks, which it would not do for the sequential file that we would make of it.
+    bool lacks_scans() const {
+        if (!source_.progressive_mode || source_.coef_bits == nullptr) return false;
+        for (int i = 0; i < source_.num_components; ++i) {
+            for (int k = 0; k < kSmoothedCoefficients; ++k) {
+                if (source_.coef_bits[i][k] != 0) return true;
+            }
+        }
+        return false;
+    }
+
+    static constexpr int kSmoothedCoefficients = 10;
+
     jpeg_decompress_struct source_;
     jpeg_compress_struct destination_;
     JpegErrors errors_;
     JpegMemorySource memory_;
     JpegScanLimit limit_;
     BytesDestination bytes_;
+    bool incomplete_ = false;
 };
 
 Outcome refuse(const char* reason) { return {Status::unsupported, std::string("JPEG: ") + reason}; }
@@ -157,6 +175,7 @@ Outcome transcode_jpeg(ByteSpan file, const TranscodeOptions& options, Bytes& ou
     if (transcoder.truncated())
         return {Status::damaged, "JPEG: truncated: the data ends before its end-of-image marker"};
     if (transcoder.errors().damaged) return {Status::damaged, std::string("JPEG: ") + transcoder.errors().reason};
+    if (transcoder.incomplete()) return refuse("progressive, and its last scans are missing");
     return {};
 }
 

@@ -39,7 +39,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const Plane& a = planes[0].plane[i];
         const Plane& b = planes[1].plane[i];
         for (int y = 0; y < a.height; ++y) {
-            if (std::memcmp(a.data + y * a.stride_bytes, b.data + y * b.stride_bytes, static_cast<size_t>(a.width)) != 0) {
+            if (std::memcmp(a.data + y * a.stride_bytes, b.data + y * b.stride_bytes, static_cast<size_t>(a.width)) !=
+                0) {
                 std::abort();
             }
         }

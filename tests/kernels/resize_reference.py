@@ -14,7 +14,7 @@ U8 = npt.NDArray[np.uint8]
 
 
 def smooth_noise(rng: np.random.Generator, height: int, width: int, channels: int, slope: float = 1.0) -> U8:
-    """An image with the spectrum of a photo: amplitude falls as frequency ** -slope. uint8 [height, width, channels]."""
+    """Noise with the spectrum of a photo: amplitude falls as frequency ** -slope. uint8 [height, width, channels]."""
     fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
     falloff = 1 / np.maximum(np.hypot(fy, fx), 1 / max(height, width)) ** slope
     out = np.empty((height, width, channels))
@@ -35,13 +35,11 @@ def _smooth(plane: npt.NDArray[np.int32], axis: int) -> tuple[npt.NDArray[np.int
 
 
 def _merge(even: npt.NDArray[np.int32], odd: npt.NDArray[np.int32], axis: int) -> npt.NDArray[np.int32]:
-    return np.stack([even, odd], axis=axis + 1).reshape(
-        [2 * n if a == axis else n for a, n in enumerate(even.shape)]
-    )
+    return np.stack([even, odd], axis=axis + 1).reshape([2 * n if a == axis else n for a, n in enumerate(even.shape)])
 
 
 def upsample(plane: U8, h: int, v: int) -> U8:
-    """libjpeg's default upsampling (jdsample.c) by h columns and v rows: "fancy" for 2x1, 1x2, 2x2, else replication."""
+    """libjpeg's upsampling (jdsample.c) by h columns and v rows: "fancy" for 2x1, 1x2, 2x2, else replication."""
     samples = plane.astype(np.int32)
     if h == 2 and v == 1 and plane.shape[1] > 2:
         even, odd = _smooth(samples, 1)

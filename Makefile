@@ -1,0 +1,40 @@
+# What there is to do: `make help`. The environment is a virtualenv in .venv, made and kept current by each target.
+#   VENV=dir      another place for it          PYTHON=python3.12   the Python to make it with
+#   IMAGES=dir    your own images (make demo)   PYTEST_ARGS=...     more arguments for pytest
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu   torch without CUDA: a much smaller download
+
+VENV ?= .venv
+PYTHON ?=
+IMAGES ?=
+PYTEST_ARGS ?=
+TORCH_INDEX ?=
+export VENV PYTHON IMAGES TORCH_INDEX
+
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint env clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+demo: ## shard images, load them, compare with torch's DataLoader (IMAGES=dir for your own)
+	@scripts/env.sh run
+	@scripts/demo.sh
+
+test: ## run the tests
+	@scripts/env.sh test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: ## check style and types
+	@scripts/env.sh test
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+env: ## make or update the environment with all that tests and development need
+	@scripts/env.sh test
+
+clean: ## remove the environment and everything built or generated
+	[ ! -e $(VENV)/.feeder/ours ] || rm -rf $(VENV)
+	rm -rf build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,74 @@
+"""How every benchmark here records what it found: the machine, the versions, every repeat; and the table it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["interleave", "machine", "save", "spread", "table"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, kernel, commit and package versions."""
+    from feeder.versions import versions
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "commit": commit + ("+changes" if changed.strip() else ""),
+        "versions": versions(),
+        "arguments": sys.argv[1:],
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def interleave(
+    rivals: Mapping[str, Callable[[], float]], repeats: int, note: Callable[[str], None] = print
+) -> dict[str, list[float]]:
+    """Runs each rival in turn, ``repeats`` times round, so that a slow spell of the machine hits all alike."""
+    found: dict[str, list[float]] = {name: [] for name in rivals}
+    for turn in range(repeats):
+        for name, run in rivals.items():
+            found[name].append(run())
+            note(f"  {turn + 1}/{repeats} {name}: {found[name][-1]:.4g}")
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, extremes and every value."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as aligned columns, the first row being the heading; numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def save(name: str, results: Mapping[str, Any], out: str | None) -> Path:
+    """Writes a result with the machine it comes from to ``bench/results/NAME.json``, or to ``out``."""
+    path = Path(out) if out else ROOT / "bench" / "results" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"benchmark": name, "machine": machine(), **results}, indent=1) + "\n")
+    return path

@@ -1,0 +1,308 @@
+"""Every op of :mod:`feeder.transforms` on a Pillow image or, after ToDtype, on a float array: the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageEnhance, ImageOps
+
+from feeder import order
+from feeder.errors import ArgumentError, DecodeError
+from feeder.transforms import (
+    CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    Lambda,
+    Op,
+    Pad,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+    TrivialAugmentWide,
+)
+from feeder.transforms.augment import AUGMENTATIONS
+
+__all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row"]
+
+# One sample's drawn parameters by name.
+Row = Mapping[str, Any]
+
+# float32 [3, H, W].
+FloatImage = npt.NDArray[np.float32]
+
+_RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "nearest-exact": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+_Warp = Literal[Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC]
+_WARPS: dict[str, _Warp] = {
+    "nearest": Image.Resampling.NEAREST,
+    "nearest-exact": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+def _window(image: Image.Image, row: Row) -> Image.Image:
+    """The drawn window; Pillow fills with zeros what lies outside the image."""
+    top, left, height, width = (int(row[name]) for name in ("top", "left", "height", "width"))
+    return image.crop((left, top, left + width, top + height))
+
+
+def _resize(image: Image.Image, interpolation: str, row: Row) -> Image.Image:
+    size = int(row["resized_width"]), int(row["resized_height"])
+    return image if size == image.size else image.resize(size, _RESAMPLING[interpolation])
+
+
+def _random_resized_crop(image: Image.Image, op: RandomResizedCrop, row: Row) -> Image.Image:
+    return _resize(_window(image, row), op.interpolation, row)
+
+
+def _resize_op(image: Image.Image, op: Resize, row: Row) -> Image.Image:
+    return _resize(image, op.interpolation, row)
+
+
+def _center_crop(image: Image.Image, op: CenterCrop, row: Row) -> Image.Image:
+    return _window(image, row)
+
+
+def _flip(image: Image.Image, op: RandomHorizontalFlip, row: Row) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if row["flip"] else image
+
+
+def _pad_image(
+    image: Image.Image, padding: tuple[int, int, int, int], fill: tuple[int, int, int], padding_mode: str
+) -> Image.Image:
+    left, top, right, bottom = padding
+    if padding_mode == "constant":
+        padded = Image.new("RGB", (image.width + left + right, image.height + top + bottom), fill)
+        padded.paste(image, (left, top))
+        return padded
+    mode: Any = padding_mode
+    return Image.fromarray(np.pad(np.asarray(image), ((top, bottom), (left, right), (0, 0)), mode=mode))
+
+
+def _pad(image: Image.Image, op: Pad, row: Row) -> Image.Image:
+    return _pad_image(image, op.padding, op.fill, op.padding_mode)
+
+
+def _random_crop(image: Image.Image, op: RandomCrop, row: Row) -> Image.Image:
+    if "padding" in row:
+        left, top, right, bottom = (int(side) for side in row["padding"])
+        image = _pad_image(image, (left, top, right, bottom), op.fill, op.padding_mode)
+    if image.height < op.size[0] or image.width < op.size[1]:
+        raise DecodeError(
+            f"RandomCrop of {op.size[0]}x{op.size[1]} (height x width) is larger than the image, "
+            f"{image.height}x{image.width}; resize first, or set pad_if_needed=True"
+        )
+    return _window(image, row)
+
+
+def _rotate(image: Image.Image, op: RandomRotation, row: Row) -> Image.Image:
+    return image.rotate(float(row["angle"]), _WARPS[op.interpolation], op.expand, op.center, fillcolor=op.fill)
+
+
+def _random_affine(image: Image.Image, op: RandomAffine, row: Row) -> Image.Image:
+    return _affine(
+        image,
+        angle=float(row["angle"]),
+        shift=(float(row["shift_x"]), float(row["shift_y"])),
+        scale=float(row["scale"]),
+        shear=(float(row["shear_x"]), float(row["shear_y"])),
+        interpolation=op.interpolation,
+        fill=op.fill,
+        center=op.center,
+    )
+
+
+def _affine(
+    image: Image.Image,
+    *,
+    angle: float = 0.0,
+    shift: tuple[float, float] = (0.0, 0.0),
+    scale: float = 1.0,
+    shear: tuple[float, float] = (0.0, 0.0),
+    interpolation: str,
+    fill: tuple[int, int, int],
+    center: tuple[float, float] | None = None,
+) -> Image.Image:
+    """Angles in degrees, shift and center (x, y) in pixels.
+
+    The matrix from output to input is that of torchvision: C * (R(angle) * scale * SHy * SHx)^-1 * C^-1 * T^-1.
+    """
+    center_x, center_y = center or (image.width * 0.5, image.height * 0.5)
+    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
+    a = math.cos(turn - shear_y) / math.cos(shear_y)
+    b = -(a * math.tan(shear_x) + math.sin(turn))
+    c = math.sin(turn - shear_y) / math.cos(shear_y)
+    d = math.cos(turn) - c * math.tan(shear_x)
+    xx, xy, yx, yy = d / scale, -b / scale, -c / scale, a / scale
+    moved_x, moved_y = center_x + shift[0], center_y + shift[1]
+    matrix = (xx, xy, center_x - xx * moved_x - xy * moved_y, yx, yy, center_y - yx * moved_x - yy * moved_y)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
+
+
+def _color_jitter(image: Image.Image, op: ColorJitter, row: Row) -> Image.Image:
+    for step in row["order"]:
+        name = ("brightness", "contrast", "saturation", "hue")[step]
+        if name in row:
+            image = _ADJUSTMENTS[name](image, float(row[name]))
+    return image
+
+
+def _shift_hue(image: Image.Image, turns: float) -> Image.Image:
+    hue, saturation, value = image.convert("HSV").split()
+    # The shift wraps around in uint8.
+    shift = int(turns * 255) % 256
+    return Image.merge("HSV", (hue.point([(i + shift) % 256 for i in range(256)]), saturation, value)).convert("RGB")
+
+
+_ADJUSTMENTS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+    "saturation": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+    "hue": _shift_hue,
+}
+
+
+def _grayscale(image: Image.Image, op: RandomGrayscale, row: Row) -> Image.Image:
+    if not row["gray"]:
+        return image
+    gray = image.convert("L")
+    return Image.merge("RGB", (gray, gray, gray))
+
+
+def _blur(image: Image.Image, op: GaussianBlur, row: Row) -> Image.Image:
+    blurred = np.asarray(image).astype(np.float32)
+    for axis, size in ((1, op.kernel_size[0]), (0, op.kernel_size[1])):
+        # torchvision's kernel: exp(-(x / sigma)^2) at x from -limit to limit, which is a Gaussian of this sigma.
+        limit = (size - 1) / (2.0 * math.sqrt(2.0))
+        kernel = np.exp(-((np.linspace(-limit, limit, size) / float(row["sigma"])) ** 2))
+        kernel = (kernel / kernel.sum()).astype(np.float32)
+        padding = [(0, 0), (0, 0), (0, 0)]
+        padding[axis] = (size // 2, size // 2)
+        padded = np.pad(blurred, padding, mode="reflect")
+        length = blurred.shape[axis]
+        blurred = sum(
+            weight * np.take(padded, range(start, start + length), axis=axis) for start, weight in enumerate(kernel)
+        )
+    return Image.fromarray(np.rint(blurred).astype(np.uint8))
+
+
+def _erase_array(array: npt.NDArray[Any], op: RandomErasing, row: Row) -> npt.NDArray[Any]:
+    if not row["erase"]:
+        return array
+    top, left, height, width = (int(row[name]) for name in ("i", "j", "h", "w"))
+    erased = array.copy()
+    window = erased[:, top : top + height, left : left + width]
+    if op.value is None:
+        # Box and Muller: two uniform numbers make a normal one.
+        u = order.uniform(int(row["key"]), 0, np.arange(window.size), 0, 2)
+        noise = np.sqrt(-2.0 * np.log1p(-u[:, 0])) * np.cos(2.0 * np.pi * u[:, 1])
+        window[...] = noise.reshape(window.shape)
+    else:
+        value = np.array(op.value)
+        window[...] = (np.clip(value, 0, 255) if array.dtype == np.uint8 else value)[:, None, None]
+    changed: npt.NDArray[Any] = erased
+    return changed
+
+
+def _call_array(array: npt.NDArray[Any], op: Lambda, row: Row) -> npt.NDArray[Any]:
+    own = np.array(array, order="C")
+    result: Any = op.lambd(own)
+    if not isinstance(result, np.ndarray) or result.shape != array.shape or result.dtype != array.dtype:
+        got = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else repr(type(result))
+        raise ArgumentError(
+            f"the function of Lambda must give an array of {array.dtype} {list(array.shape)} as it got, got {got}"
+        )
+    checked: npt.NDArray[Any] = result
+    return checked
+
+
+def _as_array(change: Callable[[npt.NDArray[Any], Any, Row], npt.NDArray[Any]]) -> Callable[..., Image.Image]:
+    """An op on [3, H, W] arrays as an op on images."""
+
+    def run(image: Image.Image, op: Op, row: Row) -> Image.Image:
+        array = change(np.asarray(image).transpose(2, 0, 1), op, row)
+        return Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)))
+
+    return run
+
+
+def _augment(image: Image.Image, op: RandAugment | TrivialAugmentWide, row: Row) -> Image.Image:
+    for kind, magnitude in zip(row["kind"], row["magnitude"], strict=True):
+        image = _augment_once(image, op, AUGMENTATIONS[kind], float(magnitude))
+    return image
+
+
+def _augment_once(image: Image.Image, op: RandAugment | TrivialAugmentWide, kind: str, magnitude: float) -> Image.Image:
+    def affine(**options: Any) -> Image.Image:
+        return _affine(image, interpolation=op.interpolation, fill=op.fill, **options)
+
+    if kind == "Identity":
+        return image
+    if kind == "ShearX":
+        return affine(shear=(math.degrees(math.atan(magnitude)), 0.0), center=(0.0, 0.0))
+    if kind == "ShearY":
+        return affine(shear=(0.0, math.degrees(math.atan(magnitude))), center=(0.0, 0.0))
+    if kind == "TranslateX":
+        return affine(shift=(int(magnitude), 0.0))
+    if kind == "TranslateY":
+        return affine(shift=(0.0, int(magnitude)))
+    if kind == "Rotate":
+        return image.rotate(magnitude, _WARPS[op.interpolation], fillcolor=op.fill)
+    if kind == "Posterize":
+        return ImageOps.posterize(image, int(magnitude))
+    if kind == "Solarize":
+        return image.point([i if i < 255.0 * magnitude else 255 - i for i in range(256)] * 3)
+    if kind == "AutoContrast":
+        return ImageOps.autocontrast(image)
+    if kind == "Equalize":
+        return ImageOps.equalize(image)
+    return _ADJUSTMENTS["saturation" if kind == "Color" else kind.lower()](image, 1.0 + magnitude)
+
+
+def _flip_array(array: FloatImage, op: RandomHorizontalFlip, row: Row) -> FloatImage:
+    return array[:, :, ::-1] if row["flip"] else array
+
+
+IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
+    CenterCrop: _center_crop,
+    ColorJitter: _color_jitter,
+    GaussianBlur: _blur,
+    Lambda: _as_array(_call_array),
+    Pad: _pad,
+    RandAugment: _augment,
+    RandomAffine: _random_affine,
+    RandomCrop: _random_crop,
+    RandomErasing: _as_array(_erase_array),
+    RandomGrayscale: _grayscale,
+    RandomHorizontalFlip: _flip,
+    RandomResizedCrop: _random_resized_crop,
+    RandomRotation: _rotate,
+    Resize: _resize_op,
+    TrivialAugmentWide: _augment,
+}
+
+ARRAY_OPS: dict[type[Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
+    Lambda: _call_array,
+    RandomErasing: _erase_array,
+    RandomHorizontalFlip: _flip_array,
+}

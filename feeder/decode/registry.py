@@ -1,0 +1,110 @@
+"""Finds a decode backend by name."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
+
+from feeder.decode.base import MAX_PIXELS, Decoder, check_options
+from feeder.errors import ArgumentError, BackendError
+from feeder.transforms import Recipe
+
+__all__ = ["ENTRY_POINT_GROUP", "available_decoders", "decoder_names", "get_decoder"]
+
+# Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes the
+# keyword arguments of `get_decoder` and gives a `feeder.decode.base.Decoder`.
+ENTRY_POINT_GROUP = "feeder.decoders"
+
+_log = logging.getLogger(__name__)
+
+
+class _BuiltIn(NamedTuple):
+    target: str
+    remedy: str
+
+
+_BUILT_IN = {
+    "cpu": _BuiltIn(
+        "feeder.decode.cpu:CpuDecoder", "reinstall feeder-data with a C++20 compiler: pip install feeder-data"
+    ),
+    "dali": _BuiltIn("feeder.decode.dali:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
+    "pillow": _BuiltIn("feeder.decode.pillow:PillowDecoder", "install it: pip install pillow"),
+}
+
+# "auto" takes the first that is installed and can run the recipe. All ranks have the same packages and the same
+# recipe, so all choose alike; nothing is measured.
+_AUTO = ("cpu", "pillow")
+
+
+def decoder_names() -> tuple[str, ...]:
+    """The names of all backends that feeder knows, sorted; not all of them need be installed."""
+    return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+
+
+def available_decoders() -> tuple[str, ...]:
+    """The names of the backends that can be made here, sorted."""
+    return tuple(name for name in decoder_names() if not isinstance(_make(name, {}), BackendError))
+
+
+def get_decoder(
+    name: str = "auto",
+    recipe: Recipe | None = None,
+    *,
+    threads: int = 1,
+    max_pixels: int = MAX_PIXELS,
+    fidelity: str = "fast",
+) -> Decoder:
+    """Makes a backend. One that is asked for by name never falls back to another.
+
+    Args:
+        name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the native backend "cpu" if
+            it is built and can run the recipe, else "pillow".
+        recipe: What the backend shall run; checked here.
+        threads: How many threads it may use for one batch.
+        max_pixels: Larger images are refused.
+        fidelity: "fast", or "exact" for Pillow's pixels to about one level.
+
+    Raises:
+        ArgumentError: if there is no backend of that name.
+        BackendError: if it is not installed, with the remedy, or can't run the recipe.
+    """
+    check_options(max_pixels, threads, fidelity)
+    options = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
+    if name != "auto":
+        decoder = _make(name, options)
+        if isinstance(decoder, BackendError):
+            raise decoder
+        if recipe is not None:
+            decoder.check(recipe)
+        return decoder
+    reasons = []
+    for candidate in _AUTO:
+        try:
+            decoder = get_decoder(candidate, recipe, threads=threads, max_pixels=max_pixels, fidelity=fidelity)
+        except BackendError as error:
+            reasons.append(str(error))
+            continue
+        _log.info("backend 'auto' is '%s'%s", candidate, "".join(f"; {reason}" for reason in reasons))
+        return decoder
+    raise BackendError("no backend can run this recipe: " + "; ".join(reasons))
+
+
+def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
+    """The backend, or why it can't be made."""
+    points = tuple(entry_points(group=ENTRY_POINT_GROUP, name=name))
+    if name in _BUILT_IN:
+        point = EntryPoint(name, _BUILT_IN[name].target, ENTRY_POINT_GROUP)
+        remedy = _BUILT_IN[name].remedy
+    elif points:
+        point = points[0]
+        remedy = f"repair or remove the package {point.dist.name if point.dist else point.value!r}"
+    else:
+        raise ArgumentError(f"backend must be 'auto' or one of {', '.join(decoder_names())}, got {name!r}")
+    try:
+        decoder: Decoder = point.load()(**options)
+    except (ImportError, AttributeError) as error:
+        return BackendError(f"backend {name!r} is not installed ({error}); {remedy}")
+    except BackendError as error:
+        return error
+    return decoder

@@ -1,0 +1,256 @@
+"""What a shard set holds, and whether it still holds it."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.files import file_sha256
+from feeder.index import INDEX_NAME, Index
+from feeder.manifest import MANIFEST_NAME, Manifest
+
+__all__ = ["Damage", "Report", "inspect", "render", "verify"]
+
+_PERCENTILES = (0, 5, 50, 95, 100)
+_HISTOGRAM_ROWS = 10
+_BAR = 24
+
+
+class Damage(NamedTuple):
+    """Something that is not as it was written.
+
+    Attributes:
+        shard: File name.
+        sample: Key of the damaged sample; None if the shard as a whole is meant.
+        reason: What was expected and what was found.
+    """
+
+    shard: str
+    sample: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a shard set holds.
+
+    Attributes:
+        path: The folder or index file.
+        samples, shards, bytes: Totals.
+        settings: How it was made; None for tars that others wrote.
+        rejected: Inputs that were rejected when it was made; None likewise.
+        fields: Samples by field.
+        orientations: Samples by EXIF orientation.
+        unlabelled: Samples without a label.
+        classes: (name, count) by label.
+        image_bytes, width_px, height_px: minimum, 5 %, median, 95 %, maximum.
+    """
+
+    path: str
+    samples: int
+    shards: int
+    bytes: int
+    settings: dict[str, Any] | None
+    rejected: int | None
+    fields: dict[str, int]
+    orientations: dict[str, int]
+    unlabelled: int
+    classes: list[tuple[str, int]]
+    image_bytes: list[int]
+    width_px: list[int]
+    height_px: list[int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return asdict(self)
+
+
+def open_index(path: str) -> Index:
+    """Opens the index of a shard set's folder, or an index file.
+
+    Raises:
+        FormatError: if there is none, or it is damaged.
+    """
+    return Index(os.path.join(path, INDEX_NAME) if os.path.isdir(path) or not os.path.exists(path) else path)
+
+
+def inspect(path: str) -> Report:
+    """Reads index and manifest.
+
+    Args:
+        path: A shard set's folder, or an index file.
+
+    Raises:
+        FormatError: if index or manifest is missing or damaged.
+    """
+    index = open_index(path)
+    manifest = Manifest.read(os.path.dirname(index.path)) if os.path.basename(index.path) == INDEX_NAME else None
+    labels = np.asarray(index.label)
+    values, counts = np.unique(labels[labels >= 0], return_counts=True)
+    names = (manifest.classes if manifest else None) or []
+    known = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    every = sorted({*known, *range(len(names))})
+    members: dict[str, int] = {}
+    for column in ("field", "member_field"):
+        for number, count in zip(*np.unique(index.column(column), return_counts=True), strict=True):
+            name = index.fields[int(number)]
+            members[name] = members.get(name, 0) + int(count)
+    orientations = dict(zip(*(a.tolist() for a in np.unique(index.orientation, return_counts=True)), strict=True))
+    return Report(
+        path=path,
+        samples=len(index),
+        shards=len(index.shards),
+        bytes=sum(shard.size_bytes for shard in index.shards),
+        settings=manifest.settings if manifest else None,
+        rejected=manifest.rejected if manifest else None,
+        fields=members,
+        orientations={str(k): v for k, v in orientations.items()},
+        unlabelled=int((labels < 0).sum()),
+        classes=[(names[k] if k < len(names) else str(k), known.get(k, 0)) for k in every],
+        image_bytes=_percentiles(index.length),
+        width_px=_percentiles(index.width),
+        height_px=_percentiles(index.height),
+    )
+
+
+def render(report: Report) -> str:
+    """The report as text for a terminal of 80 columns."""
+    mib = report.bytes / 2**20
+    lines = [report.path, f"  samples     {report.samples:,} in {report.shards:,} shards, {mib:,.1f} MiB"]
+    if report.rejected is not None:
+        lines.append(f"  rejected    {report.rejected:,}" + (" (see rejected.jsonl)" if report.rejected else ""))
+    lines.append(_wrapped("  fields      ", [f"{name} {count:,}" for name, count in report.fields.items()]))
+    if set(report.orientations) - {"1"}:
+        lines.append(_wrapped("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
+    if report.settings:
+        lines.append(_wrapped("  settings    ", [f"{k}={v}" for k, v in report.settings.items() if v is not None]))
+    lines.append("")
+    lines.append(f"  {'':14}{'min':>10}{'5 %':>10}{'median':>10}{'95 %':>10}{'max':>10}")
+    for name, row in (
+        ("image bytes", report.image_bytes),
+        ("width, px", report.width_px),
+        ("height, px", report.height_px),
+    ):
+        lines.append(f"  {name:14}" + "".join(f"{value:>10,}" for value in row))
+    if report.classes or report.unlabelled:
+        lines += ["", f"  {len(report.classes):,} classes, {report.unlabelled:,} samples without a label"]
+        lines += _histogram(report.classes)
+    return "\n".join(lines)
+
+
+def verify(
+    path: str, *, workers: int | None = None, advance: Callable[[int], None] = lambda size_bytes: None
+) -> list[Damage]:
+    """Reads every shard again and compares it with its checksums.
+
+    Args:
+        path: A shard set's folder, or an index file.
+        workers: Threads; None for one a core.
+        advance: Called with the bytes of each finished shard.
+
+    Returns:
+        What is damaged, by shard and sample; empty if nothing is.
+
+    Raises:
+        FormatError: if index or manifest is missing or damaged.
+    """
+    index = open_index(path)
+    folder = os.path.dirname(index.path)
+    manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
+    damages: list[Damage] = []
+    if manifest and (found := file_sha256(index.path)) != manifest.index["sha256"]:
+        damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
+    if manifest and [s.name for s in index.shards] != [s.name for s in manifest.shards]:
+        damages.append(
+            Damage(INDEX_NAME, None, f"names {len(index.shards)} shards, {MANIFEST_NAME} {len(manifest.shards)}")
+        )
+        return damages
+    starts = np.searchsorted(index.shard, np.arange(len(index.shards) + 1))
+
+    def check(number: int) -> list[Damage]:
+        checksum = manifest.shards[number].sha256 if manifest else None
+        found = _verify_shard(index, number, range(int(starts[number]), int(starts[number + 1])), checksum)
+        advance(index.shards[number].size_bytes)
+        return found
+
+    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+        for found_damages in pool.map(check, range(len(index.shards))):
+            damages += found_damages
+    return damages
+
+
+def _verify_shard(index: Index, number: int, rows: range, checksum: str | None) -> list[Damage]:
+    name, expected_bytes = index.shards[number]
+    path = index.shard_path(number)
+    damages = []
+    try:
+        size = os.stat(path).st_size
+        if size != expected_bytes:
+            damages.append(Damage(name, None, f"has {size} bytes, expected {expected_bytes}"))
+        elif checksum is not None:
+            found = file_sha256(path)
+            if found == checksum:
+                return []
+            damages.append(Damage(name, None, f"SHA-256 is {found}, expected {checksum}"))
+        with open(path, "rb") as file:
+            for i in rows:
+                members = [(index.image_field(i), int(index.offset[i]), int(index.length[i])), *index.members(i)]
+                crc = 0
+                for _, offset, length in members:
+                    data = os.pread(file.fileno(), length, offset) if offset + length <= size else b""
+                    if len(data) != length:
+                        reason = f"needs {length} bytes at byte {offset}, the shard ends at {size}"
+                        damages.append(Damage(name, index.key(i), reason))
+                        break
+                    crc = zlib.crc32(data, crc)
+                else:
+                    if crc != int(index.crc32[i]):
+                        offset = int(index.offset[i])
+                        damages.append(Damage(name, index.key(i), f"its bytes changed (image at byte {offset})"))
+    except OSError as error:
+        damages.append(Damage(name, None, f"can't be read: {error.strerror}"))
+    return damages
+
+
+def _percentiles(column: npt.NDArray[Any]) -> list[int]:
+    if not len(column):
+        return [0] * len(_PERCENTILES)
+    return [int(v) for v in np.percentile(column, _PERCENTILES, method="nearest")]
+
+
+def _histogram(classes: list[tuple[str, int]]) -> list[str]:
+    """The largest classes, and the smallest if there are too many for all."""
+    ranked = sorted(classes, key=lambda item: -item[1])
+    shown: list[tuple[str, int] | None] = list(ranked)
+    if len(ranked) > _HISTOGRAM_ROWS:
+        half = _HISTOGRAM_ROWS // 2
+        shown = [*ranked[:half], None, *ranked[-half:]]
+    most = max((count for _, count in ranked), default=0) or 1
+    lines = []
+    for row in shown:
+        if row is None:
+            lines.append(f"    ... {len(ranked) - _HISTOGRAM_ROWS:,} more")
+            continue
+        name, count = row
+        printable = name.encode("ascii", "backslashreplace").decode() if not name.isprintable() else name
+        label = printable if len(printable) <= 30 else printable[:27] + "..."
+        lines.append(f"    {label:30} {count:>9,} {'#' * round(_BAR * count / most)}".rstrip())
+    return lines
+
+
+def _wrapped(label: str, items: list[str], width: int = 80) -> str:
+    lines, line = [], label
+    for position, item in enumerate(items):
+        text = item + ("," if position < len(items) - 1 else "")
+        if len(line) + len(text) > width and line.strip():
+            lines.append(line.rstrip())
+            line = " " * len(label)
+        line += text + " "
+    return "\n".join([*lines, line.rstrip()])

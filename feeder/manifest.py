@@ -1,0 +1,98 @@
+"""``manifest.json``: what a shard set holds and how it was made."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from feeder.errors import FormatError
+from feeder.files import atomic_file
+
+__all__ = ["MANIFEST_NAME", "Manifest", "ShardRecord"]
+
+MANIFEST_NAME = "manifest.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard.
+
+    Attributes:
+        name: File name.
+        samples: How many samples it holds.
+        size_bytes: Size of the file.
+        sha256: SHA-256 of the file, hexadecimal.
+    """
+
+    name: str
+    samples: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of ``manifest.json``.
+
+    Attributes:
+        settings: What was asked for: seed, shuffle, shard_size_bytes, samples_per_shard, encode.
+        source: What was sharded: kind, and a digest over paths, sizes and labels.
+        inputs: Inputs found; each is a sample or stands in ``rejected.jsonl``.
+        samples: Samples written.
+        rejected: Inputs rejected.
+        bad: Of these, how many claimed to be images.
+        formats: Samples by image format.
+        encoded: Samples by what was done to their image ("kept", ...).
+        classes: Class names by label, or None.
+        index: Size and SHA-256 of the index file.
+        shards: The shards, in order.
+    """
+
+    settings: dict[str, Any]
+    source: dict[str, str]
+    inputs: int
+    samples: int
+    rejected: int
+    bad: int
+    formats: dict[str, int]
+    encoded: dict[str, int]
+    classes: list[str] | None
+    index: dict[str, Any]
+    shards: list[ShardRecord]
+
+    @classmethod
+    def read(cls, folder: str) -> Manifest | None:
+        """Reads a shard set's manifest; None if it has none.
+
+        Raises:
+            FormatError: if it is damaged or of another version.
+        """
+        path = os.path.join(folder, MANIFEST_NAME)
+        try:
+            with open(path, encoding="utf-8") as file:
+                data = json.load(file)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise FormatError(f"{path}: damaged: {error}; restore it, or shard the dataset again") from None
+        try:
+            if data["format"] != "feeder-shards" or data["format_version"] != _VERSION:
+                raise FormatError(
+                    f"{path}: format {data['format']!r} version {data['format_version']}, this feeder reads "
+                    f"'feeder-shards' version {_VERSION}; update feeder"
+                )
+            shards = [ShardRecord(**record) for record in data["shards"]]
+            return cls(
+                **{k: v for k, v in data.items() if not k.startswith("format_") and k != "format"} | {"shards": shards}
+            )
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"{path}: damaged: {error!r}; restore it, or shard the dataset again") from None
+
+    def write(self, folder: str) -> None:
+        """Writes the manifest atomically; its bytes depend on its contents alone."""
+        data = {"format": "feeder-shards", "format_version": _VERSION, **asdict(self)}
+        with atomic_file(os.path.join(folder, MANIFEST_NAME)) as file:
+            file.write(json.dumps(data, indent=1).encode() + b"\n")

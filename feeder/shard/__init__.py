@@ -1,0 +1,149 @@
+"""Samples in, pre-shuffled WebDataset shards and their index out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from feeder.errors import ShardError, SourceError
+from feeder.shard.encode import EncodeOptions, check_encoder
+from feeder.shard.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
+from feeder.shard.output import OutputFolder
+from feeder.shard.plan import plan_shards
+from feeder.shard.run import Run
+from feeder.source import Source, open_samples, open_source, overlaps_source
+
+__all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def shard(
+    path: str,
+    out: str | None = None,
+    options: ShardOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> ShardSummary:
+    """Turns a dataset into pre-shuffled WebDataset shards; resumes an unfinished run.
+
+    Args:
+        path: A class-per-folder tree, a flat folder, a manifest, or WebDataset tars.
+        out: Output folder; None for the source's name with ``-shards`` beside it.
+        options: How to shard.
+        progress: Hears how the run goes on.
+        dry_run: Only list and plan; write nothing.
+
+    Returns:
+        What was done, or with ``dry_run`` what would be.
+
+    Raises:
+        SourceError: if the source can't be read as a whole, or changes while it is read.
+        ShardError: if the output folder can't be used.
+    """
+    options = options or ShardOptions()
+    out = out or default_out(path)
+    open_it: Callable[[str], Source] = lambda work: open_source(path, options.columns, work)  # noqa: E731
+    if overlaps_source(path, out):
+        raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
+    return _run(open_it, out, options, progress or Progress(), dry_run)
+
+
+def write_shards(
+    samples: Iterable[Mapping[str, Any]],
+    out: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    shuffle: bool = True,
+    shard_size_bytes: int = 256 << 20,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    max_bad: float = 0.01,
+    encode: EncodeOptions | None = None,
+    dali_index: bool = False,
+) -> ShardSummary:
+    """Shards any iterable of WebDataset-style dicts, shuffled.
+
+    The iterable is read once and spooled to disk, in the output folder, before it is shuffled. A run that was cut off
+    can't be resumed: remove the folder and start again.
+
+    Args:
+        samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
+            bytes, text, integers, and JSON values for ``json``.
+        out: Output folder; new or empty.
+        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode, dali_index: As in
+            :class:`ShardOptions`.
+
+    Raises:
+        SourceError: for a sample that is no such dict, or if more than ``max_bad`` of the images are bad.
+        ShardError: if the output folder can't be used.
+    """
+    options = ShardOptions(
+        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode or EncodeOptions(), dali_index
+    )
+    open_it: Callable[[str], Source] = lambda work: open_samples(samples, os.path.join(work, "spool"))  # noqa: E731
+    summary = _run(open_it, os.fspath(out), options, Progress(), False)
+    if summary.too_many_bad:
+        raise SourceError(summary.too_many_bad)
+    return summary
+
+
+def default_out(path: str) -> str:
+    """The source's name with ``-shards``, beside it."""
+    name = path.rstrip("/")
+    if "{" in name or "*" in name or not os.path.isdir(name):
+        name = name.partition("{")[0].partition("*")[0].rstrip("-_/") or "dataset"
+        while os.path.splitext(name)[1] in (".tar", ".gz", ".tgz", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"):
+            name = os.path.splitext(name)[0]
+    return os.path.abspath(name) + "-shards"
+
+
+def _run(
+    open_it: Callable[[str], Source],
+    out: str,
+    options: ShardOptions,
+    progress: Progress,
+    dry_run: bool,
+) -> ShardSummary:
+    started = time.monotonic()
+    if dry_run:
+        with tempfile.TemporaryDirectory() as scratch:
+            source = open_it(scratch)
+            plan = plan_shards(source, options)
+            source.close()
+        return ShardSummary(
+            out=out,
+            kind=source.kind,
+            inputs=len(source.table) + len(source.rejected),
+            samples=len(source.table),
+            rejected=len(source.rejected),
+            bad=sum(r.bad for r in source.rejected),
+            encoded={},
+            shards=len(plan),
+            bytes=int(source.table.sizes().sum()),
+            classes=len(source.classes or ()),
+            written_shards=0,
+            seconds=time.monotonic() - started,
+            max_bad=options.max_bad,
+            notes=source.notes,
+        )
+    check_encoder(options.encode)
+    try:
+        with OutputFolder.locked(out) as folder:
+            source = open_it(folder.work)
+            try:
+                return Run(folder, source, options, progress, started).run()
+            finally:
+                source.close()
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise ShardError(f"{error.filename or out}: {error.strerror or error}") from error
+        raise ShardError(
+            f"{out}: the disk is full ({error.strerror}); nothing is lost: free some space and run the same "
+            "command again"
+        ) from error

@@ -1,0 +1,141 @@
+"""What happens to an image's bytes on their way into a shard."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from feeder.errors import ArgumentError, BackendError
+from feeder.imageinfo import ImageInfo
+
+__all__ = ["ENCODINGS", "EncodeOptions", "Encoded", "check_encoder", "encode"]
+
+ENCODINGS = ("seekable", "keep", "jpeg", "raw")
+_NEEDS_NATIVE = ("seekable", "jpeg")
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """How images are encoded.
+
+    Attributes:
+        mode: "seekable": JPEGs are rewritten losslessly so that a crop can be decoded alone, other formats are kept;
+            "keep": bytes as they are; "jpeg": decoded and encoded again as seekable JPEG; "raw": decoded to uint8
+            [H, W, 3] in an ``.npy`` file.
+        max_side: For "jpeg" and "raw": the longer side is reduced to so many pixels; None for no limit.
+        quality: For "jpeg": 1 to 95.
+        keep_metadata: For "seekable" and "jpeg": whether EXIF, ICC profile and comments stay. Orientation always does.
+    """
+
+    mode: str = "seekable"
+    max_side: int | None = None
+    quality: int = 90
+    keep_metadata: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in ENCODINGS:
+            raise ArgumentError(f"encode must be one of {', '.join(ENCODINGS)}, got {self.mode!r}")
+        if self.max_side is not None and self.max_side < 1:
+            raise ArgumentError(f"max_side must be at least 1, got {self.max_side}")
+        if self.max_side is not None and self.mode not in ("jpeg", "raw"):
+            raise ArgumentError(f"max_side changes pixels, so it needs encode 'jpeg' or 'raw', got {self.mode!r}")
+        if not 1 <= self.quality <= 95:
+            raise ArgumentError(f"quality must be 1 to 95, got {self.quality}")
+
+    def settings(self) -> dict[str, object]:
+        """What the result depends on."""
+        return {
+            "encode": self.mode,
+            "max_side": self.max_side,
+            "quality": self.quality if self.mode == "jpeg" else None,
+            "keep_metadata": self.keep_metadata if self.mode in _NEEDS_NATIVE else None,
+        }
+
+
+class Encoded(NamedTuple):
+    """An image as it goes into the shard.
+
+    Attributes:
+        data: Its bytes.
+        info: Its format and stored size; orientation is recorded, never baked in.
+        outcome: What was done, for counting: "seekable", "kept (png)", "kept (JPEG: CMYK)", ...
+    """
+
+    data: bytes
+    info: ImageInfo
+    outcome: str
+
+
+def check_encoder(options: EncodeOptions) -> None:
+    """Checks that what the encoding needs is installed.
+
+    Raises:
+        BackendError: with the way out.
+    """
+    if options.mode in _NEEDS_NATIVE:
+        try:
+            import feeder._native  # noqa: F401
+        except ImportError as error:
+            raise BackendError(
+                f"--encode {options.mode} needs feeder's native kernels, which can't be loaded ({error}): install "
+                "feeder again (pip install --force-reinstall feeder-data), or use --encode keep"
+            ) from None
+
+
+def encode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
+    """Encodes one image.
+
+    Args:
+        data: The encoded image as it came.
+        info: Its header.
+        options: What to do.
+
+    Raises:
+        ValueError: if the image must be decoded and can't be.
+    """
+    if options.mode == "keep":
+        return Encoded(data, info, "kept")
+    if options.mode == "seekable":
+        if info.extension != "jpg":
+            return Encoded(data, info, f"kept ({info.extension})")
+        return _seekable(data, info, options, "seekable")
+    return _reencode(data, info, options)
+
+
+def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> Encoded:
+    from feeder._native import Status, Unsupported, transcode
+
+    try:
+        return Encoded(transcode(data, keep_metadata=options.keep_metadata), info, outcome)
+    except Unsupported as error:
+        # Reasons for the unsupported are a few fixed texts; what is said of damage has numbers in it.
+        reason = str(error) if error.status == Status.UNSUPPORTED else error.status.name.lower()
+        return Encoded(data, info, f"kept ({reason})")
+
+
+def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            metadata = {name: opened.info[name] for name in ("exif", "icc_profile") if opened.info.get(name)}
+            image = opened.convert("RGB")
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise ValueError(f"damaged {info.extension}: {error}") from None
+    if options.max_side is not None and max(image.size) > options.max_side:
+        scale = options.max_side / max(image.size)
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    if options.mode == "raw":
+        np.save(buffer, np.asarray(image), allow_pickle=False)
+        return Encoded(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
+    if info.orientation != 1 and "exif" not in metadata:  # a TIFF has it in a tag of its own
+        exif = Image.Exif()
+        exif[0x0112] = info.orientation
+        metadata["exif"] = exif.tobytes()
+    image.save(buffer, "JPEG", quality=options.quality, **metadata)
+    return _seekable(buffer.getvalue(), ImageInfo("jpg", image.width, image.height, info.orientation), options, "jpeg")

@@ -1,0 +1,88 @@
+"""One shard: samples in, a tar and its rows of the index out."""
+
+from __future__ import annotations
+
+import collections
+import os
+import zlib
+
+from feeder.errors import SourceError
+from feeder.imageinfo import check_complete, image_info
+from feeder.index import IndexBuilder
+from feeder.shard.encode import EncodeOptions, encode
+from feeder.source import Rejection, Source
+from feeder.source.base import looks_like_image
+from feeder.source.tars import primary_image
+from feeder.tar import TarWriter
+
+__all__ = ["ShardWriter"]
+
+
+class ShardWriter:
+    """Puts samples into one shard, and notes what became of each."""
+
+    def __init__(self, source: Source, encoding: EncodeOptions) -> None:
+        self.builder = IndexBuilder(0)
+        self.rejected: list[Rejection] = []
+        self.formats: collections.Counter[str] = collections.Counter()
+        self.encoded: collections.Counter[str] = collections.Counter()
+        self._source = source
+        self._encoding = encoding
+        self._digits = max(8, len(str(len(source.table) - 1)))
+
+    def add(self, tar: TarWriter, position: int, i: int) -> int:
+        """Adds sample ``i`` under the key of its position, or rejects it; returns its bytes in the source."""
+        table = self._source.table
+        try:
+            image, fields = self._read(i)
+            info = image_info(image[1])
+            check_complete(image[1], info)
+            encoded = encode(image[1], info, self._encoding)
+        except (OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise SourceError(f"{error.filename!r}: vanished while it was being sharded; run again") from None
+            reason = f"unreadable: {error.strerror}" if isinstance(error, OSError) else str(error)
+            path = os.fsdecode(table.path(i))
+            bad = looks_like_image(path) or not self._source.kind.endswith(("folder", "folders"))
+            self.rejected.append(Rejection(path, reason, bad))
+            return table.size(i)
+        key = f"{position:0{self._digits}d}"
+        data = encoded.data
+        field = image[0] if image[0] and encoded.info.extension == info.extension else encoded.info.extension
+        label = table.label(i)
+        if label >= 0 and all(name != "cls" for name, _ in fields):
+            fields.insert(0, ("cls", b"%d" % label))
+        offset = tar.add(f"{key}.{field}", data)
+        checksum = zlib.crc32(data)
+        members = []
+        for name, value in fields:
+            members.append((name, tar.add(f"{key}.{name}", value), len(value)))
+            checksum = zlib.crc32(value, checksum)
+        self.formats[encoded.info.extension] += 1
+        self.encoded[encoded.outcome] += 1
+        self.builder.add(
+            key=key.encode(),
+            path=table.path(i),
+            field=field,
+            offset=offset,
+            length=len(data),
+            label=label,
+            width=encoded.info.width_px,
+            height=encoded.info.height_px,
+            orientation=encoded.info.orientation,
+            source_bytes=table.size(i),
+            crc32=checksum,
+            members=members,
+        )
+        return table.size(i)
+
+    def _read(self, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
+        """The image, whose field has no name if its bytes decide the extension, and the other fields."""
+        fields = self._source.read(i)
+        named = [(name, data) for name, data in fields if name is not None]
+        unnamed = [(name, data) for name, data in fields if name is None]
+        if unnamed:
+            return unnamed[0], named
+        primary = primary_image(name for name, _ in named)
+        image = next((name, data) for name, data in named if name == primary)
+        return image, [(name, data) for name, data in named if name != primary]

@@ -1,0 +1,57 @@
+"""Where samples come from: class folders, flat folders, manifests, WebDataset tars, and iterables."""
+
+from __future__ import annotations
+
+import os
+
+from feeder.errors import SourceError
+from feeder.source.base import Rejection, Source
+from feeder.source.folder import open_folder
+from feeder.source.manifest import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
+from feeder.source.samples import open_samples
+from feeder.source.tars import TAR_SUFFIXES, open_tars
+
+__all__ = ["ManifestColumns", "Rejection", "Source", "open_samples", "open_source", "overlaps_source"]
+
+
+def open_source(path: str, columns: ManifestColumns, work: str) -> Source:
+    """Lists a dataset, whatever it is.
+
+    Args:
+        path: A class-per-folder tree, a flat folder, a folder of tars, a manifest, or a pattern of tars.
+        columns: Which columns of a manifest mean what.
+        work: Folder for scratch files.
+
+    Raises:
+        SourceError: if it is none of these, or can't be read.
+    """
+    if os.path.isdir(path):
+        return open_tars(path, work) if _is_tar_folder(path) else open_folder(path)
+    if path.lower().endswith(MANIFEST_SUFFIXES):
+        if not os.path.isfile(path):
+            raise SourceError(f"{path}: no such manifest")
+        return open_manifest(path, columns, os.path.join(work, "spool"))
+    if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:") or "://" in path:
+        return open_tars(path, work)
+    raise SourceError(
+        f"{path}: "
+        + ("is no dataset that we know" if os.path.exists(path) else "no such file or folder")
+        + "; expected "
+        "a folder of images, a manifest (.csv, .tsv, .jsonl, .parquet) or "
+        "WebDataset tars ('train-{000..009}.tar')"
+    )
+
+
+def overlaps_source(path: str, out: str) -> bool:
+    """Whether an output folder is, or lies inside, a source folder, or is the folder that source files stand in."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
+    inner, outer = os.path.realpath(out), os.path.realpath(folder)
+    return inner == outer or (os.path.isdir(path) and inner.startswith(outer.rstrip("/") + "/"))
+
+
+def _is_tar_folder(path: str) -> bool:
+    with os.scandir(path) as entries:
+        listed = list(entries)
+    return any(e.name.endswith(TAR_SUFFIXES) and e.is_file() for e in listed) and not any(
+        e.is_dir() and not e.name.startswith(".") for e in listed
+    )

@@ -1,0 +1,277 @@
+"""What every source of samples gives: a compact table of its samples, and the bytes of each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import SourceError
+from feeder.imageinfo import IMAGE_EXTENSIONS
+
+__all__ = ["NO_FILE", "Container", "Part", "Rejection", "SampleTable", "Source", "drop_duplicates", "looks_like_image"]
+
+NO_FILE = -(2**63)
+_CHUNK = 1 << 16
+
+
+class Rejection(NamedTuple):
+    """An input that did not become a sample.
+
+    Attributes:
+        path: The input, relative to the source; undecodable bytes as surrogates.
+        reason: Why.
+        bad: Whether it counts against ``--max-bad``: False for files that never claimed to be images.
+    """
+
+    path: str
+    reason: str
+    bad: bool
+
+
+class Part(NamedTuple):
+    """One field of a sample: ``length`` bytes at ``offset`` of a container (a tar, or the spool).
+
+    An empty field name stands for the image whose extension its bytes decide.
+    """
+
+    field: str
+    container: int
+    offset: int
+    length: int
+
+
+class Container(NamedTuple):
+    """A file that holds many samples, as it was when the source was listed."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+
+
+class SampleTable:
+    """The samples of a source, in its own order: columns of numbers and one arena of paths, no object a sample."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, int] = {}
+        self._paths = bytearray()
+        self._path_starts = array("q", [0])
+        self._sizes = array("q")
+        self._mtimes = array("q")
+        self._labels = array("q")
+        self._part_starts = array("q", [0])
+        self._part_fields = array("H")
+        self._part_containers = array("i")
+        self._part_offsets = array("q")
+        self._part_lengths = array("q")
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, path: bytes, size: int, mtime_ns: int, label: int, parts: Sequence[Part] = ()) -> None:
+        """Adds a sample.
+
+        Args:
+            path: The image's file, relative to the source's root, or a name for what is in a container.
+            size: Bytes of the image file (0 if it stands in a part) and of all parts.
+            mtime_ns: The image file's modification time; NO_FILE if the image stands in a part.
+            label: Class index, -1 for none.
+            parts: Fields that stand in containers.
+        """
+        self._paths += path
+        self._path_starts.append(len(self._paths))
+        self._sizes.append(size)
+        self._mtimes.append(mtime_ns)
+        self._labels.append(label)
+        for part in parts:
+            self._part_fields.append(self.fields.setdefault(part.field, len(self.fields)))
+            self._part_containers.append(part.container)
+            self._part_offsets.append(part.offset)
+            self._part_lengths.append(part.length)
+        self._part_starts.append(len(self._part_fields))
+
+    def path(self, i: int) -> bytes:
+        """The path of sample ``i``."""
+        return bytes(self._paths[self._path_starts[i] : self._path_starts[i + 1]])
+
+    def label(self, i: int) -> int:
+        """The label of sample ``i``, -1 for none."""
+        return self._labels[i]
+
+    def has_file(self, i: int) -> bool:
+        """Whether the image of sample ``i`` is a file of its own."""
+        return self._mtimes[i] != NO_FILE
+
+    def size(self, i: int) -> int:
+        """Bytes of sample ``i`` in the source."""
+        return self._sizes[i]
+
+    def parts(self, i: int) -> list[Part]:
+        """The fields of sample ``i`` that stand in containers."""
+        names = list(self.fields)
+        return [
+            Part(names[self._part_fields[k]], self._part_containers[k], self._part_offsets[k], self._part_lengths[k])
+            for k in range(self._part_starts[i], self._part_starts[i + 1])
+        ]
+
+    def relabel(self, mapping: npt.NDArray[np.int64]) -> None:
+        """Replaces each label l >= 0 by ``mapping[l]``."""
+        labels = np.frombuffer(self._labels, np.int64)
+        for start in range(0, len(labels), _CHUNK):  # in chunks, as a mask of all would be as large as the labels
+            chunk = labels[start : start + _CHUNK]
+            chunk[chunk >= 0] = mapping[chunk[chunk >= 0]]
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of every sample, int64 [N]; a view."""
+        return np.frombuffer(self._sizes, np.int64)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything that identifies the samples, as arrays; views."""
+        numbers = {
+            "path_starts": self._path_starts,
+            "sizes": self._sizes,
+            "mtimes": self._mtimes,
+            "labels": self._labels,
+        }
+        columns: dict[str, npt.NDArray[Any]] = {"paths": np.frombuffer(self._paths, np.uint8)}
+        return columns | {name: np.frombuffer(values, np.int64) for name, values in numbers.items()}
+
+    def digest(self) -> str:
+        """SHA-256 over paths, sizes and labels, but not times: equal for a copy of the same dataset elsewhere."""
+        digest = hashlib.sha256()
+        for name in ("paths", "path_starts", "sizes", "labels"):
+            digest.update(np.ascontiguousarray(self.columns()[name]).data)
+        return digest.hexdigest()
+
+
+class Source:
+    """A dataset to be sharded: a table of its samples, and the bytes of each.
+
+    Attributes:
+        kind: "class folders", "flat folder", "manifest", "tars" or "samples".
+        root: Folder that the table's paths are relative to.
+        classes: Class names by label, or None where labels are plain numbers or missing.
+        table: The samples.
+        rejected: Inputs that can't be samples, found while listing.
+        notes: Lines of advice for the user, found while listing.
+        containers: Files that hold many samples.
+    """
+
+    def __init__(self, kind: str, root: str) -> None:
+        self.kind = kind
+        self.root = root
+        self.classes: list[str] | None = None
+        self.table = SampleTable()
+        self.rejected: list[Rejection] = []
+        self.notes: list[str] = []
+        self.containers: list[Container] = []
+        self._descriptors: dict[int, int] = {}
+
+    def reject(self, path: str | bytes, reason: str, *, bad: bool = True) -> None:
+        """Lists an input that can't be a sample."""
+        self.rejected.append(Rejection(os.fsdecode(path), reason, bad))
+
+    def add_container(self, path: str) -> int:
+        """Registers a file that holds many samples and returns its number."""
+        status = os.stat(path)
+        self.containers.append(Container(path, status.st_size, status.st_mtime_ns))
+        return len(self.containers) - 1
+
+    def read(self, i: int) -> list[tuple[str | None, bytes]]:
+        """The fields of sample ``i`` as (name, bytes); the image's file, if it has one, comes first, with no name.
+
+        Raises:
+            OSError: if the file can't be read.
+            SourceError: if it is not the file that was listed.
+        """
+        parts = self.table.parts(i)
+        fields: list[tuple[str | None, bytes]] = []
+        if self.table.has_file(i):
+            file_bytes = self.table.size(i) - sum(part.length for part in parts)
+            fields.append((None, self._read_file(self.table.path(i), file_bytes)))
+        fields += [(part.field or None, self._read_part(part)) for part in parts]
+        return fields
+
+    def close(self) -> None:
+        """Closes the containers."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _read_file(self, path: bytes, size: int) -> bytes:
+        full = os.path.join(os.fsencode(self.root), path)
+        descriptor = os.open(full, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.read(descriptor, size + 1)
+            while 0 < len(data) <= size and (more := os.read(descriptor, size + 1 - len(data))):
+                data += more
+        finally:
+            os.close(descriptor)
+        if len(data) != size:
+            raise _changed(os.fsdecode(full), f"{size} bytes", "more" if len(data) > size else f"{len(data)} bytes")
+        return data
+
+    def _read_part(self, part: Part) -> bytes:
+        container = self.containers[part.container]
+        descriptor = self._descriptors.get(part.container)
+        if descriptor is None:
+            opened = os.open(container.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._descriptors.setdefault(part.container, opened)  # two threads may race to open it
+            if descriptor != opened:
+                os.close(opened)
+        data = os.pread(descriptor, part.length, part.offset)
+        if len(data) != part.length:
+            raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
+        return data
+
+
+def _changed(path: str, expected: str, found: str) -> SourceError:
+    return SourceError(
+        f"{path}: changed while it was being sharded: expected {expected}, found {found}; "
+        "leave the source alone and run into a new --out"
+    )
+
+
+def looks_like_image(path: str | bytes) -> bool:
+    """Whether a file's name claims to be an image's."""
+    return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS
+
+
+def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason: str) -> None:
+    """Moves every sample whose path came before to the rejected ones, in memory of 16 bytes a sample.
+
+    Args:
+        source: The source to clean.
+        canonical: Gives equal bytes for paths that mean the same.
+        reason: Reason for the rejection.
+    """
+    table = source.table
+    hashes = np.fromiter((_hash64(canonical(table.path(i))) for i in range(len(table))), np.uint64, len(table))
+    ordered = np.sort(hashes)
+    # Equal hashes are nearly always equal paths, but only equal paths are duplicates.
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    del ordered
+    if not suspects:
+        return
+    seen: set[bytes] = set()
+    kept = SampleTable()
+    columns = table.columns()
+    for i in range(len(table)):
+        path = table.path(i)
+        if int(hashes[i]) in suspects:
+            name = canonical(path)
+            if name in seen:
+                source.reject(path, reason)
+                continue
+            seen.add(name)
+        kept.add(path, table.size(i), int(columns["mtimes"][i]), table.label(i), table.parts(i))
+    source.table = kept
+
+
+def _hash64(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

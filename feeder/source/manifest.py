@@ -1,0 +1,260 @@
+"""Manifests: CSV, TSV, JSON lines or Parquet with a path or image-bytes column, a label, and any further columns."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from feeder.errors import ArgumentError, SourceError
+from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
+from feeder.source.spool import Spool
+
+__all__ = ["MANIFEST_SUFFIXES", "ManifestColumns", "open_manifest"]
+
+MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "image")
+_IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
+_LABELS = ("label", "class", "cls", "target", "class_name")
+_MAX_CLASSES = 1_000_000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ManifestColumns:
+    """Which columns of a manifest mean what; None lets their names decide.
+
+    Attributes:
+        path: Column with the image's path, relative to the manifest's folder.
+        image: Column with the image's bytes (base64 in text manifests).
+        label: Column with the class: integers, or names, which are numbered in sorted order.
+    """
+
+    path: str | None = None
+    image: str | None = None
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.path in (self.image, self.label):
+            raise ArgumentError(f"column {self.path!r} is asked for twice; name one column for each purpose")
+
+
+def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Source:
+    """Lists the rows of a manifest; a sample's further columns become its ``json`` field.
+
+    Args:
+        path: The manifest; its suffix says what it is.
+        columns: Which columns mean what.
+        spool_path: Scratch file for what has no file of its own.
+
+    Raises:
+        SourceError: if the manifest can't be read as a whole, or has no column for images.
+    """
+    source = Source("manifest", os.path.dirname(os.path.abspath(path)))
+    source.add_container(path)
+    spool = Spool(source, spool_path)
+    listing = _Listing(source, spool, path, columns)
+    try:
+        for number, row in enumerate(_rows(path), 1):
+            if isinstance(row, str):
+                source.reject(f"{os.path.basename(path)}#{number}", row)
+            else:
+                listing.add(number, row)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{path}: can't be read: {error}") from None
+    finally:
+        spool.close()
+    listing.finish()
+    drop_duplicates(source, os.path.normpath, "duplicate path")
+    return source
+
+
+class _Listing:
+    """Turns rows into samples."""
+
+    def __init__(self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns) -> None:
+        self._source = source
+        self._spool = spool
+        self._manifest = manifest
+        self._asked = columns
+        self._columns: ManifestColumns | None = None
+        self._classes: dict[str, int] = {}
+
+    def add(self, number: int, row: Row) -> None:
+        """Adds one row; a row that can't be a sample is rejected."""
+        if self._columns is None:
+            self._columns = self._resolve(row)
+        columns = self._columns
+        name = f"{os.path.basename(self._manifest)}#{number}"
+        extras = {k: v for k, v in row.items() if k not in (columns.path, columns.image, columns.label)}
+        image = row.get(columns.image) if columns.image else None
+        image_path = row.get(columns.path) if columns.path else None
+        if isinstance(image, dict):  # the struct of Hugging Face's datasets: {"bytes": ..., "path": ...}
+            image_path = image_path or image.get("path")
+            image = image.get("bytes")
+        parts: list[Part] = []
+        file_bytes, mtime = 0, NO_FILE
+        if columns.image:
+            try:
+                data = base64.b64decode(image, validate=True) if isinstance(image, str) else image
+            except (binascii.Error, ValueError) as error:
+                self._source.reject(name, f"column {columns.image!r} is not base64: {error}")
+                return
+            if not isinstance(data, bytes) or not data:
+                self._source.reject(name, f"no image bytes in column {columns.image!r}")
+                return
+            parts.append(self._spool.add("", data))
+        elif not isinstance(image_path, str) or not image_path:
+            self._source.reject(name, f"no path in column {columns.path!r}")
+            return
+        else:
+            try:
+                status = os.stat(os.path.join(self._source.root, image_path))
+            except (OSError, ValueError) as error:
+                self._source.reject(image_path, "not found" if isinstance(error, FileNotFoundError) else str(error))
+                return
+            if not os.path.isfile(os.path.join(self._source.root, image_path)):
+                self._source.reject(image_path, "not a regular file")
+                return
+            file_bytes, mtime = status.st_size, status.st_mtime_ns
+        if extras:
+            text = json.dumps(extras, ensure_ascii=False, default=_plain, separators=(",", ":"))
+            parts.append(self._spool.add("json", text.encode("utf-8", "surrogateescape")))
+        shown = str(image_path) if not columns.image else f"{name}/{image_path}" if image_path else name
+        size = file_bytes + sum(part.length for part in parts)
+        self._source.table.add(os.fsencode(shown), size, mtime, self._label(row, columns), parts)
+
+    def finish(self) -> None:
+        """Numbers the classes, now that all are known.
+
+        Raises:
+            SourceError: if the labels are fractions.
+        """
+        names = list(self._classes)
+        if not names:
+            return
+        column = self._columns.label if self._columns else None
+        with contextlib.suppress(ValueError):
+            numbers = [int(name) for name in names]
+            self._source.table.relabel(np.array(numbers, np.int64))
+            return
+        if all(_is_number(name) for name in names):
+            raise SourceError(
+                f"{self._manifest}: column {column!r} holds fractions such as {names[0]!r}; labels are integers or "
+                "class names: name another one with --label-column, and this one travels as json"
+            )
+        classes = sorted(names)
+        ranks = {name: rank for rank, name in enumerate(classes)}
+        self._source.table.relabel(np.array([ranks[name] for name in names], np.int64))
+        self._source.classes = classes
+
+    def _label(self, row: Row, columns: ManifestColumns) -> int:
+        """A number for the label as it is written, in order of appearance; -1 for none."""
+        value = row.get(columns.label) if columns.label else None
+        if value is None or value == "":
+            return -1
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if len(self._classes) > _MAX_CLASSES:
+            raise SourceError(
+                f"{self._manifest}: more than {_MAX_CLASSES} different labels in column {columns.label!r}; name "
+                "another one with --label-column, and this one travels as json"
+            )
+        return self._classes.setdefault(str(value), len(self._classes))
+
+    def _resolve(self, row: Row) -> ManifestColumns:
+        """Decides by the first row's names (and types, for a column named "image") which column means what."""
+        names = list(row)
+        for asked in (self._asked.path, self._asked.image, self._asked.label):
+            if asked is not None and asked not in row:
+                raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
+        image, path = self._asked.image, self._asked.path
+        if image is None and path is None:
+            image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
+        if path is None and image is None:
+            path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
+        if path is None and image is None:
+            raise SourceError(
+                f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: name it with "
+                "--path-column or --image-column"
+            )
+        if path is None:
+            path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
+        label = self._asked.label or next((name for name in _LABELS if name in row), None)
+        return ManifestColumns(path, image, label)
+
+
+def _rows(path: str) -> Iterator[Row | str]:
+    """The manifest's rows, or for a row that can't be read the reason, as a stream."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix == ".parquet":
+        return _parquet_rows(path)
+    return _json_rows(path) if suffix in (".jsonl", ".ndjson") else _csv_rows(path, "\t" if suffix == ".tsv" else ",")
+
+
+def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
+    csv.field_size_limit(2**31 - 1)
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        header = next(reader, None)
+        if not header:
+            raise SourceError(f"{path}: is empty; expected a header line that names the columns")
+        if len(set(header)) != len(header):
+            raise SourceError(f"{path}: its header names a column twice: {', '.join(header)}")
+        for row in reader:
+            if not row:
+                continue
+            yield (
+                dict(zip(header, row, strict=True))
+                if len(row) == len(header)
+                else f"line {reader.line_num}: {len(row)} columns, expected {len(header)}"
+            )
+
+
+def _json_rows(path: str) -> Iterator[Row | str]:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield f"line {number}: not JSON: {error}"
+                continue
+            yield row if isinstance(row, dict) else f"line {number}: expected an object, got {type(row).__name__}"
+
+
+def _parquet_rows(path: str) -> Iterator[Row | str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise SourceError(f"{path}: reading Parquet needs pyarrow: pip install 'feeder-data[parquet]'") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise SourceError(f"{path}: can't be read as Parquet: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what Parquet has and JSON has not: bytes as base64, times and decimals as text."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

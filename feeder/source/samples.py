@@ -1,0 +1,63 @@
+"""Any iterable of WebDataset-style dicts, spooled to disk in one pass."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from feeder.errors import SourceError
+from feeder.source.base import NO_FILE, Source, drop_duplicates
+from feeder.source.spool import Spool
+from feeder.source.tars import parse_label, primary_image
+
+__all__ = ["open_samples"]
+
+
+def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str) -> Source:
+    """Spools samples: dicts of fields by extension, with ``__key__`` for their name.
+
+    Args:
+        samples: Each maps fields ("jpg", "cls", "json", ...) to bytes; text, integers, and for ``json`` any JSON value
+            are encoded. Keys that start with ``__`` are not fields.
+        spool_path: Scratch file.
+
+    Raises:
+        SourceError: for a sample that is no such dict, or a value that can't be encoded.
+    """
+    source = Source("samples", os.path.dirname(spool_path))
+    spool = Spool(source, spool_path)
+    try:
+        for number, sample in enumerate(samples):
+            if not isinstance(sample, Mapping):
+                raise SourceError(f"sample {number}: expected a dict of fields, got {type(sample).__name__}")
+            name = str(sample.get("__key__", number))
+            fields = {str(k): _encoded(v, str(k), name) for k, v in sample.items() if not str(k).startswith("__")}
+            if primary_image(fields) is None:
+                source.reject(name, f"no image among its fields: {', '.join(fields) or 'none'}")
+                continue
+            parts = [spool.add(field, data) for field, data in fields.items()]
+            size = sum(part.length for part in parts)
+            source.table.add(os.fsencode(name), size, NO_FILE, parse_label(fields.get("cls", b"")), parts)
+    finally:
+        spool.close()
+    drop_duplicates(source, lambda path: path, "duplicate __key__")
+    return source
+
+
+def _encoded(value: Any, field: str, name: str) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    if field.rpartition(".")[2] == "json":
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    with contextlib.suppress(TypeError):
+        return b"%d" % operator.index(value)
+    raise SourceError(
+        f"sample {name!r}: field {field!r} is a {type(value).__name__}; expected bytes (encode images first), text, an "
+        "integer, or JSON values in a field named json"
+    )

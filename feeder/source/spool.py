@@ -1,0 +1,40 @@
+"""A scratch file for fields that have no file of their own: columns of a manifest, samples of an iterable."""
+
+from __future__ import annotations
+
+import os
+
+from feeder.source.base import Container, Part, Source
+
+__all__ = ["Spool"]
+
+
+class Spool:
+    """Appends fields to one scratch file, which then is a container of the source.
+
+    Args:
+        source: The source whose samples have their fields here.
+        path: The scratch file; it is overwritten.
+    """
+
+    def __init__(self, source: Source, path: str) -> None:
+        self._file = open(path, "wb", buffering=1 << 20)
+        self._size = 0
+        self._container = len(source.containers)
+        source.containers.append(Container(path, 0, 0))  # no file of the user's: nothing to be compared on resume
+
+    def add(self, field: str, data: bytes) -> Part:
+        """Appends a field's bytes and says where they are."""
+        part = Part(field, self._container, self._size, len(data))
+        self._file.write(data)
+        self._size += len(data)
+        return part
+
+    def close(self) -> None:
+        """Hands the bytes to the operating system, so that they can be read."""
+        self._file.close()
+
+    def discard(self) -> None:
+        """Closes and removes the file."""
+        self._file.close()
+        os.unlink(self._file.name)

@@ -1,0 +1,181 @@
+"""Existing WebDataset tars, plain or gzipped: all fields of every sample, grouped as the webdataset library does."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import os
+import zlib
+from collections.abc import Iterable
+
+import braceexpand
+
+from feeder.errors import SourceError
+from feeder.imageinfo import is_image_field
+from feeder.manifest import Manifest
+from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
+from feeder.tar import Refused, read_members
+
+__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "parse_label", "primary_image", "split_name"]
+
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_GZIP_MAGIC = b"\x1f\x8b"
+_LABEL_BYTES = 20
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Splits a member's name at the first dot of its last part into key and field; None if it has no field or key.
+
+    Source: webdataset's ``base_plus_ext``.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, field = base.partition(".")
+    return (folder + slash + stem, field) if stem and dot and field else None
+
+
+def primary_image(fields: Iterable[str]) -> str | None:
+    """The field that holds a sample's image: the first named by a bare extension, else the first that ends in one."""
+    images = [field for field in fields if is_image_field(field)]
+    return next((field for field in images if "." not in field), images[0] if images else None)
+
+
+def parse_label(text: bytes) -> int:
+    """A class index from a ``cls`` field; -1 if it holds none."""
+    try:
+        label = int(text.decode("ascii").strip()) if len(text) <= _LABEL_BYTES else -1
+    except ValueError:
+        return -1
+    return label if 0 <= label < 2**63 else -1
+
+
+def expand_pattern(pattern: str) -> list[str]:
+    """The tars that a brace pattern, a glob, a folder or a plain path names, in order.
+
+    Raises:
+        SourceError: if it names none, or something that is no local file.
+    """
+    if pattern.startswith("pipe:") or "://" in pattern:
+        raise SourceError(f"{pattern}: only local files can be read, and nothing is executed; copy the tars here first")
+    if os.path.isdir(pattern):
+        paths = sorted(os.path.join(pattern, name) for name in os.listdir(pattern) if name.endswith(TAR_SUFFIXES))
+    else:
+        paths = list(braceexpand.braceexpand(pattern)) if "{" in pattern and not os.path.exists(pattern) else [pattern]
+        paths = [match for path in paths for match in (_glob(path) if not os.path.exists(path) else [path])]
+    missing = next((path for path in paths if not os.path.isfile(path)), None)
+    if missing or not paths:
+        raise SourceError(
+            f"{pattern}: no tar at {missing or pattern}; expected files, such as 'train-{{000..009}}.tar'"
+        )
+    if len(set(paths)) != len(paths):
+        raise SourceError(f"{pattern}: names the same tar twice")
+    return paths
+
+
+def open_tars(pattern: str, work: str | None) -> Source:
+    """Lists the samples of WebDataset tars.
+
+    Args:
+        pattern: As :func:`expand_pattern` takes it.
+        work: Folder where gzipped tars are unpacked to; None refuses them.
+
+    Raises:
+        SourceError: if a tar can't be opened.
+    """
+    paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
+    source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
+    for path in paths:
+        name = os.path.relpath(path, source.root)
+        try:
+            _list_tar(source, name, _plain_tar(source, name, path, work), path)
+        except OSError as error:
+            raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
+    drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
+    manifest = Manifest.read(source.root)
+    source.classes = manifest.classes if manifest else None
+    return source
+
+
+def _glob(path: str) -> list[str]:
+    return sorted(glob.glob(path)) or [path]
+
+
+def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
+    """The tar's path, or that of its unpacked copy."""
+    with open(path, "rb") as file:
+        if file.read(2) != _GZIP_MAGIC:
+            return path
+    if work is None:
+        raise SourceError(f"{path}: is compressed, and can't be indexed as it is; unpack it, or shard it anew")
+    unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
+    with gzip.open(path) as compressed, open(unpacked, "wb") as plain:
+        try:
+            while chunk := compressed.read1(1 << 20):  # read() would lose what comes before the damage
+                plain.write(chunk)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            source.reject(name, f"damaged gzip: {error}; what comes before byte {plain.tell()} unpacked is used")
+    return unpacked
+
+
+def _list_tar(source: Source, name: str, plain: str, original: str) -> None:
+    container = source.add_container(plain)
+    if plain != original:  # what must not change is the user's file, not our copy
+        status = os.stat(original)
+        source.containers[container] = source.containers[container]._replace(
+            size_bytes=status.st_size, mtime_ns=status.st_mtime_ns
+        )
+    with open(plain, "rb") as file:
+        group = _Group(source, name, file.fileno())
+        for member in read_members(plain):
+            split = split_name(member.name)
+            if split is None:
+                reason = member.reason if isinstance(member, Refused) else "no key and extension in its name"
+                source.reject(f"{name}/{member.name}".rstrip("/"), reason, bad=isinstance(member, Refused))
+            elif isinstance(member, Refused):
+                group.add(split[0], member.reason)
+            else:
+                group.add(split[0], Part(split[1], container, member.offset, member.size))
+        group.finish()
+
+
+class _Group:
+    """Neighbouring members with one key: a sample, unless one of them is refused."""
+
+    def __init__(self, source: Source, tar: str, descriptor: int) -> None:
+        self._source = source
+        self._tar = tar
+        self._descriptor = descriptor
+        self._key = ""
+        self._parts: dict[str, Part] = {}
+        self._broken: str | None = None
+
+    def add(self, key: str, part: Part | str) -> None:
+        """Takes the next member, or the reason why it was refused."""
+        if key != self._key:
+            self.finish()
+            self._key = key
+        if isinstance(part, str):
+            self._broken = part
+        elif part.field in self._parts:
+            self._broken = f"two fields named {part.field!r}"
+        else:
+            self._parts[part.field] = part
+
+    def finish(self) -> None:
+        """Adds the sample to the table, or rejects it."""
+        path, parts, broken = f"{self._tar}/{self._key}", self._parts, self._broken
+        self._parts, self._broken = {}, None
+        if not parts and not broken:
+            return
+        if not broken and primary_image(parts) is None:
+            broken = f"no image among its fields: {', '.join(parts)}"
+        if broken:
+            self._source.reject(path, broken)
+            return
+        label = parts.get("cls")
+        self._source.table.add(
+            os.fsencode(path),
+            sum(part.length for part in parts.values()),
+            NO_FILE,
+            parse_label(os.pread(self._descriptor, min(label.length, 64), label.offset)) if label else -1,
+            list(parts.values()),
+        )

@@ -1,0 +1,113 @@
+"""An index for WebDataset tars that others wrote, so that they load like our own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from feeder.errors import ShardError, SourceError
+from feeder.imageinfo import check_complete, image_info
+from feeder.index import INDEX_NAME, Index, IndexBuilder, ShardEntry, merge_indexes
+from feeder.manifest import MANIFEST_NAME
+from feeder.source import Rejection, Source
+from feeder.source.tars import open_tars, primary_image
+
+__all__ = ["IndexSummary", "index_tars"]
+
+
+@dataclass(frozen=True)
+class IndexSummary:
+    """What was indexed.
+
+    Attributes:
+        path: The index file.
+        shards: Tars indexed.
+        samples: Samples indexed.
+        rejected: What was left out, and why.
+    """
+
+    path: str
+    shards: int
+    samples: int
+    rejected: list[Rejection]
+
+
+def index_tars(
+    pattern: str, out: str | None = None, *, advance: Callable[[int, int], None] = lambda samples, size_bytes: None
+) -> IndexSummary:
+    """Builds ``index.bin`` for existing WebDataset tars; the tars stay as they are.
+
+    Args:
+        pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
+        out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder.
+        advance: Called with the samples and bytes of each step.
+
+    Raises:
+        SourceError: if there is no such tar, or none has a sample.
+        ShardError: if the index would replace one that is not for these tars.
+    """
+    source = open_tars(pattern, None)
+    path = os.path.abspath(out or os.path.join(source.root, INDEX_NAME))
+    folder = os.path.dirname(path)
+    names = [os.path.relpath(container.path, folder) for container in source.containers]
+    if names[0].startswith(".."):
+        raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
+    if os.path.exists(os.path.join(folder, MANIFEST_NAME)) and os.path.basename(path) == INDEX_NAME:
+        raise ShardError(f"{folder}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
+    if os.path.exists(path) and (other := [s.name for s in Index(path).shards]) != names:
+        raise ShardError(
+            f"{path}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
+        )
+    rejected = list(source.rejected)
+    with tempfile.TemporaryDirectory() as scratch:
+        builders = [IndexBuilder(0) for _ in names]
+        for i in range(len(source.table)):
+            reason = _add(source, i, builders)
+            if reason:
+                rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
+            advance(1, source.table.size(i))
+        source.close()
+        parts = []
+        for number, (name, builder) in enumerate(zip(names, builders, strict=True)):
+            parts.append(os.path.join(scratch, str(number)))
+            builder.write(parts[-1], [ShardEntry(name, source.containers[number].size_bytes)])
+        samples = sum(map(len, builders))
+        if not samples:
+            raise SourceError(f"{pattern}: no sample found, {len(rejected)} rejected, the first: {rejected[:1]}")
+        merge_indexes(parts, path)
+    return IndexSummary(path, len(names), samples, rejected)
+
+
+def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
+    """Adds a sample to its tar's rows; returns the reason if it can't be one."""
+    parts = {part.field: part for part in source.table.parts(i)}
+    data = {name: value for name, value in source.read(i) if name is not None}
+    image = parts.pop(primary_image(parts) or "")
+    try:
+        info = image_info(data[image.field])
+        check_complete(data[image.field], info)
+    except ValueError as error:
+        return str(error)
+    checksum = zlib.crc32(data[image.field])
+    for name in parts:
+        checksum = zlib.crc32(data[name], checksum)
+    tar = os.path.relpath(source.containers[image.container].path, source.root)
+    path = source.table.path(i)
+    builders[image.container].add(
+        key=path[len(os.fsencode(tar)) + 1 :],
+        path=path,
+        field=image.field,
+        offset=image.offset,
+        length=image.length,
+        label=source.table.label(i),
+        width=info.width_px,
+        height=info.height_px,
+        orientation=info.orientation,
+        source_bytes=source.table.size(i),
+        crc32=checksum,
+        members=[(part.field, part.offset, part.length) for part in parts.values()],
+    )
+    return None

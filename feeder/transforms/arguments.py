@@ -1,0 +1,110 @@
+"""Checks that turn torchvision's many spellings of an argument into one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from feeder.errors import ArgumentError
+
+__all__ = [
+    "check_fill",
+    "check_interpolation",
+    "check_padding",
+    "check_padding_mode",
+    "check_probability",
+    "check_range",
+    "check_size",
+    "check_warp_interpolation",
+]
+
+_INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+_PILLOW_INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+_PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
+
+
+def check_interpolation(value: object, antialias: object = True) -> str:
+    """The name of an interpolation given by name, as torchvision's ``InterpolationMode`` or as Pillow's constant."""
+    if antialias is not True and antialias is not None:
+        raise ArgumentError(
+            f"antialias must be True, got {antialias!r}: images are resized as Pillow does it, always antialiased; "
+            "leave the argument out"
+        )
+    named = getattr(value, "value", value)  # torchvision's and Pillow's enums
+    if isinstance(named, int) and not isinstance(named, bool) and 0 <= named < len(_PILLOW_INTERPOLATIONS):
+        return _PILLOW_INTERPOLATIONS[named]
+    if isinstance(named, str) and named in _INTERPOLATIONS:
+        return named
+    raise ArgumentError(f"interpolation must be one of {', '.join(_INTERPOLATIONS)}, got {value!r}")
+
+
+def check_warp_interpolation(value: object) -> str:
+    """The same for the ops that warp an image, which have three of them."""
+    name = check_interpolation(value)
+    if name not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        raise ArgumentError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic' for this op, got {value!r}")
+    return name
+
+
+def check_size(name: str, value: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width) in pixels from one int (a square) or a sequence of one or two."""
+    sides = _ints(value, low=1)
+    if len(sides) not in (1, 2):
+        raise ArgumentError(f"{name} must be a positive int or a sequence (height, width) of them, got {value!r}")
+    return sides[0], sides[-1]
+
+
+def check_range(
+    name: str, value: Iterable[float], *, low: float = -math.inf, high: float = math.inf
+) -> tuple[float, float]:
+    """An increasing (min, max) within [low, high]."""
+    try:
+        pair = tuple(float(v) for v in value)
+    except (TypeError, ValueError):
+        pair = ()
+    if len(pair) != 2 or not low <= pair[0] <= pair[1] <= high:
+        within = "" if low == -math.inf and high == math.inf else f" within [{low}, {high}]"
+        raise ArgumentError(f"{name} must be two increasing numbers (min, max){within}, got {value!r}")
+    return pair[0], pair[1]
+
+
+def check_probability(value: float) -> float:
+    """A probability in [0, 1]."""
+    if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+        raise ArgumentError(f"p must be a probability from 0 to 1, got {value!r}")
+    return float(value)
+
+
+def check_fill(value: Any) -> tuple[int, int, int]:
+    """RGB 0-255 from None (black), one number or a sequence of one or three; fractions are cut as torchvision does."""
+    numbers = (0,) if value is None else (value,) if isinstance(value, (int, float)) else value
+    if (
+        not isinstance(numbers, Sequence)
+        or len(numbers) not in (1, 3)
+        or not all(isinstance(v, (int, float)) and 0 <= v <= 255 for v in numbers)
+    ):
+        raise ArgumentError(f"fill must be a number or three numbers (R, G, B), each 0 to 255, got {value!r}")
+    return int(numbers[0]), int(numbers[len(numbers) // 2]), int(numbers[-1])
+
+
+def check_padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) in pixels from one int, (horizontal, vertical) or all four."""
+    sides = _ints(value, low=0)
+    if len(sides) not in (1, 2, 4):
+        raise ArgumentError(f"padding must be an int >= 0 or a sequence of 1, 2 or 4 of them, got {value!r}")
+    return sides[0], sides[1 % len(sides)], sides[2 % len(sides)], sides[-1]
+
+
+def check_padding_mode(value: str) -> str:
+    """The name of a padding mode."""
+    if value not in _PADDING_MODES:
+        raise ArgumentError(f"padding_mode must be one of {', '.join(_PADDING_MODES)}, got {value!r}")
+    return value
+
+
+def _ints(value: object, low: int) -> tuple[int, ...]:
+    """The ints in an int or a sequence of them; none if there is anything else in it or one is under ``low``."""
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,)
+    ints = tuple(v for v in numbers if isinstance(v, int) and not isinstance(v, bool) and v >= low)
+    return ints if len(ints) == len(numbers) else ()

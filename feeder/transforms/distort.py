@@ -1,0 +1,166 @@
+"""The ops that rotate, shift, scale and shear an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from feeder.errors import ArgumentError
+from feeder.transforms.arguments import check_fill, check_range, check_warp_interpolation
+from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, Uniforms
+
+__all__ = ["RandomAffine", "RandomRotation"]
+
+
+@dataclass(frozen=True, init=False)
+class RandomRotation(Op):
+    """Rotates the image counterclockwise by a random angle.
+
+    Args:
+        degrees: (min, max) of the angle, or one number for (-degrees, degrees).
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        expand: Whether the output grows so that the whole image fits.
+        center: (x, y) in pixels from the upper left corner; None for the middle.
+        fill: One number or (R, G, B), 0-255, for what lies outside the image.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    degrees: tuple[float, float]
+    interpolation: str
+    expand: bool
+    center: tuple[float, float] | None
+    fill: tuple[int, int, int]
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        interpolation: object = "nearest",
+        expand: bool = False,
+        center: Sequence[float] | None = None,
+        fill: object = 0,
+    ) -> None:
+        self._set(
+            degrees=_angle_range("degrees", degrees),
+            interpolation=check_warp_interpolation(interpolation),
+            expand=bool(expand),
+            center=_center(center),
+            fill=check_fill(fill),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        angle = _between(uniforms(1)[:, 0], self.degrees)
+        if self.expand:
+            pairs = zip(sizes.tolist(), angle.tolist(), strict=True)
+            sizes = np.array([self._expanded(h, w, a) for (h, w), a in pairs], np.int64).reshape(-1, 2)
+        return Drawn({"angle": angle}, sizes)
+
+    def _expanded(self, height: int, width: int, angle: float) -> tuple[int, int]:
+        """Output (height, width), by the arithmetic of Pillow's ``Image.rotate``."""
+        angle %= 360.0
+        if self.center is None and angle in (0.0, 90.0, 180.0, 270.0):
+            return (height, width) if angle in (0.0, 180.0) else (width, height)
+        center_x, center_y = self.center or (width / 2, height / 2)
+        radians = -math.radians(angle)
+        cos, sin = round(math.cos(radians), 15), round(math.sin(radians), 15)
+        minus_sin = round(-math.sin(radians), 15)
+        shift_x = cos * -center_x + sin * -center_y + 0.0 + center_x
+        shift_y = minus_sin * -center_x + cos * -center_y + 0.0 + center_y
+        corners = ((0, 0), (width, 0), (width, height), (0, height))
+        xs = [cos * x + sin * y + shift_x for x, y in corners]
+        ys = [minus_sin * x + cos * y + shift_y for x, y in corners]
+        return math.ceil(max(ys)) - math.floor(min(ys)), math.ceil(max(xs)) - math.floor(min(xs))
+
+    def extent(self, extent: Extent) -> Extent:
+        return Extent() if self.expand else extent
+
+
+@dataclass(frozen=True, init=False)
+class RandomAffine(Op):
+    """Rotates, shifts, scales and shears the image by random amounts, about its center.
+
+    Args:
+        degrees: (min, max) of the angle, clockwise, or one number for (-degrees, degrees).
+        translate: Largest shifts (x, y) as fractions of the width and the height; None for none.
+        scale: (min, max) of the scale; None for 1.
+        shear: In degrees: one number or (min, max) for x, or four numbers, (min, max) for x and for y.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        fill: One number or (R, G, B), 0-255, for what lies outside the image.
+        center: (x, y) in pixels from the upper left corner; None for the middle.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    degrees: tuple[float, float]
+    translate: tuple[float, float] | None
+    scale: tuple[float, float] | None
+    shear: tuple[float, float, float, float] | None
+    interpolation: str
+    fill: tuple[int, int, int]
+    center: tuple[float, float] | None
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        translate: Sequence[float] | None = None,
+        scale: Sequence[float] | None = None,
+        shear: float | Sequence[float] | None = None,
+        interpolation: object = "nearest",
+        fill: object = 0,
+        center: Sequence[float] | None = None,
+    ) -> None:
+        if translate is not None and (len(translate) != 2 or not all(0.0 <= t <= 1.0 for t in translate)):
+            raise ArgumentError(f"translate must be two fractions (x, y) from 0 to 1, got {translate!r}")
+        shears: tuple[float, float, float, float] | None = None
+        if shear is not None and not isinstance(shear, (int, float)) and len(shear) == 4:
+            shears = (*check_range("shear", shear[:2]), *check_range("shear", shear[2:]))
+        elif shear is not None:
+            shears = (*_angle_range("shear", shear), 0.0, 0.0)
+        self._set(
+            degrees=_angle_range("degrees", degrees),
+            translate=None if translate is None else (float(translate[0]), float(translate[1])),
+            scale=None if scale is None else check_range("scale", scale, low=1e-6),
+            shear=shears,
+            interpolation=check_warp_interpolation(interpolation),
+            fill=check_fill(fill),
+            center=_center(center),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        uniform = uniforms(6)
+        most_x, most_y = self.translate or (0.0, 0.0)
+        shear = self.shear or (0.0, 0.0, 0.0, 0.0)
+        params = {
+            "angle": _between(uniform[:, 0], self.degrees),
+            "shift_x": np.rint((2.0 * uniform[:, 1] - 1.0) * most_x * sizes[:, 1]).astype(np.int64),
+            "shift_y": np.rint((2.0 * uniform[:, 2] - 1.0) * most_y * sizes[:, 0]).astype(np.int64),
+            "scale": _between(uniform[:, 3], self.scale or (1.0, 1.0)),
+            "shear_x": _between(uniform[:, 4], shear[:2]),
+            "shear_y": _between(uniform[:, 5], shear[2:]),
+        }
+        return Drawn(params, sizes)
+
+
+def _between(uniform: FloatArray, bounds: tuple[float, float]) -> FloatArray:
+    return bounds[0] + uniform * (bounds[1] - bounds[0])
+
+
+def _angle_range(name: str, value: float | Sequence[float]) -> tuple[float, float]:
+    if isinstance(value, (int, float)):
+        if value < 0:
+            raise ArgumentError(f"{name} must not be negative if it is one number, got {value}")
+        value = (-value, value)
+    return check_range(name, value)
+
+
+def _center(value: Sequence[float] | None) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if len(value) != 2:
+        raise ArgumentError(f"center must be (x, y) in pixels, got {value!r}")
+    return float(value[0]), float(value[1])

@@ -1,0 +1,38 @@
+"""Any Python function as an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.transforms.op import Op
+
+__all__ = ["Lambda"]
+
+
+@dataclass(frozen=True, init=False)
+class Lambda(Op):
+    """Calls a function on every image, in the worker.
+
+    With worker processes the function must be picklable, so a module's function and no ``lambda``. What it draws
+    itself is not keyed by seed, epoch and sample: for that, draw nothing in it.
+
+    Args:
+        lambd: Takes and gives an array [3, H, W]: uint8, 0-255, or float32 after ``ToDtype`` or ``Normalize``. It may
+            write to the array that it gets; shape and dtype stay as they are.
+
+    Raises:
+        ArgumentError: if it is no function.
+    """
+
+    lambd: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+    on_arrays = True
+
+    def __init__(self, lambd: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> None:
+        if not callable(lambd):
+            raise ArgumentError(f"lambd must be a function of an array, got {lambd!r}")
+        self._set(lambd=lambd)

@@ -1,0 +1,357 @@
+"""The ops that choose which pixels go where: crops, resizes and flips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.transforms.arguments import (
+    check_fill,
+    check_interpolation,
+    check_padding,
+    check_padding_mode,
+    check_probability,
+    check_range,
+    check_size,
+)
+from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, Uniforms
+
+__all__ = ["CenterCrop", "Pad", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "Resize"]
+
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, init=False)
+class RandomResizedCrop(Op):
+    """Crops a random area with a random aspect ratio and resizes it.
+
+    Args:
+        size: Output (height, width) in pixels; an int makes a square.
+        scale: (min, max) of the crop's area as a fraction of the image's.
+        ratio: (min, max) of the crop's width / height.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        antialias: True; anything else than None is refused.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    size: tuple[int, int]
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    interpolation: str
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3.0 / 4.0, 4.0 / 3.0),
+        interpolation: object = "bilinear",
+        antialias: bool | None = True,
+    ) -> None:
+        self._set(
+            size=check_size("size", size),
+            scale=check_range("scale", scale, low=0.0),
+            ratio=check_range("ratio", ratio, low=1e-6),
+            interpolation=check_interpolation(interpolation, antialias),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """Draws as torchvision's ``RandomResizedCrop.make_params``: ten attempts, then a central crop."""
+        height, width = sizes[:, 0], sizes[:, 1]
+        # Nearly all samples fit at the first attempt, so only the others pay for more random numbers.
+        first = uniforms(4)
+        crop_height, crop_width, fits = self._attempt(height, width, first[:, 2:])
+        top = np.floor(first[:, 0] * (height - crop_height + 1)).astype(np.int64)
+        left = np.floor(first[:, 1] * (width - crop_width + 1)).astype(np.int64)
+        if not fits.all():
+            rows = np.flatnonzero(~fits)
+            window = self._retry(height[rows], width[rows], uniforms(2 + 2 * _ATTEMPTS, rows))
+            top[rows], left[rows], crop_height[rows], crop_width[rows] = window
+        resized = np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
+        params = {"top": top, "left": left, "height": crop_height, "width": crop_width}
+        params |= {"resized_height": resized[:, 0], "resized_width": resized[:, 1]}
+        return Drawn(params, resized)
+
+    def _attempt(
+        self, height: IntArray, width: IntArray, uniform: FloatArray
+    ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        area = height * width * (self.scale[0] + uniform[:, 0] * (self.scale[1] - self.scale[0]))
+        aspect = np.exp(low + uniform[:, 1] * (high - low))
+        crop_width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
+        crop_height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+        fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
+        return crop_height, crop_width, fits
+
+    def _retry(
+        self, height: IntArray, width: IntArray, uniform: FloatArray
+    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        crop_height, crop_width = self._fallback(height, width)
+        top = (height - crop_height) // 2
+        left = (width - crop_width) // 2
+        # Later attempts first, so that the earliest that fits is the one that stays.
+        for attempt in reversed(range(1, _ATTEMPTS)):
+            h, w, fits = self._attempt(height, width, uniform[:, 2 + 2 * attempt : 4 + 2 * attempt])
+            crop_height = np.where(fits, h, crop_height)
+            crop_width = np.where(fits, w, crop_width)
+            top = np.where(fits, np.floor(uniform[:, 0] * (height - h + 1)).astype(np.int64), top)
+            left = np.where(fits, np.floor(uniform[:, 1] * (width - w + 1)).astype(np.int64), left)
+        return top, left, crop_height, crop_width
+
+    def _fallback(self, height: IntArray, width: IntArray) -> tuple[IntArray, IntArray]:
+        """The largest crop whose aspect ratio is within bounds, at least one pixel."""
+        ratio = width / height
+        narrow = np.rint(width / self.ratio[0]).astype(np.int64)
+        wide = np.rint(height * self.ratio[1]).astype(np.int64)
+        crop_height = np.where(ratio < self.ratio[0], narrow, height)
+        crop_width = np.where(ratio > self.ratio[1], wide, width)
+        return np.maximum(crop_height, 1), np.maximum(crop_width, 1)
+
+    def extent(self, extent: Extent) -> Extent:
+        return Extent(self.size, fixed=True)
+
+    def fuses(self, extent: Extent) -> bool:
+        return self.interpolation == "bilinear"
+
+    @property
+    def resizes(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, init=False)
+class Resize(Op):
+    """Resizes the image.
+
+    Args:
+        size: Output (height, width); an int or a sequence of one is the length of the shorter side, and the aspect
+            ratio is kept; None leaves it to ``max_size``.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        max_size: Longest length that the longer side may get; the length that it gets if ``size`` is None.
+        antialias: True; anything else than None is refused.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    size: tuple[int, ...] | None
+    interpolation: str
+    max_size: int | None
+
+    def __init__(
+        self,
+        size: int | Sequence[int] | None,
+        interpolation: object = "bilinear",
+        max_size: int | None = None,
+        antialias: bool | None = True,
+    ) -> None:
+        sides: tuple[int, ...] | None = None
+        if size is not None:
+            pair = check_size("size", size)
+            sides = pair[:1] if isinstance(size, int) or len(size) == 1 else pair
+        if max_size is not None:
+            max_size = check_size("max_size", max_size)[0]
+        if sides is None and max_size is None:
+            raise ArgumentError("max_size must be an int when size is None, got None")
+        if sides is not None and max_size is not None:
+            if len(sides) == 2:
+                raise ArgumentError(f"max_size goes with size=None or one int, got size={size!r}")
+            if max_size <= sides[0]:
+                raise ArgumentError(f"max_size must be greater than size, got max_size={max_size} with size={size!r}")
+        self._set(size=sides, interpolation=check_interpolation(interpolation, antialias), max_size=max_size)
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        resized = self._resized(sizes)
+        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+
+    def _resized(self, sizes: IntArray) -> IntArray:
+        """Output sizes with torchvision's rounding; at least one pixel."""
+        if self.size is not None and len(self.size) == 2:
+            return np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
+        short, long = sizes.min(axis=1), sizes.max(axis=1)
+        if self.size is None:
+            new_long = np.full_like(long, self.max_size or 1)
+            new_short = (new_long * short / long).astype(np.int64)
+        else:
+            new_short = np.full_like(short, self.size[0])
+            new_long = (new_short * long / short).astype(np.int64)
+            if self.max_size is not None:
+                over = new_long > self.max_size
+                new_short = np.where(over, (self.max_size * new_short / new_long).astype(np.int64), new_short)
+                new_long = np.where(over, self.max_size, new_long)
+        upright = sizes[:, 1] <= sizes[:, 0]
+        pairs = np.stack([np.where(upright, new_long, new_short), np.where(upright, new_short, new_long)], axis=1)
+        resized: IntArray = np.maximum(pairs, 1)
+        return resized
+
+    def extent(self, extent: Extent) -> Extent:
+        if extent.fixed or (self.size is not None and len(self.size) == 2):
+            height, width = self._resized(np.array([extent.minimum], np.int64))[0].tolist()
+            return Extent((height, width), fixed=True)
+        if self.size is not None and self.max_size is None:
+            return Extent((self.size[0], self.size[0]))
+        return Extent()
+
+    def fuses(self, extent: Extent) -> bool:
+        return self.interpolation == "bilinear"
+
+    @property
+    def resizes(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, init=False)
+class CenterCrop(Op):
+    """Crops the middle of the image; a smaller image is first padded with zeros.
+
+    Args:
+        size: Output (height, width) in pixels; an int makes a square.
+
+    Raises:
+        ArgumentError: if ``size`` is no size.
+    """
+
+    size: tuple[int, int]
+
+    def __init__(self, size: int | Sequence[int]) -> None:
+        self._set(size=check_size("size", size))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """The window may reach outside the image: what lies there is zero."""
+        size = np.array(self.size, np.int64)
+        # torchvision pads by floor((crop - image) / 2) before the image, and otherwise rounds half to even.
+        start = np.where(size > sizes, -((size - sizes) // 2), np.rint((sizes - size) / 2.0).astype(np.int64))
+        cropped = np.broadcast_to(size, sizes.shape)
+        params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
+        return Drawn(params, cropped)
+
+    def extent(self, extent: Extent) -> Extent:
+        return Extent(self.size, fixed=True)
+
+    def fuses(self, extent: Extent) -> bool:
+        return self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
+
+
+@dataclass(frozen=True, init=False)
+class RandomHorizontalFlip(Op):
+    """Mirrors the image left to right with probability ``p``.
+
+    Args:
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: if ``p`` is no probability.
+    """
+
+    p: float
+    on_arrays = True
+
+    def __init__(self, p: float = 0.5) -> None:
+        self._set(p=check_probability(p))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"flip": uniforms(1)[:, 0] < self.p}, sizes)
+
+    def fuses(self, extent: Extent) -> bool:
+        return True
+
+
+@dataclass(frozen=True, init=False)
+class Pad(Op):
+    """Pads the image on all sides.
+
+    Args:
+        padding: Pixels on every side, or (left and right, top and bottom), or (left, top, right, bottom).
+        fill: One number or (R, G, B), 0-255, for the mode "constant".
+        padding_mode: "constant", "edge", "reflect" or "symmetric".
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    padding: tuple[int, int, int, int]
+    fill: tuple[int, int, int]
+    padding_mode: str
+
+    def __init__(self, padding: int | Sequence[int], fill: object = 0, padding_mode: str = "constant") -> None:
+        self._set(padding=check_padding(padding), fill=check_fill(fill), padding_mode=check_padding_mode(padding_mode))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        left, top, right, bottom = self.padding
+        return Drawn({}, sizes + np.array([top + bottom, left + right], np.int64))
+
+    def extent(self, extent: Extent) -> Extent:
+        left, top, right, bottom = self.padding
+        return extent._replace(minimum=(extent.minimum[0] + top + bottom, extent.minimum[1] + left + right))
+
+
+@dataclass(frozen=True, init=False)
+class RandomCrop(Op):
+    """Crops at a random place.
+
+    An image that is too small, padded as asked for, is an error of that sample.
+
+    Args:
+        size: Output (height, width) in pixels; an int makes a square.
+        padding: As in :class:`Pad`, done first; None for none.
+        pad_if_needed: Whether to pad a smaller image on both sides by what is missing.
+        fill: As in :class:`Pad`.
+        padding_mode: As in :class:`Pad`.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    size: tuple[int, int]
+    padding: tuple[int, int, int, int] | None
+    pad_if_needed: bool
+    fill: tuple[int, int, int]
+    padding_mode: str
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        padding: int | Sequence[int] | None = None,
+        pad_if_needed: bool = False,
+        fill: object = 0,
+        padding_mode: str = "constant",
+    ) -> None:
+        self._set(
+            size=check_size("size", size),
+            padding=None if padding is None else check_padding(padding),
+            pad_if_needed=bool(pad_if_needed),
+            fill=check_fill(fill),
+            padding_mode=check_padding_mode(padding_mode),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        left, top, right, bottom = self.padding or (0, 0, 0, 0)
+        size = np.array(self.size, np.int64)
+        pad_before = np.broadcast_to(np.array([top, left], np.int64), sizes.shape)
+        pad_after = np.broadcast_to(np.array([bottom, right], np.int64), sizes.shape)
+        if self.pad_if_needed:
+            missing = np.maximum(size - (sizes + pad_before + pad_after), 0)
+            pad_before, pad_after = pad_before + missing, pad_after + missing
+        room = sizes + pad_before + pad_after - size
+        start = np.floor(uniforms(2) * (np.maximum(room, 0) + 1)).astype(np.int64)
+        cropped = np.broadcast_to(size, sizes.shape)
+        params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
+        if self._pads:
+            params["padding"] = np.stack([pad_before[:, 1], pad_before[:, 0], pad_after[:, 1], pad_after[:, 0]], axis=1)
+        return Drawn(params, cropped)
+
+    @property
+    def _pads(self) -> bool:
+        return self.padding is not None or self.pad_if_needed
+
+    def extent(self, extent: Extent) -> Extent:
+        return Extent(self.size, fixed=True)
+
+    def fuses(self, extent: Extent) -> bool:
+        fits = self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
+        return fits and not self._pads

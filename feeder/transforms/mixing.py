@@ -1,0 +1,131 @@
+"""The ops that mix the samples of a batch: after it is assembled, keyed by (seed, epoch, step)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feeder import order
+from feeder.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels"]
+
+# (labels, labels of what was mixed in, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).
+MixedLabels = tuple["Tensor", "Tensor", float]
+
+# The last streams below the one of the order; no recipe has that many ops.
+_MIXUP_STREAM = 65_534
+_CUTMIX_STREAM = 65_533
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOp(ABC):
+    """An op on an assembled batch.
+
+    As in torchvision, each sample is mixed with the one before it in the batch, so the batch must be shuffled.
+
+    Args:
+        alpha: Parameter of the Beta(alpha, alpha) distribution that the mixing weight is drawn from; positive.
+
+    Raises:
+        ArgumentError: if ``alpha`` is not positive.
+    """
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0.0:
+            raise ArgumentError(f"alpha must be positive, got {self.alpha}")
+
+    def __call__(
+        self, images: Tensor, labels: Tensor, *, seed: int, epoch: int, step: int
+    ) -> tuple[Tensor, MixedLabels]:
+        """Mixes a batch; the batch itself stays as it is.
+
+        Args:
+            images: [N, C, H, W], uint8 or float, on any device.
+            labels: [N, ...].
+            seed: 0 to 2**64-1.
+            epoch: 0 to 2**32-1.
+            step: Number of the batch in the epoch.
+
+        Returns:
+            The mixed images, of the same shape and dtype, and (labels, labels of what was mixed in, lam): the first
+            count lam, the second 1 - lam.
+
+        Raises:
+            ArgumentError: if the shapes don't fit.
+        """
+        if images.ndim != 4 or len(images) != len(labels):
+            raise ArgumentError(
+                f"expected images [N, C, H, W] and N labels, got {list(images.shape)} and {list(labels.shape)}"
+            )
+        mixed, lam = self._mix(images, seed, epoch, step)
+        return mixed, (labels, labels.roll(1, 0), lam)
+
+    @abstractmethod
+    def _mix(self, images: Tensor, seed: int, epoch: int, step: int) -> tuple[Tensor, float]:
+        """The mixed images, and how much of a label is its own."""
+
+
+class MixUp(BatchOp):
+    """Blends pairs of samples (Zhang et al., "mixup: Beyond empirical risk minimization", 2018)."""
+
+    def _mix(self, images: Tensor, seed: int, epoch: int, step: int) -> tuple[Tensor, float]:
+        lam = _beta(self.alpha, seed, epoch, step, _MIXUP_STREAM)
+        floats = images if images.is_floating_point() else images.float()
+        mixed = floats.roll(1, 0).mul_(1.0 - lam).add_(floats, alpha=lam)
+        return (mixed if images.is_floating_point() else mixed.round_().to(images.dtype)), lam
+
+
+class CutMix(BatchOp):
+    """Replaces a rectangle by the one of another sample (Yun et al., "CutMix", 2019)."""
+
+    def _mix(self, images: Tensor, seed: int, epoch: int, step: int) -> tuple[Tensor, float]:
+        lam = _beta(self.alpha, seed, epoch, step, _CUTMIX_STREAM)
+        u_x, u_y = order.uniform(seed, epoch, [step], _CUTMIX_STREAM, 2)[0].tolist()
+        height, width = images.shape[-2:]
+        left, top, right, bottom = _box(lam, int(u_x * width), int(u_y * height), width, height)
+        mixed = images.clone()
+        mixed[..., top:bottom, left:right] = images.roll(1, 0)[..., top:bottom, left:right]
+        return mixed, 1.0 - (right - left) * (bottom - top) / (width * height)
+
+
+def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of about 1 - lam of the image's area, cut at its edges."""
+    ratio = 0.5 * math.sqrt(1.0 - lam)
+    half_width, half_height = int(ratio * width), int(ratio * height)
+    return (
+        max(center_x - half_width, 0),
+        max(center_y - half_height, 0),
+        min(center_x + half_width, width),
+        min(center_y + half_height, height),
+    )
+
+
+def _beta(alpha: float, seed: int, epoch: int, step: int, stream: int) -> float:
+    """A Beta(alpha, alpha) variate from two Gamma variates, by Marsaglia and Tsang, "A simple method for generating
+    gamma variables" (2000); in logarithms, since a small alpha underflows."""
+
+    shape = alpha + 1.0  # the method wants at least 1; the last line of the function below takes the 1 away
+    d = shape - 1.0 / 3.0
+
+    def log_gamma_variate(first: int) -> float:
+        start = first
+        while True:
+            u = order.uniform(seed, epoch, [step], stream, start + 4)[0, start:].tolist()
+            normal = math.sqrt(-2.0 * math.log(1.0 - u[0])) * math.cos(2.0 * math.pi * u[1])
+            v = (1.0 + normal / math.sqrt(9.0 * d)) ** 3
+            if v > 0.0 and math.log(1.0 - u[2]) < 0.5 * normal * normal + d - d * v + d * math.log(v):
+                return math.log(d * v) + math.log(1.0 - u[3]) / alpha
+            start += 8
+
+    # Numbers 0 and 1 of a step belong to the rectangle; the two variates take turns with four numbers each.
+    first, second = log_gamma_variate(2), log_gamma_variate(6)
+    difference = second - first
+    return 0.0 if difference > 700.0 else 1.0 / (1.0 + math.exp(difference))

@@ -1,0 +1,107 @@
+"""What every op of a recipe is: declared arguments, and how its parameters are drawn for a batch of samples."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder import order
+
+__all__ = ["Drawn", "Extent", "FloatArray", "IntArray", "Op", "Params", "Uniforms"]
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+# An op's drawn parameters by name; every array has one row per sample.
+Params = dict[str, npt.NDArray[Any]]
+
+
+class Extent(NamedTuple):
+    """What is known of an image's size without seeing the image.
+
+    Attributes:
+        minimum: (height, width) in pixels that every image has at least.
+        fixed: Whether every image has exactly that size.
+    """
+
+    minimum: tuple[int, int] = (1, 1)
+    fixed: bool = False
+
+
+class Drawn(NamedTuple):
+    """An op's drawn parameters and the sizes of its output, int64 [N, 2] (height, width)."""
+
+    params: Params
+    sizes: IntArray
+
+
+class Uniforms:
+    """The uniform numbers of one op for N samples: a pure function of (seed, epoch, sample id, stream)."""
+
+    def __init__(self, seed: int, epoch: int, sample_ids: IntArray, stream: int) -> None:
+        self._seed = seed
+        self._epoch = epoch
+        self._sample_ids = sample_ids
+        self._stream = stream
+
+    def __call__(self, count: int, rows: IntArray | None = None) -> FloatArray:
+        """The first ``count`` numbers of every sample, or of those in ``rows``: float64 [N, count] in [0, 1).
+
+        A longer draw starts with the numbers of a shorter one.
+        """
+        sample_ids = self._sample_ids if rows is None else self._sample_ids[rows]
+        return order.uniform(self._seed, self._epoch, sample_ids, self._stream, count)
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """A 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
+
+        It is made of the words of the first two uniform numbers, so an op takes either keys or numbers after those.
+        """
+        words = order.philox(self._seed, self._epoch, self._sample_ids, self._stream, 1).astype(np.uint64)
+        keys: npt.NDArray[np.uint64] = words[:, 0] << np.uint64(32) | words[:, 1]
+        return keys
+
+
+class Op:
+    """One step of a recipe. Ops are frozen dataclasses with torchvision v2's names, arguments and defaults.
+
+    Class attributes:
+        on_images: Whether the op may stand before ``ToDtype`` and ``Normalize``, where images are uint8.
+        on_arrays: Whether the op may stand after them, where images are floats.
+    """
+
+    on_images = True
+    on_arrays = False
+
+    def _set(self, **fields: object) -> None:
+        """Sets the fields of a frozen dataclass while it is made."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """Draws the op's parameters for N samples.
+
+        Args:
+            uniforms: The op's random numbers.
+            sizes: int64 [N, 2], (height, width) of the images that the op gets.
+        """
+        return Drawn({}, sizes)
+
+    def extent(self, extent: Extent) -> Extent:
+        """What is known of the output's size, given what is known of the input's."""
+        return extent
+
+    def fuses(self, extent: Extent) -> bool:
+        """Whether the op can be expressed by a source box, a flip and an output size.
+
+        Such an op has parameters of these names only: ``top, left, height, width`` (crop to this window),
+        ``resized_height, resized_width`` (then resize to this, bilinear), ``flip``.
+        """
+        return False
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the op changes the scale of the image; only one such op fits in a source box."""
+        return False

@@ -1,0 +1,204 @@
+"""The ops that change colors, sharpness or parts of an image, but not its geometry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from feeder.errors import ArgumentError
+from feeder.transforms.arguments import check_probability, check_range, check_size
+from feeder.transforms.op import Drawn, IntArray, Op, Params, Uniforms
+
+__all__ = ["ColorJitter", "GaussianBlur", "RandomErasing", "RandomGrayscale"]
+
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, init=False)
+class ColorJitter(Op):
+    """Changes brightness, contrast, saturation and hue by random factors, in random order.
+
+    Args:
+        brightness: The factor is drawn from [max(0, 1 - brightness), 1 + brightness], or from a given (min, max).
+        contrast: As brightness.
+        saturation: As brightness.
+        hue: The shift, in turns of the color circle, is drawn from [-hue, hue], or from a given (min, max) within
+            [-0.5, 0.5].
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    brightness: tuple[float, float] | None
+    contrast: tuple[float, float] | None
+    saturation: tuple[float, float] | None
+    hue: tuple[float, float] | None
+
+    def __init__(
+        self,
+        brightness: float | Sequence[float] | None = None,
+        contrast: float | Sequence[float] | None = None,
+        saturation: float | Sequence[float] | None = None,
+        hue: float | Sequence[float] | None = None,
+    ) -> None:
+        self._set(
+            brightness=_factor_range("brightness", brightness),
+            contrast=_factor_range("contrast", contrast),
+            saturation=_factor_range("saturation", saturation),
+            hue=_factor_range("hue", hue, center=0.0, low=-0.5, high=0.5),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        uniform = uniforms(8)
+        ranges = {"brightness": self.brightness, "contrast": self.contrast, "saturation": self.saturation}
+        params: Params = {"order": np.argsort(uniform[:, :4], axis=1, kind="stable")}
+        for column, (name, bounds) in enumerate({**ranges, "hue": self.hue}.items(), start=4):
+            if bounds is not None:
+                params[name] = bounds[0] + uniform[:, column] * (bounds[1] - bounds[0])
+        return Drawn(params, sizes)
+
+
+def _factor_range(
+    name: str, value: float | Sequence[float] | None, *, center: float = 1.0, low: float = 0.0, high: float = math.inf
+) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if isinstance(value, (int, float)):
+        if value < 0:
+            raise ArgumentError(f"{name} must not be negative if it is one number, got {value}")
+        value = (max(center - value, low) if center else -value, center + value)
+    bounds = check_range(name, value, low=low, high=high)
+    return None if bounds == (center, center) else bounds
+
+
+@dataclass(frozen=True, init=False)
+class RandomGrayscale(Op):
+    """Makes the image gray, in three equal channels, with probability ``p``.
+
+    Args:
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: if ``p`` is no probability.
+    """
+
+    p: float
+
+    def __init__(self, p: float = 0.1) -> None:
+        self._set(p=check_probability(p))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"gray": uniforms(1)[:, 0] < self.p}, sizes)
+
+
+@dataclass(frozen=True, init=False)
+class GaussianBlur(Op):
+    """Blurs the image with a Gaussian kernel of random width.
+
+    Args:
+        kernel_size: Kernel size in pixels, odd; an int, or (x, y) as torchvision takes it.
+        sigma: Standard deviation in pixels, or the (min, max) that it is drawn from.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    kernel_size: tuple[int, int]
+    sigma: tuple[float, float]
+
+    def __init__(self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)) -> None:
+        kernel = check_size("kernel_size", kernel_size)
+        if kernel[0] % 2 == 0 or kernel[1] % 2 == 0:
+            raise ArgumentError(f"kernel_size must be odd, got {kernel_size!r}")
+        if isinstance(sigma, (int, float)):
+            sigma = (sigma, sigma)
+        elif len(sigma) == 1:
+            sigma = (sigma[0], sigma[0])
+        self._set(kernel_size=kernel, sigma=check_range("sigma", sigma, low=1e-6))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"sigma": self.sigma[0] + uniforms(1)[:, 0] * (self.sigma[1] - self.sigma[0])}, sizes)
+
+
+@dataclass(frozen=True, init=False)
+class RandomErasing(Op):
+    """Erases a random rectangle with probability ``p``.
+
+    It usually stands last, after ``Normalize``; ``value`` is in the units of the image where it stands.
+
+    Args:
+        p: Probability, 0 to 1.
+        scale: (min, max) of the rectangle's area as a fraction of the image's.
+        ratio: (min, max) of the rectangle's height / width.
+        value: One number, three (R, G, B), or "random" for normally distributed noise.
+        inplace: Accepted as torchvision does; it changes nothing here.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    p: float
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    value: tuple[float, float, float] | None
+    inplace: bool
+    on_arrays = True
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        value: float | str | Sequence[float] = 0.0,
+        inplace: bool = False,
+    ) -> None:
+        numbers: tuple[float, float, float] | None = None
+        if isinstance(value, str):
+            if value != "random":
+                raise ArgumentError(f"value must be numbers or 'random', got {value!r}")
+        else:
+            given = (value,) if isinstance(value, (int, float)) else tuple(value)
+            if len(given) not in (1, 3):
+                raise ArgumentError(f"value must be one number or three (R, G, B), got {value!r}")
+            numbers = float(given[0]), float(given[len(given) // 2]), float(given[-1])
+        self._set(
+            p=check_probability(p),
+            scale=check_range("scale", scale, low=0.0, high=1.0),
+            ratio=check_range("ratio", ratio, low=1e-6),
+            value=numbers,
+            inplace=bool(inplace),
+        )
+
+    @property
+    def on_images(self) -> bool:  # type: ignore[override]
+        """Noise around 0 means nothing on uint8 images."""
+        return self.value is not None
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """Draws as torchvision's ``RandomErasing.make_params``: ten attempts, then nothing is erased."""
+        uniform = uniforms(5 + 2 * _ATTEMPTS)
+        height, width = sizes[:, 0], sizes[:, 1]
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        erase = np.zeros(len(sizes), np.bool_)
+        h, w = np.zeros_like(height), np.zeros_like(width)
+        for attempt in range(_ATTEMPTS):
+            u_area, u_ratio = uniform[:, 5 + 2 * attempt], uniform[:, 6 + 2 * attempt]
+            area = height * width * (self.scale[0] + u_area * (self.scale[1] - self.scale[0]))
+            aspect = np.exp(low + u_ratio * (high - low))
+            try_h = np.rint(np.sqrt(area * aspect)).astype(np.int64)
+            try_w = np.rint(np.sqrt(area / aspect)).astype(np.int64)
+            fits = ~erase & (try_h < height) & (try_w < width)
+            h, w = np.where(fits, try_h, h), np.where(fits, try_w, w)
+            erase |= fits
+        params = {
+            "erase": erase & (uniform[:, 2] < self.p),
+            "i": np.floor(uniform[:, 3] * (height - h + 1)).astype(np.int64),
+            "j": np.floor(uniform[:, 4] * (width - w + 1)).astype(np.int64),
+            "h": h,
+            "w": w,
+            "key": uniforms.keys(),
+        }
+        return Drawn(params, sizes)

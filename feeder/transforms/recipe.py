@@ -1,0 +1,271 @@
+"""A recipe: the ops that are done to every image, and how their parameters are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.transforms.mixing import BatchOp
+from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
+from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
+
+__all__ = ["Compose", "Draws", "Recipe"]
+
+
+@dataclass(frozen=True, init=False)
+class Compose(Op):
+    """Several ops in a row.
+
+    Args:
+        transforms: The ops; a ``Compose`` in it counts as its ops.
+
+    Raises:
+        ArgumentError: if something in it is no op, or an op stands where it can't.
+    """
+
+    transforms: tuple[Op, ...]
+
+    def __init__(self, transforms: Sequence[Op]) -> None:
+        self._set(transforms=tuple(transforms))
+        Recipe.of(self)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn for N samples.
+
+    The boxes and the flip describe the recipe's base path: Pillow's
+    ``image.crop(support).resize(base_size, BILINEAR, box=source - support's origin)``, then the flip.
+
+    Attributes:
+        image_size: int32 [N, 2], upright (height, width) of the images that the parameters were drawn for.
+        source_box: float64 [N, 4], (left, top, right, bottom) in upright pixels: what maps onto the output.
+        support_box: int32 [N, 4], (left, top, right, bottom): the pixels that the filter may read.
+        base_size: int32 [N, 2], (height, width) after the base path.
+        flip: uint8 [N], 1 where the output is mirrored left to right.
+        output_size: int32 [N, 2], (height, width) after all ops.
+        ops: The drawn parameters of every op of the recipe, by name, each with N rows.
+    """
+
+    image_size: npt.NDArray[np.int32]
+    source_box: FloatArray
+    support_box: npt.NDArray[np.int32]
+    base_size: npt.NDArray[np.int32]
+    flip: npt.NDArray[np.uint8]
+    output_size: npt.NDArray[np.int32]
+    ops: tuple[Params, ...]
+
+    def __len__(self) -> int:
+        return len(self.flip)
+
+    def take(self, rows: npt.ArrayLike | slice) -> Draws:
+        """The draws of some of the samples, by index array or slice."""
+        chosen = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
+        return Draws(
+            image_size=self.image_size[chosen],
+            source_box=self.source_box[chosen],
+            support_box=self.support_box[chosen],
+            base_size=self.base_size[chosen],
+            flip=self.flip[chosen],
+            output_size=self.output_size[chosen],
+            ops=tuple({name: values[chosen] for name, values in params.items()} for params in self.ops),
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked sequence of ops.
+
+    The ops up to :attr:`rest` are the base path: one source box, a flip and an output size say all of it, so that a
+    backend can do it in one pass.
+
+    Attributes:
+        ops: All ops, in order.
+    """
+
+    ops: tuple[Op, ...] = ()
+
+    @classmethod
+    def of(cls, transform: Op | Recipe | Sequence[Op] | None) -> Recipe:
+        """The recipe of a transform.
+
+        Args:
+            transform: An op, a ``Compose``, a sequence of ops, a recipe, or None for no ops.
+
+        Raises:
+            ArgumentError: if something in it is no op, or an op stands where it can't.
+        """
+        if isinstance(transform, Recipe):
+            return transform
+        recipe = cls(tuple(_flatten(transform)))
+        recipe._check()
+        return recipe
+
+    def _check(self) -> None:
+        value_op: Op | None = None
+        for op in self.ops:
+            if value_op is not None and not op.on_arrays:
+                raise ArgumentError(
+                    f"{type(op).__name__} works on uint8 images and stands after {type(value_op).__name__}; "
+                    f"put it before {type(value_op).__name__}"
+                )
+            if value_op is None and not op.on_images:
+                raise ArgumentError(f"{op} works on floats; put it after ToDtype or Normalize")
+            if isinstance(op, ToDtype) and op.dtype == "uint8" and value_op is not None:
+                raise ArgumentError(
+                    f"ToDtype('uint8') stands after {type(value_op).__name__}, but floats are not turned back into "
+                    "uint8; leave it out"
+                )
+            if isinstance(op, (ToDtype, Normalize)) and not (isinstance(op, ToDtype) and op.dtype == "uint8"):
+                value_op = op
+
+    @cached_property
+    def base_length(self) -> int:
+        """How many ops the base path has."""
+        fused = 0
+        extent = Extent()
+        resized = False
+        for op in self.ops:
+            if not op.fuses(extent) or (op.resizes and resized):
+                break
+            resized = resized or op.resizes
+            extent = op.extent(extent)
+            fused += 1
+        # What is left can join the base path only as a whole: an affine map of the pixels and mirroring commute.
+        if all(op.on_arrays and (isinstance(op, (ToDtype, Normalize)) or op.fuses(extent)) for op in self.ops[fused:]):
+            return len(self.ops)
+        return fused
+
+    @property
+    def is_base_path(self) -> bool:
+        """Whether the source box, flip, output size and :attr:`affine` say all that the recipe does."""
+        return self.base_length == len(self.ops)
+
+    @property
+    def rest(self) -> tuple[Op, ...]:
+        """The ops after the base path; it gives them uint8 images of :attr:`base_size`."""
+        return self.ops[self.base_length :]
+
+    @cached_property
+    def base_size(self) -> tuple[int, int] | None:
+        """(height, width) after the base path, or None if it depends on the image."""
+        return _fixed_size(self.ops[: self.base_length])
+
+    @cached_property
+    def output_size(self) -> tuple[int, int] | None:
+        """(height, width) after all ops, or None if it depends on the image."""
+        return _fixed_size(self.ops)
+
+    @cached_property
+    def output_dtype(self) -> str:
+        """Name of the output's dtype: "uint8", "float16", "bfloat16" or "float32"."""
+        dtype = "uint8"
+        for op in self.ops:
+            if isinstance(op, ToDtype):
+                dtype = op.dtype
+            elif isinstance(op, Normalize) and dtype == "uint8":
+                dtype = "float32"
+        return dtype
+
+    @property
+    def storage_dtype(self) -> np.dtype[np.generic]:
+        """The numpy dtype that holds the output; bfloat16 is held as its bits in uint16."""
+        return np.dtype("uint16" if self.output_dtype == "bfloat16" else self.output_dtype)
+
+    @cached_property
+    def affine(self) -> Affine | None:
+        """(scale, bias), float32 [3] each: output = pixel (0-255) * scale + bias. None if pixels stay uint8."""
+        return None if self.output_dtype == "uint8" else compose_affine(self.ops, is_float=False)
+
+    def draw(self, seed: int, epoch: int, sample_ids: npt.ArrayLike, sizes: npt.ArrayLike) -> Draws:
+        """Draws the parameters of N samples: a pure function of (seed, epoch, sample id) and the image's size.
+
+        Args:
+            seed: 0 to 2**64-1.
+            epoch: 0 to 2**32-1.
+            sample_ids: integers [N].
+            sizes: integers [N, 2], upright (height, width) in pixels.
+        """
+        ids = np.asarray(sample_ids, np.int64)
+        image_size = np.maximum(np.asarray(sizes, np.int64).reshape(-1, 2), 1)
+        if len(ids) != len(image_size):
+            raise ArgumentError(f"sample_ids and sizes must be of one length, got {len(ids)} and {len(image_size)}")
+        base = _Base(image_size)
+        current = image_size
+        drawn: list[Params] = []
+        for stream, op in enumerate(self.ops):
+            params, current = op.draw(Uniforms(seed, epoch, ids, stream), current)
+            drawn.append(params)
+            if stream < self.base_length:
+                base.apply(params)
+        return Draws(
+            image_size=image_size.astype(np.int32),
+            source_box=base.source,
+            support_box=base.support.astype(np.int32),
+            base_size=base.size.astype(np.int32),
+            flip=base.flip.astype(np.uint8),
+            output_size=current.astype(np.int32),
+            ops=tuple(drawn),
+        )
+
+
+class _Base:
+    """The boxes and the flip of N samples while the ops of the base path are applied to them."""
+
+    def __init__(self, sizes: IntArray) -> None:
+        whole = np.concatenate([np.zeros_like(sizes), sizes[:, ::-1]], axis=1)
+        self.source: FloatArray = whole.astype(np.float64)
+        self.support: IntArray = whole
+        self.size = sizes
+        self.flip = np.zeros(len(sizes), np.bool_)
+        self._resized = False
+
+    def apply(self, params: Params) -> None:
+        if "top" in params:
+            self._crop(params)
+        if "resized_height" in params:
+            self.size = np.stack([params["resized_height"], params["resized_width"]], axis=1)
+            self._resized = True
+        if "flip" in params:
+            self.flip = self.flip ^ params["flip"]
+
+    def _crop(self, params: Params) -> None:
+        size = np.stack([params["height"], params["width"]], axis=1)
+        # A window chosen after a flip is counted from the other side.
+        left = np.where(self.flip, self.size[:, 1] - params["left"] - size[:, 1], params["left"])
+        start = np.stack([left, params["top"]], axis=1)
+        scale = (self.source[:, 2:] - self.source[:, :2]) / self.size[:, ::-1]
+        origin = self.source[:, :2]
+        self.source = np.concatenate([origin + start * scale, origin + (start + size[:, ::-1]) * scale], axis=1)
+        self.size = size
+        if not self._resized:
+            self.support = np.rint(self.source).astype(np.int64)
+
+
+def _flatten(transform: object) -> list[Op]:
+    if transform is None:
+        return []
+    if isinstance(transform, Compose):
+        return [op for part in transform.transforms for op in _flatten(part)]
+    if isinstance(transform, Op):
+        return [transform]
+    if isinstance(transform, (list, tuple)):
+        return [op for part in transform for op in _flatten(part)]
+    if isinstance(transform, BatchOp):
+        raise ArgumentError(f"{transform} works on assembled batches, not on images; call it on (images, labels)")
+    raise ArgumentError(
+        f"expected an op of feeder.transforms, got {transform!r}; its ops have torchvision v2's names and arguments, "
+        "and Lambda takes any function"
+    )
+
+
+def _fixed_size(ops: tuple[Op, ...]) -> tuple[int, int] | None:
+    extent = Extent()
+    for op in ops:
+        extent = op.extent(extent)
+    return extent.minimum if extent.fixed else None

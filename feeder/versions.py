@@ -1,0 +1,191 @@
+"""What is installed and what is really imported: the report of ``feeder --version -v``.
+
+torch and DALI are looked up, not imported, so the report takes a fraction of a second. Pillow is imported: two
+distributions own the package ``PIL``, and only its files tell which one is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import feeder
+
+__all__ = ["PillowInfo", "pillow_info", "report", "versions"]
+
+_DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
+# Compilers end each function that used 256-bit registers with this instruction (vzeroupper). Code built for plain
+# x86-64 or SSE has none: 0 in Pillow's wheels and in pillow-simd for SSE4. With -mavx2 pillow-simd has 19 at -O2 and
+# 374 at -O3. Three given bytes come together by chance 0.2 times in a file of this size, hence a threshold.
+_VZEROUPPER = b"\xc5\xf8\x77"
+_AVX_MINIMUM = 5
+
+
+@dataclass(frozen=True)
+class PillowInfo:
+    """The package ``PIL`` that Python imports.
+
+    Args:
+        distribution: ``"pillow"`` or ``"pillow-simd"``: whose record lists exactly the compiled core that is
+            imported; ``"unknown"`` where no installed distribution's does (a build of the user's own).
+        version: ``PIL.__version__``.
+        folder: Where it lies.
+        simd: ``"AVX2"``, ``"SSE4"``, or None where it isn't pillow-simd.
+        libjpeg: The JPEG library that it uses and its version, or None where it has none.
+        libjpeg_path: The shared library's file, or None where it is linked statically.
+        overlaid: Version of the pillow distribution whose files lie below pillow-simd's, or None.
+        absent_codecs: Formats it was built without, sorted.
+    """
+
+    distribution: str
+    version: str
+    folder: str
+    simd: str | None
+    libjpeg: str | None
+    libjpeg_path: str | None
+    overlaid: str | None
+    absent_codecs: tuple[str, ...]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether files of two Pillow releases lie in one folder, which isn't safe: compiled parts share structures."""
+        return self.overlaid is not None and self.overlaid != re.sub(r"\.post\d+$", "", self.version)
+
+
+def _distribution_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _owners(folder: str, core_path: str, core: bytes) -> tuple[str, dict[str, str]]:
+    """Whose record has this very core, and the versions of all distributions here that claim to be PIL."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(core).digest()).rstrip(b"=").decode()
+    owner, claims = "unknown", {}
+    for distribution in importlib.metadata.distributions(path=[os.path.dirname(folder)]):
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        if name not in ("pillow", "pillow-simd"):
+            continue
+        claims[name] = distribution.version
+        for file in distribution.files or ():
+            if file.name == os.path.basename(core_path) and file.hash is not None and file.hash.value == digest:
+                owner = name
+    return owner, claims
+
+
+def _loaded_library(core: bytes) -> str | None:
+    """The file of the libjpeg that the core names; the linker mapped it when the core was imported."""
+    names = {match.decode() for match in re.findall(rb"lib(?:turbo)?jpeg[A-Za-z0-9_.-]*\.so[0-9.]*", core)}
+    try:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
+            paths = [line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "jpeg" in line]
+    except OSError:
+        return None
+    # The name is often a link to the file of the exact version: libjpeg.so.62 to libjpeg.so.62.3.0.
+    return next((path for path in paths for name in sorted(names) if os.path.basename(path).startswith(name)), None)
+
+
+def pillow_info() -> PillowInfo | None:
+    """Looks at the PIL that Python imports; None if there is none, or it doesn't load."""
+    try:
+        import PIL
+        from PIL import _imaging, features
+    except ImportError:
+        return None
+    core_path = str(_imaging.__file__)
+    folder = os.path.dirname(os.path.abspath(PIL.__file__))
+    with open(core_path, "rb") as file:
+        core = file.read()
+    owner, claims = _owners(folder, core_path, core)
+    # pillow-simd's releases carry Pillow's number with a .postN, which Pillow has never used.
+    is_simd = owner == "pillow-simd" or ".post" in PIL.__version__
+    turbo, plain = features.version("libjpeg_turbo"), features.version("jpg")
+    return PillowInfo(
+        distribution=owner,
+        version=PIL.__version__,
+        folder=folder,
+        simd=("AVX2" if core.count(_VZEROUPPER) >= _AVX_MINIMUM else "SSE4") if is_simd else None,
+        libjpeg=f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {plain}" if plain else None,
+        libjpeg_path=_loaded_library(core),
+        overlaid=claims.get("pillow") if owner == "pillow-simd" else None,
+        absent_codecs=tuple(
+            name
+            for name, feature in (("JPEG 2000", "jpg_2000"), ("TIFF compression", "libtiff"), ("WebP", "webp"))
+            if not features.check(feature)
+        ),
+    )
+
+
+def _torch_cuda() -> str | None:
+    """The CUDA version that torch was built for, read from its version file without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
+            match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def versions() -> dict[str, Any]:
+    """What is installed, ready for JSON: each name's version, None for what is absent, and ``pillow`` in detail."""
+    pillow = pillow_info()
+    dali = next(((name, version) for name in _DALI if (version := _distribution_version(name))), None)
+    return {
+        "feeder": feeder.__version__,
+        "native": importlib.util.find_spec("feeder._native") is not None,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": _distribution_version("torch"),
+        "torch_cuda": _torch_cuda(),
+        "numpy": _distribution_version("numpy"),
+        "dali": dali[1] if dali else None,
+        "dali_package": dali[0] if dali else None,
+        "webdataset": _distribution_version("webdataset"),
+        "pillow": asdict(pillow) if pillow else None,
+    }
+
+
+def report() -> str:
+    """The same as lines of text, for people."""
+    found = versions()
+    cuda = f"CUDA {found['torch_cuda']}" if found["torch_cuda"] else "CPU only"
+    rows = [
+        ("feeder", f"{found['feeder']}, {'with' if found['native'] else 'without'} native kernels"),
+        ("Python", f"{found['python']} on {found['platform']}"),
+        ("torch", f"{found['torch']} ({cuda})" if found["torch"] else "absent"),
+        ("numpy", found["numpy"] or "absent"),
+        ("DALI", f"{found['dali']} ({found['dali_package']})" if found["dali"] else "absent"),
+        ("webdataset", found["webdataset"] or "absent"),
+    ]
+    pillow = PillowInfo(**found["pillow"]) if found["pillow"] else None
+    if pillow is None:
+        rows.append(("PIL", "absent, or it doesn't load"))
+    else:
+        kind = f"{pillow.simd} build" if pillow.simd else "not a SIMD build"
+        rows.append(("PIL", f"{pillow.distribution} {pillow.version}, {kind}, in {pillow.folder}"))
+        where = pillow.libjpeg_path or "linked statically"
+        rows.append(("PIL's JPEG", f"{pillow.libjpeg} ({where})" if pillow.libjpeg else "absent"))
+        if pillow.absent_codecs:
+            rows.append(("PIL lacks", ", ".join(pillow.absent_codecs)))
+        if pillow.mixed:
+            rows.append(
+                (
+                    "warning",
+                    f"files of pillow {pillow.overlaid} lie below pillow-simd {pillow.version}; put pillow of the "
+                    f"same version below it: pip install pillow=={pillow.version.partition('.post')[0]}, then "
+                    f"pip install --no-deps --force-reinstall pillow-simd=={pillow.version}",
+                )
+            )
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Shards a folder of images, loads an epoch with augmentation, and compares with torch's DataLoader.
+# Usage: [IMAGES=dir] [VENV=.venv] scripts/demo.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PATH="$(cd "${VENV:-.venv}" && pwd)/bin:$PATH"
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+[ -t 1 ] || say() { printf '\n%s\n' "$*"; }
+
+if [ -n "${IMAGES:-}" ]; then
+    images="$IMAGES"
+    # Two folders of the same name must not share an output.
+    shards="demo/$(basename "$(realpath -- "$images")")-$(realpath -- "$images" | sha256sum | cut -c 1-8)-shards"
+else
+    images=demo/images
+    shards=demo/images-shards
+    [ -d "$images" ] || { say "Making images"; python bench/make_images.py "$images"; }
+fi
+mkdir -p demo
+
+say "Writing shards: feeder shard $images --out $shards"
+feeder shard "$images" --out "$shards"
+
+say "Loading an epoch: python examples/load_epoch.py $shards"
+python examples/load_epoch.py "$shards"
+
+say "Measuring: feeder bench $shards"
+feeder bench "$shards"

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Makes the virtualenv, or brings it up to date. What is done already is not done again: each step leaves a key of
+# all that it depends on in $VENV/.feeder, so the second call takes a fraction of a second.
+# Usage: [VENV=.venv] [PYTHON=python3] [TORCH_INDEX=URL] scripts/env.sh run|test
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+level="${1:-test}"
+case "$level" in
+    run) extras="" ;;
+    test) extras="[dev,dali-cuda13]" ;;
+    *) echo "usage: scripts/env.sh run|test" >&2 && exit 2 ;;
+esac
+mkdir -p "${VENV:=.venv}"
+venv="$(cd "$VENV" && pwd)"
+state="$venv/.feeder"
+
+say() { printf 'feeder: %s\n' "$*" >&2; }
+
+# Two makes at once take turns. The lock is the folder itself, so nothing is left behind.
+exec 9<"$venv"
+if command -v flock >/dev/null && ! flock -n 9; then
+    say "waiting for another make that works on $venv"
+    flock 9
+fi
+
+key() { sha256sum | cut -d ' ' -f 1; }
+done_already() { [ "$(cat "$state/$1" 2>/dev/null)" = "$2" ]; }
+finish() { printf '%s\n' "$2" >"$state/$1.new" && mv "$state/$1.new" "$state/$1"; }
+
+instructions() { grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2 || echo sse4; }
+# git's list, so that build outputs and editors' backups don't count; plain find outside of a checkout.
+sources() { git ls-files -co --exclude-standard -- kernels CMakeLists.txt 2>/dev/null || find kernels CMakeLists.txt -type f; }
+
+version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null || true; }
+simd="$(sed -n 's/^pillow-simd==\([^ ;]*\).*/\1/p' constraints.txt)"
+make_keys() {
+    has_python="$([ ! -x "$venv/bin/python" ] || version_of "$venv/bin/python")"
+    packages_key="$has_python $(cat constraints.txt pyproject.toml scripts/env.sh | key) ${TORCH_INDEX:-}"
+    python_tag="${has_python%.*}" python_tag="cp${python_tag/./}"
+    native_key="$(sources | LC_ALL=C sort | xargs -d '\n' sha256sum -- 2>/dev/null | key) $packages_key"
+    simd_key="pillow-simd $simd $(instructions) $packages_key"
+}
+make_keys
+
+right_python() { [ -n "$has_python" ] && { [ -z "${PYTHON:-}" ] || [ "$(version_of "$PYTHON")" = "$has_python" ]; }; }
+packages_done() { done_already packages-test "$packages_key" || { [ "$level" = run ] && done_already packages-run "$packages_key"; }; }
+if [ ! -e "$state/busy" ] && right_python && packages_done \
+    && done_already native "$native_key" && done_already pillow-simd "$simd_key"; then
+    exit 0
+fi
+
+python="$(scripts/system.sh "${PYTHON:-}")"
+
+# pip can't be trusted to repair what a kill left half-installed, so an interrupted environment starts over. Only one
+# made here, though: a virtualenv or folder of the user's own is never cleared.
+if [ ! -e "$state/ours" ] && [ -e "$venv/pyvenv.cfg" ]; then
+    say "using the virtualenv $venv as it is"
+    mkdir -p "$state"
+elif [ ! -e "$state/ours" ] && [ -n "$(ls -A "$venv")" ]; then
+    say "$venv is neither empty nor a virtualenv: name another folder with VENV=..."
+    exit 1
+else
+    if [ -e "$state/busy" ] || ! right_python; then
+        say "making the virtualenv $venv with $("$python" -V)"
+        mkdir -p "$state"
+        touch "$state/ours" "$state/busy"
+        rm -f "$state"/{native,packages-*,pillow-simd}
+        find "$venv" -mindepth 1 -maxdepth 1 ! -name .feeder ! -name wheels -exec rm -rf {} +
+        "$python" -m venv "$venv"
+        make_keys
+    fi
+fi
+busy() { [ ! -e "$state/ours" ] || touch "$state/busy"; }
+busy
+
+# -c alone would not reach the environments that pip builds source packages in; newer pips read the second one there.
+export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt"
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+[ -t 1 ] && [ "${CI:-}" != true ] && quiet=() || quiet=(-q --progress-bar off)
+pip() { "$venv/bin/python" -m pip "$@" </dev/null; }
+install() { pip install ${quiet[@]+"${quiet[@]}"} "$@"; }
+
+if ! packages_done; then
+    # Alone and before its dependents, so that nothing else can pull in another build of it.
+    say "installing torch (a large download, the first time)"
+    install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
+    install cmake nanobind ninja scikit-build-core
+fi
+if ! done_already native "$native_key"; then
+    # A compile error is no reason to start over: a failed build leaves the environment as it was.
+    rm -f "$state/busy"
+    say "building feeder"
+    # Without build isolation cmake and nanobind stay in place, so that only a changed kernel is compiled again.
+    CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" install --no-build-isolation --no-deps -e .
+    finish native "$native_key"
+    busy
+fi
+if ! packages_done; then
+    say "installing what feeder needs${extras:+ with $extras}"
+    install --no-build-isolation -e ".$extras"
+fi
+
+# The last step, as it overwrites files of pillow. -msse4 is in its build files, so x86 only. The wheels of both stay
+# here: the tests look at each alone.
+if ! done_already pillow-simd "$simd_key" && [ "$(uname -m)" = x86_64 ]; then
+    wheels="$venv/wheels/$(instructions)"
+    if ! compgen -G "$wheels/pillow_simd-$simd-$python_tag-*.whl" >/dev/null; then
+        say "compiling pillow-simd for $(instructions)"
+        rm -rf "$wheels" "$wheels.new"
+        # pip's own cache doesn't know the compiler's flags and would hand back a wheel built with others.
+        CC="cc$([ "$(instructions)" = avx2 ] && echo ' -mavx2')" \
+            pip wheel -q --progress-bar off --no-cache-dir --no-deps --no-binary pillow-simd -w "$wheels.new" "pillow-simd==$simd"
+        pip download -q --progress-bar off --no-deps --only-binary pillow -d "$wheels.new" pillow
+        mv "$wheels.new" "$wheels"
+    fi
+    install --no-deps --force-reinstall "$wheels"/pillow_simd-"$simd"-*.whl
+fi
+finish pillow-simd "$simd_key"
+finish "packages-$level" "$packages_key"
+rm -f "$state/busy"
+say "the virtualenv $venv is ready"

@@ -1,0 +1,334 @@
+"""Checks that every decode backend must pass, on images that they make themselves.
+
+A backend is right if its pixels are those of torchvision's sequence of ops on Pillow, within ``feeder.parity.BOUNDS``.
+The reference here is written with Pillow's own calls, so that the Pillow backend is held to it too.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from feeder.decode.base import Decoder
+from feeder.decode.registry import get_decoder
+from feeder.errors import DecodeError
+from feeder.parity import BOUNDS, BUCKETS, Comparison, crop_ratio
+from feeder.transforms import (
+    CenterCrop,
+    Draws,
+    Normalize,
+    Op,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Recipe,
+    Resize,
+    ToDtype,
+)
+
+__all__ = [
+    "check_bad_images_stay_alone",
+    "check_batches",
+    "check_dtypes",
+    "check_fidelity",
+    "check_formats",
+    "check_geometry",
+    "check_limits",
+    "check_orientations",
+    "decode",
+    "encode",
+    "natural_image",
+]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_TRANSPOSES = (
+    None,
+    None,
+    Image.Transpose.FLIP_LEFT_RIGHT,
+    Image.Transpose.ROTATE_180,
+    Image.Transpose.FLIP_TOP_BOTTOM,
+    Image.Transpose.TRANSPOSE,
+    Image.Transpose.ROTATE_270,
+    Image.Transpose.TRANSVERSE,
+    Image.Transpose.ROTATE_90,
+)
+
+
+def natural_image(seed: int, height: int = 300, width: int = 400) -> npt.NDArray[np.uint8]:
+    """An image with the 1/f amplitude spectrum of photos and their correlation between channels: uint8 [H, W, 3]."""
+    rng = np.random.default_rng(seed)
+    fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
+    amplitude = 1.0 / np.maximum(np.hypot(fy, fx), 1.0 / max(height, width))
+    planes = []
+    for _ in range(3):
+        phase = rng.uniform(0.0, 2.0 * np.pi, amplitude.shape)
+        plane = np.fft.irfft2(amplitude * np.exp(1j * phase), (height, width))
+        planes.append((plane - plane.mean()) / max(plane.std(), 1e-9))
+    luma, blue, red = planes
+    rgb = np.stack([luma + 0.4 * red, luma - 0.1 * blue - 0.2 * red, luma + 0.4 * blue], axis=-1)
+    return np.clip(rng.uniform(90, 160) + 45.0 * rgb, 0, 255).astype(np.uint8)
+
+
+def encode(pixels: npt.NDArray[np.uint8] | Image.Image, extension: str = "jpeg", **options: Any) -> bytes:
+    """An encoded image."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, extension, **({"quality": 90} if extension == "jpeg" else {}) | options)
+    return file.getvalue()
+
+
+def sizes_of(buffers: list[bytes], orientations: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Upright (height, width) of each image."""
+    sizes = [Image.open(io.BytesIO(buffer)).size for buffer in buffers]
+    return np.array([s if o > 4 else s[::-1] for s, o in zip(sizes, orientations, strict=True)], np.int64)
+
+
+def decode(
+    decoder: Decoder, buffers: list[bytes], recipe: Recipe, draws: Draws, orientations: npt.NDArray[np.uint8]
+) -> npt.NDArray[Any]:
+    """The batch; fails if an image fails."""
+    assert recipe.output_size is not None
+    out = np.full((len(buffers), 3, *recipe.output_size), 77, recipe.storage_dtype)
+    errors = decoder.decode(buffers, orientations, recipe, draws, out)
+    failed = {row: error for row, error in enumerate(errors) if error is not None}
+    assert not failed, f"images failed: {failed}"
+    return out
+
+
+def reference(buffer: bytes, orientation: int, recipe: Recipe, draws: Draws, row: int) -> npt.NDArray[np.uint8]:
+    """torchvision's sequence of ops, one by one: uint8 [3, H, W]."""
+    image = Image.open(io.BytesIO(buffer)).convert("RGB")
+    turn = _TRANSPOSES[orientation]
+    if turn is not None:
+        image = image.transpose(turn)
+    for params in draws.ops:
+        sample = {name: int(column[row]) for name, column in params.items()}
+        if "top" in sample:
+            left, top = sample["left"], sample["top"]
+            image = image.crop((left, top, left + sample["width"], top + sample["height"]))
+        if "resized_width" in sample:
+            size = (sample["resized_width"], sample["resized_height"])
+            image = image.resize(size, Image.Resampling.BILINEAR)
+        if sample.get("flip"):
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def compare(
+    decoder: Decoder,
+    buffers: list[bytes],
+    ops: list[Op],
+    *,
+    orientations: npt.NDArray[np.uint8] | None = None,
+    into: Comparison | None = None,
+    epoch: int = 0,
+) -> Comparison:
+    """Decodes the images as a batch and compares each with the reference."""
+    recipe = Recipe.of(ops)
+    decoder.check(recipe)
+    turns = np.ones(len(buffers), np.uint8) if orientations is None else orientations
+    draws = recipe.draw(7, epoch, np.arange(len(buffers)), sizes_of(buffers, turns))
+    out = decode(decoder, buffers, recipe, draws, turns)
+    comparison = Comparison() if into is None else into
+    for row, buffer in enumerate(buffers):
+        expected = reference(buffer, int(turns[row]), recipe, draws, row)
+        comparison.add(expected, out[row], crop_ratio(draws.source_box[row], draws.base_size[row]))
+    return comparison
+
+
+def assert_within(comparison: Comparison, what: str = "", *, bias: float = BOUNDS["fast"].bias) -> None:
+    """Holds every bucket to the bounds."""
+    bounds = BOUNDS["fast"]
+    for figures in comparison.figures():
+        assert figures.mean <= bounds.mean, f"{what} {figures}"
+        assert figures.percentile_999 <= bounds.percentile_999, f"{what} {figures}"
+        assert max(map(abs, figures.bias)) <= bias, f"{what} {figures}"
+
+
+def check_fidelity(decoder: Decoder) -> None:
+    """All buckets of crop-to-target ratio, and all chroma subsamplings, are within the bounds."""
+    by_subsampling = {
+        name: [encode(natural_image(seed, *size), subsampling=name) for seed, size in enumerate(_SIZES)]
+        for name in ("4:4:4", "4:2:2", "4:2:0")
+    }
+    for name, buffers in by_subsampling.items():
+        comparison = Comparison()
+        for epoch in range(3):
+            for size, scale in ((224, (0.05, 0.15)), (112, (0.2, 0.4)), (64, (0.2, 0.4)), (40, (0.4, 1.0))):
+                compare(decoder, buffers, [RandomResizedCrop(size, scale)], into=comparison, epoch=epoch)
+        assert all(figures.images >= len(buffers) for figures in comparison.figures()), BUCKETS
+        assert_within(comparison, name)
+
+
+_SIZES = ((300, 400), (375, 500), (401, 331), (512, 384), (333, 500), (480, 360))
+
+
+def check_geometry(decoder: Decoder) -> None:
+    """Every way to write a base path gives the reference's pixels."""
+    buffers = [encode(natural_image(20 + i, *size)) for i, size in enumerate(_SIZES)]
+    recipes: list[list[Op]] = [
+        [Resize(128), CenterCrop(112)],
+        [Resize((96, 160))],
+        [Resize(140), RandomCrop((100, 120)), RandomHorizontalFlip()],
+        [Resize(140), RandomHorizontalFlip(), RandomCrop((100, 120))],
+        [RandomResizedCrop((96, 128)), RandomHorizontalFlip(1.0)],
+        [RandomResizedCrop(128), CenterCrop(100)],
+        [Resize((700, 900)), CenterCrop((224, 320))],
+    ]
+    for ops in recipes:
+        # Few images a recipe: the mean over them says less of a bias than the fidelity check does.
+        assert_within(compare(decoder, buffers, ops), str(ops), bias=0.2)
+
+
+def check_orientations(decoder: Decoder) -> None:
+    """EXIF orientations 1-8 are applied before the boxes, for JPEG and for other formats."""
+    image = natural_image(40, 301, 403)
+    orientations = np.arange(1, 9, dtype=np.uint8)
+    for extension, options in (("jpeg", {"subsampling": "4:2:0"}), ("jpeg", {"subsampling": "4:2:2"}), ("png", {})):
+        buffers = [encode(image, extension, **options)] * len(orientations)
+        for ops in ([RandomResizedCrop(96), RandomHorizontalFlip()], [Resize(96), CenterCrop((80, 90))]):
+            comparison = compare(decoder, buffers, ops, orientations=orientations)
+            assert_within(comparison, f"{extension} {options} {ops}", bias=0.2)
+
+
+def check_formats(decoder: Decoder) -> None:
+    """Color models, bit depths, containers and odd sizes give what Pillow's convert("RGB") gives."""
+    pixels = natural_image(50, 120, 150)
+    rgb = Image.fromarray(pixels)
+    alpha = Image.fromarray(pixels[:, :, 1])
+    rgba = rgb.copy()
+    rgba.putalpha(alpha)
+    deep = Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 3)
+    palette = rgb.quantize(32)
+    buffers = {
+        "grayscale jpeg": encode(rgb.convert("L")),
+        "cmyk jpeg": encode(rgb.convert("CMYK")),
+        "progressive jpeg": encode(rgb, progressive=True),
+        "optimized jpeg": encode(rgb, optimize=True),
+        "jpeg with restart markers": encode(rgb, restart_marker_blocks=3),
+        "rgb in jpeg": encode(rgb, keep_rgb=True),
+        "palette png": encode(palette, "png"),
+        "palette png with transparency": encode(palette, "png", transparency=3),
+        "16-bit png": encode(deep, "png"),
+        "rgba png": encode(rgba, "png"),
+        "gray and alpha png": encode(rgba.convert("LA"), "png"),
+        "1-bit png": encode(rgb.convert("1"), "png"),
+        "bmp": encode(rgb, "bmp"),
+        "gif": encode(palette, "gif"),
+        "tiff": encode(rgb, "tiff"),
+        "webp": encode(rgb, "webp", lossless=True),
+    }
+    for height, width in ((1, 1), (1, 37), (41, 1), (7, 9), (17, 33), (16, 16)):
+        tiny = natural_image(60, height, width)
+        buffers[f"jpeg of {height}x{width}"] = encode(tiny, subsampling="4:2:0")
+    for name, buffer in buffers.items():
+        for ops in ([RandomResizedCrop(32), RandomHorizontalFlip()], [Resize((24, 30)), CenterCrop(20)]):
+            comparison = compare(decoder, [buffer], ops)
+            # One image, tiny at times: differences in rounding don't average out over it.
+            assert_within(comparison, f"{name} {ops}", bias=0.6)
+
+
+def check_dtypes(decoder: Decoder) -> None:
+    """Float outputs are the pixels times scale plus bias, rounded to the dtype."""
+    buffers = [encode(natural_image(70 + i)) for i in range(3)]
+    ones = np.ones(len(buffers), np.uint8)
+    ops: list[Op] = [RandomResizedCrop(64), RandomHorizontalFlip()]
+    sizes = sizes_of(buffers, ones)
+
+    def run(*tail: Op) -> npt.NDArray[Any]:
+        recipe = Recipe.of([*ops, *tail])
+        return decode(decoder, buffers, recipe, recipe.draw(1, 2, np.arange(3), sizes), ones)
+
+    pixels = run().astype(np.float64)
+    mean, std = (np.array(v)[:, None, None] for v in (MEAN, STD))
+    level = 1.0 / 255.0 / std
+    # A backend may keep a fraction of a level that uint8 rounds away.
+    for tail, unit, expected in (
+        ((ToDtype("float32"),), np.ones((3, 1, 1)), pixels),
+        ((ToDtype("float32", scale=True),), np.full((3, 1, 1), 1 / 255), pixels / 255),
+        ((Normalize(MEAN, STD),), level, (pixels / 255 - mean) / std),
+        ((ToDtype("float32", scale=True), Normalize(MEAN, STD)), level, (pixels / 255 - mean) / std),
+        ((ToDtype("float32"), Normalize(MEAN, STD)), level * 255, (pixels - mean) / std),
+    ):
+        found = run(*tail)
+        assert found.dtype == np.float32
+        assert (np.abs(found - expected) <= 0.51 * unit + 1e-4).all(), tail
+    exact = run(Normalize(MEAN, STD)).astype(np.float64)
+    half = run(Normalize(MEAN, STD), ToDtype("float16"))
+    assert half.dtype == np.float16
+    assert (np.abs(half - exact) <= 2.0**-11 * np.abs(exact) + 1e-6).all()
+    bits = run(Normalize(MEAN, STD), ToDtype("bfloat16"))
+    assert bits.dtype == np.uint16
+    brain = (bits.astype(np.uint32) << 16).view(np.float32)
+    assert (np.abs(brain - exact) <= 2.0**-8 * np.abs(exact) + 1e-6).all()
+
+
+def check_batches(decoder: Decoder) -> None:
+    """Bit-exact whatever the batch, the order in it, the thread count and what came before."""
+    buffers = [encode(natural_image(80 + i, *size)) for i, size in enumerate(_SIZES * 2)]
+    buffers[3] = encode(natural_image(99), "png")
+    recipe = Recipe.of([RandomResizedCrop(96), RandomHorizontalFlip(), Normalize(MEAN, STD)])
+    orientations = (1 + np.arange(len(buffers)) % 8).astype(np.uint8)
+    draws = recipe.draw(5, 1, np.arange(len(buffers)), sizes_of(buffers, orientations))
+    whole = decode(decoder, buffers, recipe, draws, orientations)
+    order = np.random.default_rng(0).permutation(len(buffers))
+    for rows in (*np.arange(len(buffers))[:, None], order, order[:5]):
+        for threads in (1, 2):
+            other = get_decoder(decoder.name, threads=threads)
+            part = decode(other, [buffers[i] for i in rows], recipe, draws.take(rows), orientations[rows])
+            np.testing.assert_array_equal(part, whole[rows])
+
+
+def check_bad_images_stay_alone(decoder: Decoder) -> None:
+    """A bad image has its own error with a reason, and the others come out as they would without it."""
+    jpeg, png = encode(natural_image(90)), encode(natural_image(91, 64, 80), "png")
+    bad = {
+        "empty": b"",
+        "text": b"not an image at all " * 20,
+        "cut jpeg": jpeg[: len(jpeg) * 6 // 10],
+        "jpeg header only": jpeg[:300],
+        "jpeg without a scan": jpeg[:2] + b"\xff\xd9",
+        "cut png": png[: len(png) // 2],
+        "png with a bad checksum": png[:40] + bytes(byte ^ 0xFF for byte in png[40:60]) + png[60:],
+        "zeros": bytes(5000),
+    }
+    recipe = Recipe.of([RandomResizedCrop(48), RandomHorizontalFlip()])
+    buffers = [jpeg, *bad.values(), png]
+    ones = np.ones(len(buffers), np.uint8)
+    sizes = np.array([[300, 400]] * (len(buffers) - 1) + [[64, 80]])
+    sizes[[6, 7]] = 64, 80
+    draws = recipe.draw(0, 0, np.arange(len(buffers)), sizes)
+    out = np.zeros((len(buffers), 3, 48, 48), np.uint8)
+    errors = decoder.decode(buffers, ones, recipe, draws, out)
+    assert errors[0] is None, errors[0]
+    assert errors[-1] is None, errors[-1]
+    for name, error in zip(bad, errors[1:-1], strict=True):
+        assert isinstance(error, DecodeError), name
+        assert error.reason, name
+    rows = np.array([0, len(buffers) - 1])
+    alone = decode(decoder, [jpeg, png], recipe, draws.take(rows), ones[:2])
+    np.testing.assert_array_equal(out[rows], alone)
+
+
+def check_limits(decoder: Decoder) -> None:
+    """An image larger than max_pixels, or of another size than the draws are for, is refused alone."""
+    small, large = encode(natural_image(95, 40, 50)), encode(natural_image(96, 90, 100))
+    recipe = Recipe.of([RandomResizedCrop(32)])
+    ones = np.ones(2, np.uint8)
+    draws = recipe.draw(0, 0, np.arange(2), np.array([[40, 50], [90, 100]]))
+    out = np.zeros((2, 3, 32, 32), np.uint8)
+    limited = get_decoder(decoder.name, max_pixels=5000)
+    first, second = limited.decode([small, large], ones, recipe, draws, out)
+    assert first is None, first
+    assert isinstance(second, DecodeError)
+    assert "max_pixels" in second.reason
+    wrong = recipe.draw(0, 0, np.arange(2), np.array([[40, 50], [9000, 1]]))
+    first, second = decoder.decode([small, large], ones, recipe, wrong, out)
+    assert first is None, first
+    assert isinstance(second, DecodeError)
+    assert "9000" in second.reason

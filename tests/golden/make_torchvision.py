@@ -1,0 +1,212 @@
+"""Writes torchvision.npz: what torchvision makes of small images and given random numbers.
+
+Run it by hand, with torchvision installed, when a case is added: ``python -m tests.golden.make_torchvision``.
+The tests compare with the file, so they need no torchvision. Last written with torchvision 0.29.2 and Pillow 13.0.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from tests.conformance import natural_image
+
+HEIGHT, WIDTH = 16, 20
+
+
+def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str, Any], Any]]:
+    """(op, its arguments, its drawn parameters, torchvision's output)."""
+    cases: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = []
+    for name in ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"):
+        row = {"resized_height": 9, "resized_width": 13}
+        cases.append(("Resize", {"size": [9, 13], "interpolation": name}, row, F.resize(image, [9, 13], name)))
+    window = {"top": 3, "left": 5, "height": 11, "width": 14}
+    row = {**window, "resized_height": 8, "resized_width": 8}
+    cases.append(("RandomResizedCrop", {"size": 8}, row, F.resized_crop(image, *window.values(), size=[8, 8])))
+    cases.append(("RandomHorizontalFlip", {}, {"flip": True}, F.horizontal_flip(image)))
+    for mode in ("constant", "edge", "reflect", "symmetric"):
+        args = {"padding": [1, 2, 3, 4], "fill": [9, 8, 7], "padding_mode": mode}
+        cases.append(("Pad", args, {}, F.pad(image, [1, 2, 3, 4], [9, 8, 7], mode)))
+    padded = F.crop(F.pad(image, [4, 3, 4, 3], 5), 2, 7, 20, 20)
+    row = {"top": 2, "left": 7, "height": 20, "width": 20, "padding": [4, 3, 4, 3]}
+    cases.append(("RandomCrop", {"size": [20, 20], "padding": [4, 3], "fill": 5}, row, padded))
+    for angle, options in (
+        (0.0, {}),
+        (90.0, {"expand": True}),
+        (33.0, {}),
+        (-70.5, {"interpolation": "bilinear", "fill": [10, 20, 30]}),
+        (33.0, {"expand": True, "interpolation": "bicubic"}),
+        (200.0, {"center": [3.0, 4.0], "interpolation": "bilinear"}),
+    ):
+        out = F.rotate(image, angle, **options)
+        cases.append(("RandomRotation", {"degrees": 180, **options}, {"angle": angle}, out))
+    for angle, shift, scale, shear, options in (
+        (15.0, (2, -3), 1.2, (0.0, 0.0), {}),
+        (-40.0, (0, 0), 0.7, (10.0, -5.0), {"interpolation": "bilinear", "fill": [10, 20, 30]}),
+        (0.0, (-4, 1), 1.0, (-20.0, 0.0), {"interpolation": "bicubic", "center": [2.0, 20.0]}),
+    ):
+        row = {"angle": angle, "shift_x": shift[0], "shift_y": shift[1], "scale": scale}
+        row |= {"shear_x": shear[0], "shear_y": shear[1]}
+        out = F.affine(image, angle, list(shift), scale, list(shear), **options)
+        cases.append(("RandomAffine", {"degrees": 180, **options}, row, out))
+    args = {"brightness": 0.9, "contrast": 0.9, "saturation": 0.9, "hue": 0.5}
+    names = ("brightness", "contrast", "saturation", "hue")
+    for order, factors in (
+        ([0, 1, 2, 3], (1.4, 0.5, 1.7, 0.2)),
+        ([3, 2, 1, 0], (0.3, 1.6, 0.0, -0.3)),
+        ([2, 0, 3, 1], (1.0, 1.0, 1.3, -0.5)),
+        ([1, 3, 0, 2], (1.8, 1.9, 0.4, 0.013)),
+    ):
+        given = dict(zip(names, factors, strict=True))
+        params = {"fn_idx": torch.tensor(order), **{f"{name}_factor": value for name, value in given.items()}}
+        cases.append(("ColorJitter", args, {"order": order, **given}, v2.ColorJitter().transform(image, params)))
+    cases.append(("RandomGrayscale", {}, {"gray": True}, F.rgb_to_grayscale(image, 3)))
+    for kernel, sigma in (([3, 3], 0.4), ([5, 9], 1.7), ([7, 3], 0.1)):
+        out = F.gaussian_blur(image, kernel, [sigma, sigma])
+        cases.append(("GaussianBlur", {"kernel_size": kernel}, {"sigma": sigma}, out))
+    row = {"erase": True, "i": 4, "j": 6, "h": 9, "w": 12, "key": 0}
+    value = torch.tensor([200.0, 17.9, 3.0])[:, None, None]
+    out = F.erase(image, 4, 6, 9, 12, value)
+    cases.append(("RandomErasing", {"value": [200.0, 17.9, 3.0]}, row, out))
+    return cases
+
+
+def augment_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str, Any], Any]]:
+    """Every augmentation of RandAugment and TrivialAugmentWide, weak and strong, with both signs."""
+    cases = []
+    for op, space, bins in (
+        ("RandAugment", v2.RandAugment._AUGMENTATION_SPACE, (9, 28)),
+        ("TrivialAugmentWide", v2.TrivialAugmentWide._AUGMENTATION_SPACE, (4, 15, 30)),
+    ):
+        for number, (kind, (magnitudes, signed)) in enumerate(space.items()):
+            table = magnitudes(31, HEIGHT, WIDTH)
+            strengths = [0.0] if table is None else [float(table[i]) for i in bins]
+            for strength in strengths + [-s for s in strengths if signed]:
+                out = v2.RandAugment()._apply_image_or_video_transform(
+                    image, kind, strength, interpolation=v2.InterpolationMode.NEAREST, fill={"others": None}
+                )
+                cases.append((op, {}, {"kind": [number], "magnitude": [strength]}, out))
+    return cases
+
+
+def drawn(transform: Any, height: int, width: int, uniforms: list[float], order: list[int]) -> dict[str, Any]:
+    """What ``make_params`` makes of given uniform numbers; ``order`` says which number each call gets."""
+    queue = iter(order)
+
+    def uniform_(self: torch.Tensor, low: Any, high: Any) -> torch.Tensor:
+        return torch.tensor([float(low) + uniforms[next(queue)] * (float(high) - float(low))], dtype=torch.float64)
+
+    # The integers are drawn last: the row, then the column.
+    corner = iter((uniforms[-2], uniforms[-1]))
+
+    def randint(low: int, high: int, size: Any) -> torch.Tensor:
+        return torch.tensor([low + int(next(corner) * (high - low))])
+
+    with mock.patch.object(torch.Tensor, "uniform_", uniform_), mock.patch.object(torch, "randint", randint):
+        params = transform.make_params([torch.empty(3, height, width)])
+    return {name: value for name, value in params.items() if isinstance(value, int)} | {
+        "erase": bool(params.get("v") is not None)
+    }
+
+
+def draw_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Crops and erasings from given uniform numbers, for usual and for extreme shapes."""
+    cases = []
+    for op, args, sizes in (
+        ("RandomResizedCrop", {"size": 224}, [(375, 500), (500, 333), (9, 900), (900, 9), (1, 1), (64, 64)] * 5),
+        ("RandomResizedCrop", {"size": 8, "scale": [0.9, 1.0], "ratio": [2.0, 3.0]}, [(50, 50), (80, 300), (7, 3)] * 5),
+        ("RandomErasing", {"p": 1.0}, [(224, 224), (30, 300), (3, 3), (1, 50)] * 5),
+        ("RandomErasing", {"p": 1.0, "scale": [0.5, 1.0], "ratio": [0.1, 9.0]}, [(40, 60), (9, 90)] * 5),
+    ):
+        for height, width in sizes:
+            uniforms = [float(u) for u in rng.random(22)]
+            result = drawn(getattr(v2, op)(**args), height, width, uniforms, list(range(20)))
+            cases.append({"op": op, "args": args, "size": [height, width], "uniforms": uniforms, "result": result})
+    return cases
+
+
+def size_cases() -> list[dict[str, Any]]:
+    """Output sizes of Resize, and where CenterCrop's window starts."""
+    sizes = [(375, 500), (500, 375), (256, 256), (333, 499), (20, 1000), (1001, 33), (255, 257), (50, 20)]
+    cases: list[dict[str, Any]] = []
+    for args in ({"size": 256}, {"size": 224, "max_size": 300}, {"size": None, "max_size": 99}, {"size": [64, 32]}):
+        for height, width in sizes:
+            out = F.resize(Image.new("L", (width, height)), **args)
+            cases.append({"op": "Resize", "args": args, "size": [height, width], "result": [out.height, out.width]})
+    for size in (224, [51, 30], [600, 100], [21, 500]):
+        for height, width in sizes:
+            # Pixel (y, x) of the mask is 1 + its place; the window's start is read off the first pixel inside.
+            place = np.arange(1, height * width + 1, dtype=np.int32).reshape(height, width)
+            out = v2.CenterCrop(size)(torch.from_numpy(place)[None])[0].numpy()
+            y, x = np.argwhere(out > 0)[0].tolist()
+            top, left = divmod(int(out[y, x]) - 1, width)
+            result = [top - y, left - x]
+            cases.append({"op": "CenterCrop", "args": {"size": size}, "size": [height, width], "result": result})
+    return cases
+
+
+def magnitude_cases() -> list[dict[str, Any]]:
+    """The strengths of the augmentations."""
+    cases = []
+    for op, space in (
+        ("RandAugment", v2.RandAugment._AUGMENTATION_SPACE),
+        ("TrivialAugmentWide", v2.TrivialAugmentWide._AUGMENTATION_SPACE),
+    ):
+        for bins in (31,):
+            for number, (magnitudes, signed) in enumerate(space.values()):
+                table = magnitudes(bins, 375, 500)
+                values = [0.0] * bins if table is None else [float(v) for v in table]
+                cases.append({"op": op, "bins": bins, "kind": number, "signed": signed, "values": values})
+    return cases
+
+
+def mixing_cases(images: torch.Tensor) -> dict[str, Any]:
+    """MixUp and CutMix with given weights."""
+    labels = torch.arange(len(images))
+    arrays: dict[str, Any] = {"mixing_input": images.numpy()}
+    for lam in (0.3, 0.95):
+        mixup = v2.MixUp(num_classes=len(images))
+        arrays[f"mixup_{lam}"] = mixup.transform(images, {"labels": labels, "batch_size": len(images), "lam": lam})
+        corners = [torch.tensor([20]), torch.tensor([3])]
+        with (
+            mock.patch.object(torch, "randint", side_effect=corners),
+            mock.patch.object(torch.distributions.Beta, "sample", return_value=torch.tensor([lam])),
+        ):
+            cutmix = v2.CutMix(num_classes=len(images))
+            params = {"labels": labels, "batch_size": len(images), **cutmix.make_params([images])}
+        arrays[f"cutmix_{lam}"] = cutmix.transform(images, params)
+        arrays[f"cutmix_lam_{lam}"] = np.array(params["lam_adjusted"])
+        arrays[f"cutmix_box_{lam}"] = np.array(params["box"])
+    return {name: np.asarray(value) for name, value in arrays.items()}
+
+
+def main() -> None:
+    pixels = natural_image(3, HEIGHT, WIDTH)
+    image = Image.fromarray(pixels)
+    cases = pixel_cases(image) + augment_cases(image)
+    arrays: dict[str, Any] = {"pixels": np.concatenate([np.asarray(out).ravel() for *_, out in cases])}
+    floats = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4] * 3, [0.2, 0.3, 0.1])])
+    erased = F.erase(floats(image), 4, 6, 9, 12, torch.tensor([1.5, -2.0, 0.0])[:, None, None])
+    described = {
+        "pixels": [{"op": op, "args": args, "row": row, "size": out.size} for op, args, row, out in cases],
+        "draws": draw_cases(np.random.default_rng(0)),
+        "sizes": size_cases(),
+        "magnitudes": magnitude_cases(),
+    }
+    batch = torch.from_numpy(np.random.default_rng(1).random((3, 3, 8, 24), np.float32))
+    path = os.path.join(os.path.dirname(__file__), "torchvision.npz")
+    arrays |= {"input": pixels, "erased_floats": erased.numpy(), **mixing_cases(batch)}
+    np.savez_compressed(path, cases=np.array(json.dumps(described)), **arrays)
+    print(f"{len(cases)} images, {os.path.getsize(path)} bytes in {path}")
+
+
+if __name__ == "__main__":
+    main()

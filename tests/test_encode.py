@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feeder.errors import ArgumentError, ShardError
+from feeder.index import Index
+from feeder.manifest import Manifest
+from feeder.shard import ShardOptions, shard
+from feeder.shard.encode import EncodeOptions
+from tests.images import encode, pixels
+from tests.test_shard import contents, samples_of
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encode") / "images" / "c"
+    folder.mkdir(parents=True)
+    photo = pixels(1, 300, 200)
+    (folder / "base.jpg").write_bytes(encode(photo, quality=85))
+    (folder / "progressive.jpg").write_bytes(encode(photo, progressive=True))
+    (folder / "turned.jpg").write_bytes(encode(photo, orientation=6))
+    (folder / "gray.jpg").write_bytes(encode(photo.convert("L")))
+    (folder / "cmyk.jpg").write_bytes(encode(photo.convert("CMYK")))
+    (folder / "picture.png").write_bytes(encode(photo, "PNG"))
+    (folder / "turned.tiff").write_bytes(encode(photo, "TIFF", orientation=3))
+    return folder.parent
+
+
+def run(source: Path, out: Path, **options: object) -> dict[str, bytes]:
+    shard(str(source), str(out), ShardOptions(encode=EncodeOptions(**options)))  # type: ignore[arg-type]
+    return {path: data for path, data, _ in samples_of(out)}
+
+
+def rgb(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def rows(out: Path) -> dict[str, tuple[str, int, int, int]]:
+    index = Index(out / "index.bin")
+    return {
+        index.source_path(i): (
+            index.image_field(i),
+            int(index.width[i]),
+            int(index.height[i]),
+            int(index.orientation[i]),
+        )
+        for i in range(len(index))
+    }
+
+
+def test_seekable_is_the_default_and_keeps_every_pixel(source: Path, tmp_path: Path) -> None:
+    shard(str(source), str(tmp_path / "out"))
+    for path, data, _ in samples_of(tmp_path / "out"):
+        assert np.array_equal(rgb(data), rgb((source / path).read_bytes())), path
+        restart_interval = b"\xff\xdd\x00\x04" in data
+        assert restart_interval == (path in {"c/base.jpg", "c/progressive.jpg", "c/turned.jpg", "c/gray.jpg"}), path
+    assert rows(tmp_path / "out")["c/turned.jpg"] == ("jpg", 300, 200, 6)
+    manifest = Manifest.read(str(tmp_path / "out"))
+    assert manifest is not None
+    assert manifest.settings["encode"] == "seekable"
+    assert manifest.encoded["seekable"] == 4
+    assert manifest.encoded["kept (png)"] == 1
+    assert sum(manifest.encoded.values()) == 7
+    assert any("CMYK" in reason for reason in manifest.encoded)
+
+
+def test_damage_that_still_decodes_is_kept_and_counted(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    data = bytearray((source / "c" / "base.jpg").read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 40] = b"\x00" * 40
+    (folder / "damaged.jpg").write_bytes(data)
+    assert run(tmp_path / "src", tmp_path / "out")["c/damaged.jpg"] == data
+    assert Manifest.read(str(tmp_path / "out")).encoded == {"kept (damaged)": 1}  # type: ignore[union-attr]
+
+
+def test_metadata_stays_or_goes_but_orientation_stays(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 8, "Camera Maker"
+    (folder / "x.jpg").write_bytes(encode(pixels(2, 64, 48), exif=exif, comment=b"a remark"))
+    kept = run(tmp_path / "src", tmp_path / "kept")["c/x.jpg"]
+    stripped = run(tmp_path / "src", tmp_path / "stripped", keep_metadata=False)["c/x.jpg"]
+    assert b"Camera Maker" in kept
+    assert b"a remark" in kept
+    assert b"Camera Maker" not in stripped
+    assert b"a remark" not in stripped
+    assert Image.open(io.BytesIO(stripped)).getexif()[0x0112] == 8
+
+
+def test_jpeg_makes_smaller_seekable_copies_of_everything(source: Path, tmp_path: Path) -> None:
+    found = run(source, tmp_path / "out", mode="jpeg", max_side=150, quality=80)
+    for path, data in found.items():
+        assert b"\xff\xdd\x00\x04" in data, path
+        expected = np.asarray(Image.open(source / path).convert("RGB").resize((150, 100), Image.Resampling.LANCZOS))
+        assert np.abs(rgb(data) - expected).mean() < 6, path
+    table = rows(tmp_path / "out")
+    assert {row[:3] for row in table.values()} == {("jpg", 150, 100)}
+    assert (table["c/turned.jpg"][3], table["c/turned.tiff"][3]) == (6, 3)
+    assert Image.open(io.BytesIO(found["c/turned.tiff"])).getexif()[0x0112] == 3
+
+
+def test_raw_holds_the_pixels_as_stored(source: Path, tmp_path: Path) -> None:
+    found = run(source, tmp_path / "out", mode="raw")
+    for path, data in found.items():
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+        assert array.dtype == np.uint8
+        assert np.array_equal(array, np.asarray(Image.open(source / path).convert("RGB"))), path
+    assert rows(tmp_path / "out")["c/turned.jpg"] == ("npy", 300, 200, 6)
+
+
+@pytest.mark.parametrize("mode", ["seekable", "jpeg", "raw"])
+def test_encoding_is_deterministic_whatever_the_workers(source: Path, tmp_path: Path, mode: str) -> None:
+    encoding = EncodeOptions(mode)
+    for workers in (1, 3):
+        options = ShardOptions(samples_per_shard=2, workers=workers, encode=encoding)
+        shard(str(source), str(tmp_path / str(workers)), options)
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+
+
+def test_another_encoding_on_the_same_folder_is_refused(source: Path, tmp_path: Path) -> None:
+    run(source, tmp_path / "out", mode="jpeg", quality=80)
+    with pytest.raises(ShardError, match="quality=80, asked for quality=70"):
+        run(source, tmp_path / "out", mode="jpeg", quality=70)
+
+
+def test_an_image_that_must_be_decoded_and_cannot_be_is_rejected(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    (folder / "good.jpg").write_bytes(encode(pixels(1)))
+    data = encode(pixels(2, 100, 100))
+    (folder / "bad.jpg").write_bytes(data[:300] + b"\xff\xd9")
+    shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1, encode=EncodeOptions("raw")))
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
+    assert row["path"] == "c/bad.jpg"
+    assert row["reason"].startswith("damaged jpg")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "zip"}, "encode must be one of seekable, keep, jpeg, raw, got 'zip'"),
+        ({"max_side": 100}, "max_side changes pixels"),
+        ({"mode": "raw", "max_side": 0}, "max_side must be at least 1"),
+        ({"mode": "jpeg", "quality": 100}, "quality must be 1 to 95"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        EncodeOptions(**options)  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""The build files agree with each other: what is required, pinned, documented and called."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, set[str]]:
+    """The versions of each distribution in constraints.txt; more than one where a marker tells them apart."""
+    found: dict[str, set[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;]+)(; python_version (<|>=) \"3\.11\")?", line)
+            assert match, f"not an exact pin: {line!r}"
+            found.setdefault(normalized(match[1]), set()).add(match[2])
+    return found
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def required() -> set[str]:
+    """Every distribution that the tested environment asks for by name."""
+    extras = pyproject()["project"]["optional-dependencies"]
+    lines = [*pyproject()["project"]["dependencies"], *pyproject()["build-system"]["requires"]]
+    for extra in ("dev", "dali-cuda13", "parquet"):
+        lines += extras[extra]
+    return {normalized(re.match(r"[A-Za-z0-9._-]+", line)[0]) for line in lines}  # type: ignore[index]
+
+
+def test_all_that_is_required_is_pinned() -> None:
+    assert required() - pins().keys() == set()
+
+
+def test_pillow_and_pillow_simd_are_of_one_version() -> None:
+    pinned = pins()
+    assert {re.sub(r"\.post\d+$", "", v) for v in pinned["pillow-simd"]} == pinned["pillow"]
+
+
+def test_every_make_command_of_the_documents_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for name in ("README.md", ".ci/run", "CHANGELOG.md"):
+        called = set(re.findall(r"(?:^\s*|`)make ([a-z-]+)", (ROOT / name).read_text(), re.MULTILINE))
+        assert called <= targets, name
+
+
+@pytest.mark.parametrize("script", [".ci/run", "scripts/env.sh", "scripts/system.sh", "scripts/demo.sh"])
+def test_scripts_can_be_run(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & 0o111, "not executable"
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+def test_system_check_names_a_python_that_is_too_old(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    tools = tmp_path / "bin"  # a system where nothing can be installed
+    tools.mkdir()
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/system.sh", old],
+        env={"PATH": f"{tools}:/usr/bin:/bin", "FEEDER_NO_INSTALL": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"PYTHON={old} is not" in done.stderr
+    assert "sudo apt-get install python3" in done.stderr
+
+
+def test_version_is_the_same_everywhere() -> None:
+    import feeder
+
+    assert feeder.__version__ == pyproject()["project"]["version"]

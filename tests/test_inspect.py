@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from feeder.errors import FormatError, ShardError, SourceError
+from feeder.index import Index
+from feeder.inspect import Damage, inspect, render, verify
+from feeder.shard import ShardOptions, shard
+from feeder.tarindex import index_tars
+from tests.images import encode, make_tree, pixels
+from tests.test_source import write_tar
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    tree = make_tree(tmp_path / "images", 3, 8)
+    (tree / "class-1" / "tall.png").write_bytes(encode(pixels(9, 10, 40), "PNG", orientation=6))
+    (tree / "class-1" / "bad.jpg").write_bytes(b"x")
+    shard(str(tree), str(tmp_path / "shards"), ShardOptions(samples_per_shard=9, max_bad=1))
+    return tmp_path / "shards"
+
+
+def test_the_report_counts_what_is_there(shards: Path) -> None:
+    report = inspect(str(shards))
+    assert (report.samples, report.shards, report.rejected, report.unlabelled) == (25, 3, 1, 0)
+    assert report.classes == [("class-0", 8), ("class-1", 9), ("class-2", 8)]
+    assert report.fields == {"jpg": 24, "png": 1, "cls": 25}
+    assert report.orientations == {"1": 24, "6": 1}
+    assert (report.width_px[0], report.width_px[2], report.height_px[4]) == (10, 24, 40)
+    assert report.bytes == sum(p.stat().st_size for p in shards.glob("*.tar"))
+    text = render(report)
+    assert max(map(len, text.splitlines())) <= 80 or str(shards) in text.splitlines()[0]
+    assert "class-1" in text
+
+
+def test_a_sound_set_verifies(shards: Path) -> None:
+    assert verify(str(shards)) == []
+
+
+def test_a_flipped_bit_is_traced_to_its_sample(shards: Path) -> None:
+    index = Index(shards / "index.bin")
+    victim = 11
+    path = index.shard_path(int(index.shard[victim]))
+    with open(path, "r+b") as file:
+        file.seek(int(index.offset[victim]) + 100)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    found = verify(str(shards))
+    assert [(d.shard, d.sample) for d in found] == [
+        ("shard-000001.tar", None),
+        ("shard-000001.tar", index.key(victim)),
+    ]
+    assert "its bytes changed" in found[1].reason
+
+
+def test_a_changed_label_is_traced_too(shards: Path) -> None:
+    index = Index(shards / "index.bin")
+    ((_, offset, _),) = index.members(0)
+    with open(shards / "shard-000000.tar", "r+b") as file:
+        file.seek(offset)
+        file.write(b"9")
+    assert ("shard-000000.tar", index.key(0)) in [(d.shard, d.sample) for d in verify(str(shards))]
+
+
+def test_a_truncated_and_a_missing_shard_are_named_with_their_samples(shards: Path) -> None:
+    index = Index(shards / "index.bin")
+    os.truncate(shards / "shard-000002.tar", int(index.offset[24]) + 10)
+    (shards / "shard-000000.tar").unlink()
+    found = verify(str(shards))
+    assert Damage("shard-000000.tar", None, "can't be read: No such file or directory") in found
+    assert {d.sample for d in found if d.shard == "shard-000002.tar"} == {None, index.key(24)}
+    assert all("shard-000001" not in d.shard for d in found)
+
+
+def test_a_changed_index_is_noticed(shards: Path) -> None:
+    data = bytearray((shards / "index.bin").read_bytes())
+    data[-200] ^= 1
+    (shards / "index.bin").write_bytes(data)
+    assert any(d.shard == "index.bin" for d in verify(str(shards)))
+
+
+def test_a_damaged_manifest_is_an_error_that_names_it(shards: Path) -> None:
+    for text in ("{", "[]", '{"format": "feeder-shards"}', '{"format": "other", "format_version": 1}'):
+        (shards / "manifest.json").write_text(text)
+        with pytest.raises(FormatError, match=r"manifest\.json"):
+            inspect(str(shards))
+
+
+def test_a_folder_without_an_index_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="feeder shard"):
+        inspect(str(tmp_path))
+    with pytest.raises(FormatError, match="feeder shard"):
+        inspect(str(tmp_path / "missing"))
+
+
+# Tars that others wrote
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for number in range(2):
+        members = []
+        for i in range(4):
+            image = encode(pixels(number * 4 + i, 20 + i, 30), "PNG" if i == 2 else "JPEG", orientation=3)
+            members += [(f"a/{i}.cls", b"%d" % i), (f"a/{i}.{'png' if i == 2 else 'jpg'}", image), (f"a/{i}.txt", b"t")]
+        write_tar(folder / f"train-{number}.tar", members)
+    return folder
+
+
+def test_foreign_tars_are_indexed_where_they_are(foreign: Path) -> None:
+    before = {p.name: p.read_bytes() for p in foreign.glob("*.tar")}
+    summary = index_tars(str(foreign / "train-{0..1}.tar"))
+    assert (summary.samples, summary.shards, summary.rejected) == (8, 2, [])
+    index = Index(summary.path)
+    assert summary.path == str(foreign / "index.bin")
+    assert [s.name for s in index.shards] == ["train-0.tar", "train-1.tar"]
+    assert [index.key(i) for i in range(4)] == ["a/0", "a/1", "a/2", "a/3"]
+    assert index.label.tolist() == [0, 1, 2, 3] * 2
+    assert index.width.tolist() == [20, 21, 22, 23] * 2
+    assert index.orientation.tolist() == [3] * 8
+    for i in range(8):
+        data = (foreign / index.shards[int(index.shard[i])].name).read_bytes()
+        start = int(index.offset[i])
+        image = data[start : start + int(index.length[i])]
+        assert image == encode(pixels(i, 20 + i % 4, 30), "PNG" if i % 4 == 2 else "JPEG", orientation=3)
+    assert {p.name: p.read_bytes() for p in foreign.glob("*.tar")} == before
+    assert verify(str(foreign)) == []
+    assert inspect(str(foreign)).settings is None
+
+
+def test_a_foreign_index_is_replaced_only_for_the_same_tars(foreign: Path, tmp_path: Path) -> None:
+    index_tars(str(foreign))
+    index_tars(str(foreign))
+    with pytest.raises(ShardError, match=r"is an index for other tars \(train-0.tar"):
+        index_tars(str(foreign / "train-1.tar"))
+    index_tars(str(foreign / "train-1.tar"), str(foreign / "second.bin"))
+    assert len(Index(foreign / "second.bin")) == 4
+    assert len(Index(foreign / "index.bin")) == 8
+    with pytest.raises(ShardError, match="must lie in"):
+        index_tars(str(foreign), str(tmp_path / "elsewhere" / "index.bin"))
+
+
+def test_an_own_shard_set_keeps_its_index(shards: Path) -> None:
+    before = (shards / "index.bin").read_bytes()
+    with pytest.raises(ShardError, match="nothing to do"):
+        index_tars(str(shards))
+    assert (shards / "index.bin").read_bytes() == before
+
+
+def test_bad_samples_of_foreign_tars_are_left_out_and_listed(foreign: Path) -> None:
+    write_tar(foreign / "train-2.tar", [("b.jpg", b"no image"), ("c.txt", b"x"), ("d.jpg", encode(pixels(1)))])
+    summary = index_tars(str(foreign))
+    assert summary.samples == 9
+    assert sorted(r.path for r in summary.rejected) == ["train-2.tar/b", "train-2.tar/c"]
+
+
+def test_compressed_or_empty_tars_cannot_be_indexed(foreign: Path, tmp_path: Path) -> None:
+    import gzip
+
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "t.tar.gz").write_bytes(gzip.compress((foreign / "train-0.tar").read_bytes()))
+    with pytest.raises(SourceError, match="is compressed"):
+        index_tars(str(packed))
+    shutil.rmtree(packed)
+    packed.mkdir()
+    write_tar(packed / "t.tar", [])
+    with pytest.raises(SourceError, match="no sample found"):
+        index_tars(str(packed))

@@ -1,0 +1,506 @@
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from feeder.errors import ShardError, SourceError
+from feeder.index import Index
+from feeder.inspect import verify
+from feeder.manifest import Manifest
+from feeder.shard import Progress, ShardOptions, shard
+from feeder.source import ManifestColumns
+from feeder.source.folder import class_names
+from tests.images import encode, make_tree, pixels
+from tests.test_shard import kept, samples_of
+
+JPEG = encode(pixels(1))
+
+
+def rejected(out: Path) -> dict[str, str]:
+    """Reason by path, after checking that nothing got lost."""
+    manifest = Manifest.read(str(out))
+    rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    assert manifest is not None
+    assert len(rows) == manifest.rejected
+    assert manifest.samples == len(Index(out / "index.bin"))
+    assert manifest.inputs == manifest.samples + manifest.rejected
+    assert verify(str(out)) == []
+    return {row["path"]: row["reason"] for row in rows}
+
+
+def sharded(source: Path | str, tmp_path: Path, columns: ManifestColumns | None = None) -> Path:
+    out = tmp_path / "out"
+    shard(str(source), str(out), kept(max_bad=1, samples_per_shard=5, columns=columns or ManifestColumns()))
+    return out
+
+
+def member(out: Path, path: str, field: str) -> bytes | None:
+    """A field of the sample with this original path."""
+    index = Index(out / "index.bin")
+    i = next(i for i in range(len(index)) if index.source_path(i) == path)
+    with tarfile.open(index.shard_path(int(index.shard[i]))) as tar:
+        try:
+            return tar.extractfile(f"{index.key(i)}.{field}").read()  # type: ignore[union-attr]
+        except KeyError:
+            return None
+
+
+# Folders
+
+
+def test_class_indices_follow_torchvisions_rule(tmp_path: Path) -> None:
+    names = ["b", "A", "10", "9", "é", "empty", ".hidden"]
+    for name in names:
+        (tmp_path / "src" / name).mkdir(parents=True)
+        if name != "empty":
+            (tmp_path / "src" / name / "x.jpg").write_bytes(JPEG)
+    # torchvision.datasets.folder.find_classes: sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
+    assert class_names(str(tmp_path / "src")) == [".hidden", "10", "9", "A", "b", "empty", "é"]
+    notes: list[str] = []
+
+    class Notes(Progress):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    shard(str(tmp_path / "src"), str(tmp_path / "out"), progress=Notes())
+    assert {(path, label) for path, _, label in samples_of(tmp_path / "out")} == {
+        (".hidden/x.jpg", 0),
+        ("10/x.jpg", 1),
+        ("9/x.jpg", 2),
+        ("A/x.jpg", 3),
+        ("b/x.jpg", 4),
+        ("é/x.jpg", 6),
+    }
+    assert notes == ["class folder 'empty' holds no file; it keeps its label 5"]
+
+
+def test_nested_folders_belong_to_their_class(tmp_path: Path) -> None:
+    (tmp_path / "src" / "cat" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "src" / "cat" / "a" / "b" / "x.jpg").write_bytes(JPEG)
+    out = sharded(tmp_path / "src", tmp_path)
+    assert samples_of(out) == [("cat/a/b/x.jpg", JPEG, 0)]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for i in range(3):
+        (tmp_path / "src" / f"{i}.jpg").write_bytes(encode(pixels(i)))
+    out = sharded(tmp_path / "src", tmp_path)
+    assert [label for _, _, label in samples_of(out)] == [-1] * 3
+    assert member(out, "0.jpg", "cls") is None
+    assert Manifest.read(str(out)).classes is None  # type: ignore[union-attr]
+
+
+def test_every_kind_of_bad_file_is_listed_with_its_reason(tmp_path: Path) -> None:
+    folder = make_tree(tmp_path / "src", 1, 3) / "class-0"
+    good_png = encode(pixels(5), "PNG")
+    (folder / "truncated.jpg").write_bytes(JPEG[: len(JPEG) // 2])
+    (folder / "header-only.jpg").write_bytes(JPEG[:30])
+    (folder / "truncated.png").write_bytes(good_png[:-200])
+    (folder / "truncated.webp").write_bytes(encode(pixels(6), "WEBP")[:-40])
+    (folder / "empty.jpg").touch()
+    (folder / "text.jpg").write_text("I am no image")
+    (folder / "notes.txt").write_text("neither am I")
+    (folder / "loop").symlink_to("..")
+    (folder / "self.jpg").symlink_to("self.jpg")
+    (folder / "broken.jpg").symlink_to("nowhere.jpg")
+    os.mkfifo(folder / "pipe.jpg")
+    (tmp_path / "src" / "stray.jpg").write_bytes(JPEG)
+    out = sharded(tmp_path / "src", tmp_path)
+    found = rejected(out)
+    expected = {
+        "class-0/broken.jpg": "broken symlink",
+        "class-0/empty.jpg": "empty file",
+        "class-0/header-only.jpg": "truncated jpg",
+        "class-0/loop": "symlink loop",
+        "class-0/notes.txt": "not an image",
+        "class-0/pipe.jpg": "not a regular file",
+        "class-0/self.jpg": "symlink loop",
+        "class-0/text.jpg": "not an image",
+        "class-0/truncated.jpg": "truncated or damaged jpg",
+        "class-0/truncated.png": "truncated or damaged png",
+        "class-0/truncated.webp": "damaged",
+        "stray.jpg": "stands outside the class folders",
+    }
+    assert found.keys() == expected.keys()
+    for path, reason in expected.items():
+        assert found[path].startswith(reason), (path, found[path])
+    assert {path for path, _, _ in samples_of(out)} == {f"class-0/img-00{i}.jpg" for i in range(3)}
+
+
+def test_only_files_that_claim_to_be_images_count_as_bad(tmp_path: Path) -> None:
+    folder = make_tree(tmp_path / "src", 1, 3) / "class-0"
+    (folder / "labels.txt").write_text("x")
+    (folder / "Thumbs.db").write_bytes(b"\0")
+    summary = shard(str(tmp_path / "src"), str(tmp_path / "out"))
+    assert (summary.rejected, summary.bad, summary.too_many_bad) == (2, 0, None)
+    (folder / "bad.jpg").write_text("x")
+    summary = shard(str(tmp_path / "src"), str(tmp_path / "out2"))
+    assert (summary.rejected, summary.bad) == (3, 1)
+    assert "1 of 4 images (25.00%)" in str(summary.too_many_bad)
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A scratch folder, with the rights of an ordinary user even where the tests run as root."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65_534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(user)
+
+
+def test_unreadable_files_and_folders_are_listed(unprivileged: Path) -> None:
+    source = make_tree(unprivileged / "src", 2, 2)
+    (source / "class-0" / "img-000.jpg").chmod(0)
+    (source / "class-1").chmod(0)
+    found = rejected(sharded(source, unprivileged))
+    (source / "class-1").chmod(0o755)
+    assert found == {
+        "class-0/img-000.jpg": "unreadable: Permission denied",
+        "class-1": "unreadable folder: Permission denied",
+    }
+
+
+def test_odd_names_are_no_reason_to_reject(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "Größe 日本"
+    folder.mkdir(parents=True)
+    names = [
+        "a b.jpg",
+        "ünïcode-🦊.jpg",
+        "many.dots.in.name.jpg",
+        "x" * 251 + ".jpg",
+        "-rf.jpg",
+        "new\nline.jpg",
+        "noext",
+    ]
+    raw = [os.fsencode(name) for name in names] + [b"undecodable-\xff\xfe.jpg"]
+    for i, name in enumerate(raw):
+        with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+            file.write(encode(pixels(i)))
+    out = sharded(tmp_path / "src", tmp_path)
+    assert rejected(out) == {}
+    assert {path for path, _, _ in samples_of(out)} == {f"Größe 日本/{os.fsdecode(name)}" for name in raw}
+
+
+def test_the_extension_follows_the_bytes_not_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    kinds = {"png": "PNG", "webp": "WEBP", "bmp": "BMP", "gif": "GIF", "tiff": "TIFF", "ppm": "PPM", "jpg": "JPEG"}
+    for extension, kind in kinds.items():
+        (folder / f"{extension}.JPEG").write_bytes(encode(pixels(3), kind))
+    index = Index(sharded(tmp_path / "src", tmp_path) / "index.bin")
+    assert {index.source_path(i): index.image_field(i) for i in range(len(index))} == {f"c/{e}.JPEG": e for e in kinds}
+
+
+def test_size_and_orientation_stand_in_the_index(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    for orientation in range(1, 9):
+        (folder / f"{orientation}.jpg").write_bytes(encode(pixels(0, 30, 20), orientation=orientation))
+        (folder / f"{orientation}.png").write_bytes(encode(pixels(0, 30, 20), "PNG", orientation=orientation))
+    (folder / "none.jpg").write_bytes(encode(pixels(0, 30, 20)))
+    index = Index(sharded(tmp_path / "src", tmp_path) / "index.bin")
+    for i in range(len(index)):
+        name = Path(index.source_path(i)).stem
+        assert int(index.orientation[i]) == (1 if name == "none" else int(name))
+        assert (int(index.width[i]), int(index.height[i])) == (30, 20)
+
+
+def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    with pytest.raises(SourceError, match="no image found"):
+        shard(str(tmp_path / "src"), str(tmp_path / "out"))
+    with pytest.raises(SourceError, match=r"missing: no such file or folder; expected a folder of images"):
+        shard(str(tmp_path / "missing"), str(tmp_path / "out"))
+    (tmp_path / "data.xlsx").touch()
+    with pytest.raises(SourceError, match="is no dataset that we know"):
+        shard(str(tmp_path / "data.xlsx"), str(tmp_path / "out"))
+
+
+# Manifests
+
+ROWS = [
+    {"path": "class-0/img-000.jpg", "label": "dog", "note": 'a, "quoted"\nnote'},
+    {"path": "class-0/img-001.jpg", "label": "cat", "note": ""},
+    {"path": "class-1/img-000.jpg", "label": "dog", "note": "é"},
+]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "images", 2, 3)
+
+
+def write_manifest(images: Path, kind: str, rows: list[dict[str, object]]) -> Path:
+    path = images / f"list.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_manifest_rows_become_samples_with_labels_and_json(images: Path, tmp_path: Path, kind: str) -> None:
+    manifest = write_manifest(images, kind, ROWS)
+    out = sharded(manifest, tmp_path)
+    assert rejected(out) == {}
+    assert Manifest.read(str(out)).classes == ["cat", "dog"]  # type: ignore[union-attr]
+    expected = {row["path"]: {"dog": 1, "cat": 0}[row["label"]] for row in ROWS}
+    assert {path: label for path, _, label in samples_of(out)} == expected
+    for row in ROWS:
+        assert json.loads(member(out, row["path"], "json") or b"") == {"note": row["note"]}
+        assert member(out, row["path"], "cls") == b"%d" % expected[row["path"]]
+
+
+def test_integer_labels_stay_as_they_are(images: Path, tmp_path: Path) -> None:
+    rows = [{"path": f"class-0/img-00{i}.jpg", "target": label} for i, label in enumerate([7, 1000, ""])]
+    out = sharded(write_manifest(images, "csv", rows), tmp_path)
+    assert {path[-7:-4]: label for path, _, label in samples_of(out)} == {"000": 7, "001": 1000, "002": -1}
+    assert Manifest.read(str(out)).classes is None  # type: ignore[union-attr]
+
+
+def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text(
+        '{"path": "class-0/img-000.jpg", "label": 1}\n'
+        "not json\n[1]\n"
+        '{"path": "gone.jpg", "label": 1}\n'
+        '{"path": "./class-0//img-000.jpg", "label": 2}\n'
+        '{"label": 3}\n'
+        '{"path": "class-0", "label": 2}\n'
+    )
+    found = rejected(sharded(images / "list.jsonl", tmp_path))
+    assert found == {
+        "./class-0//img-000.jpg": "duplicate path",
+        "class-0": "not a regular file",
+        "gone.jpg": "not found",
+        "list.jsonl#2": "line 2: not JSON: Expecting value: line 1 column 1 (char 0)",
+        "list.jsonl#3": "line 3: expected an object, got list",
+        "list.jsonl#6": "no path in column 'path'",
+    }
+
+
+def test_csv_rows_with_too_few_columns_are_listed(images: Path, tmp_path: Path) -> None:
+    (images / "list.csv").write_text("path,label\nclass-0/img-000.jpg,1\nclass-0/img-001.jpg\n")
+    assert rejected(sharded(images / "list.csv", tmp_path)) == {"list.csv#2": "line 3: 1 columns, expected 2"}
+
+
+def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) -> None:
+    data = [encode(pixels(i)) for i in range(3)]
+    rows: list[dict[str, object]] = [
+        {"image": {"bytes": d, "path": "same.jpg"}, "label": i, "id": i} for i, d in enumerate(data)
+    ]
+    out = sharded(write_manifest(images, "parquet", rows), tmp_path)
+    assert sorted((label, d) for _, d, label in samples_of(out)) == list(enumerate(data))
+    assert member(out, "list.parquet#2/same.jpg", "json") == b'{"id":1}'
+    rows = [{"picture": base64.b64encode(d).decode(), "label": i} for i, d in enumerate(data)]
+    rows += [{"picture": "?!", "label": 9}]
+    out2 = tmp_path / "b"
+    manifest = write_manifest(images, "jsonl", rows)
+    shard(str(manifest), str(out2), kept(max_bad=1, columns=ManifestColumns(image="picture")))
+    assert sorted((label, d) for _, d, label in samples_of(out2)) == list(enumerate(data))
+    assert rejected(out2)["list.jsonl#4"].startswith("column 'picture' is not base64")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("", ManifestColumns(), "is empty"),
+        ("a,b\n1,2\n", ManifestColumns(), "no column for the images; it has a, b.*--path-column"),
+        ("path,path\nx,y\n", ManifestColumns(), "names a column twice"),
+        ("path,label\nclass-0/img-000.jpg,1\n", ManifestColumns(label="kind"), "no column 'kind'; it has path, label"),
+        ("path,label\nclass-0/img-000.jpg,0.5\n", ManifestColumns(), "holds fractions such as '0.5'"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_says_why(
+    images: Path, tmp_path: Path, text: str, columns: ManifestColumns, message: str
+) -> None:
+    (images / "list.csv").write_text(text)
+    with pytest.raises(SourceError, match=message):
+        sharded(images / "list.csv", tmp_path, columns)
+
+
+def test_a_changed_manifest_is_noticed_on_resume(images: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(images, "csv", ROWS)
+
+    class Stop(Progress):
+        def advance(self, samples: int, size_bytes: int) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(manifest), str(tmp_path / "out"), progress=Stop())
+    manifest.write_text(manifest.read_text().replace("dog", "cow"))
+    with pytest.raises(ShardError, match=r"list\.csv had \d+ bytes"):
+        shard(str(manifest), str(tmp_path / "out"))
+
+
+# Tars
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def tar_members(count: int, first: int = 0) -> list[tuple[str, bytes]]:
+    found = []
+    for i in range(first, first + count):
+        fields = [("jpg", encode(pixels(i))), ("cls", b"%d" % (i % 3)), ("json", b'{"i":%d}' % i), ("seg.png", b"\x89")]
+        found += [(f"dir/{i:04d}.{field}", data) for field, data in fields]
+    return found
+
+
+def test_tars_by_brace_pattern_plain_and_gzipped_keep_all_fields(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_tar(tmp_path / "in" / "t-0.tar", tar_members(4))
+    write_tar(tmp_path / "in" / "t-1.tar", tar_members(3, 4))
+    out = sharded(tmp_path / "in" / "t-{0..1}.tar", tmp_path)
+    assert {path for path, _, _ in samples_of(out)} == {
+        *(f"t-0.tar/dir/{i:04d}" for i in range(4)),
+        *(f"t-1.tar/dir/{i:04d}" for i in range(4, 7)),
+    }
+    for path, data, label in samples_of(out):
+        i = int(path[-4:])
+        assert (data, label) == (encode(pixels(i)), i % 3)
+        assert member(out, path, "json") == b'{"i":%d}' % i
+        assert member(out, path, "seg.png") == b"\x89"
+    # The same tars gzipped give the same shards, but for the names of the tars.
+    for path in list((tmp_path / "in").glob("*.tar")):
+        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    out2 = tmp_path / "out2"
+    shard(str(tmp_path / "in"), str(out2), kept(samples_per_shard=5))
+    assert (out2 / "shard-000001.tar").read_bytes() == (out / "shard-000001.tar").read_bytes()
+
+
+def test_resharding_own_shards_keeps_class_names(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", 2, 3)
+    shard(str(tmp_path / "images"), str(tmp_path / "a"))
+    shard(str(tmp_path / "a"), str(tmp_path / "b"), ShardOptions(seed=9))
+    assert Manifest.read(str(tmp_path / "b")).classes == ["class-0", "class-1"]  # type: ignore[union-attr]
+    assert sorted(d for _, d, _ in samples_of(tmp_path / "b")) == sorted(d for _, d, _ in samples_of(tmp_path / "a"))
+
+
+def test_hostile_and_odd_tar_members_are_refused_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+
+        def add(name: str, data: bytes = JPEG, kind: bytes = tarfile.REGTYPE, link: str = "") -> None:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, link
+            info.size = len(data) if kind == tarfile.REGTYPE else 0
+            tar.addfile(info, io.BytesIO(data))
+
+        add("good.jpg")
+        add("soft.jpg", kind=tarfile.SYMTYPE, link="/etc/passwd")
+        add("hard.jpg", kind=tarfile.LNKTYPE, link="good.jpg")
+        add("/abs.jpg")
+        add("../up.jpg")
+        add("dev.jpg", kind=tarfile.CHRTYPE)
+        add("half.jpg")
+        add("half.cls", kind=tarfile.SYMTYPE, link="x")
+        add("text.txt", b"no image")
+        add("twice.jpg")
+        add("twice.jpg")
+        add("good.jpg")
+        add("README")
+        add("bad.jpg", b"no image")
+        add("last.jpg")
+    out = sharded(path, tmp_path)
+    assert rejected(out) == {
+        "x.tar//abs": "absolute name refused",
+        "x.tar/../up": "name with '..' refused",
+        "x.tar/README": "no key and extension in its name",
+        "x.tar/bad": "not an image: starts with b'no image'",
+        "x.tar/dev": "special member (type b'3') refused",
+        "x.tar/good": "duplicate key in the same tar",
+        "x.tar/half": "link to 'x' refused",
+        "x.tar/hard": "link to 'good.jpg' refused",
+        "x.tar/soft": "link to '/etc/passwd' refused",
+        "x.tar/text": "no image among its fields: txt",
+        "x.tar/twice": "two fields named 'jpg'",
+    }
+    assert {path for path, _, _ in samples_of(out)} == {"x.tar/good", "x.tar/last"}
+
+
+def test_a_tar_cut_anywhere_gives_its_whole_samples_and_says_where_it_ends(tmp_path: Path) -> None:
+    whole = write_tar(tmp_path / "whole.tar", tar_members(2)).read_bytes()
+    data_end = len(whole.rstrip(b"\0"))
+    first_sample_end = None
+    for length in range(512, data_end, 700):
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "t.tar").write_bytes(whole[:length])
+        try:
+            out = sharded(tmp_path / "in", tmp_path)
+            found, reasons = samples_of(out), rejected(out)
+            for _, data, _ in found:
+                assert data in (encode(pixels(0)), encode(pixels(1)))
+            if length % 512:
+                assert any("truncated tar" in r or "damaged tar" in r for r in reasons.values()), (length, reasons)
+            if found:
+                first_sample_end = first_sample_end or length
+        except SourceError as error:
+            assert "no image found" in str(error)  # noqa: PT017
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.rmtree(tmp_path / "in")
+    assert first_sample_end is not None
+
+
+def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "t.tar", tar_members(3))
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        header = tar.getmember("dir/0001.jpg").offset
+    data[header : header + 20] = b"\xff" * 20
+    path.write_bytes(data)
+    out = sharded(path, tmp_path)
+    assert rejected(out) == {"t.tar": f"damaged tar: no valid header at byte {header}; the rest can't be read"}
+    assert [path for path, _, _ in samples_of(out)] == ["t.tar/dir/0000"]
+
+
+def test_a_damaged_gzip_gives_what_comes_before(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    packed = gzip.compress(write_tar(tmp_path / "t.tar", tar_members(30)).read_bytes())
+    (tmp_path / "in" / "t.tar.gz").write_bytes(packed[: len(packed) * 2 // 3])
+    out = sharded(tmp_path / "in", tmp_path)
+    assert 5 < len(samples_of(out)) < 30
+    assert any("damaged gzip" in reason for reason in rejected(out).values())
+
+
+@pytest.mark.parametrize("source", ["pipe:cat x.tar", "http://example.invalid/x.tar", "s3://bucket/x-{0..3}.tar"])
+def test_nothing_is_executed_or_fetched(tmp_path: Path, source: str) -> None:
+    with pytest.raises(SourceError, match="only local files"):
+        shard(source, str(tmp_path / "out"))
+
+
+def test_a_pattern_that_names_no_file_says_which(tmp_path: Path) -> None:
+    write_tar(tmp_path / "t-0.tar", tar_members(1))
+    with pytest.raises(SourceError, match=r"no tar at .*t-1\.tar"):
+        shard(str(tmp_path / "t-{0..1}.tar"), str(tmp_path / "out"))

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feeder.tar import Member, Refused, TarWriter, member_bytes, read_members
+
+
+def written(members: list[tuple[str, bytes]]) -> tuple[bytes, list[int], str]:
+    buffer = io.BytesIO()
+    writer = TarWriter(buffer)
+    offsets = [writer.add(name, data) for name, data in members]
+    checksum = writer.finish()
+    assert writer.size_bytes == len(buffer.getvalue())
+    return buffer.getvalue(), offsets, checksum
+
+
+def test_tarfile_reads_what_we_write() -> None:
+    members = [
+        ("00000001.jpg", b"x" * 513),
+        ("00000001.cls", b"7"),
+        ("empty.txt", b""),
+        ("a/" + "n" * 200 + ".jpg", b"long"),
+    ]
+    data, offsets, _ = written(members)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        infos = tar.getmembers()
+        assert [(i.name, tar.extractfile(i).read()) for i in infos] == members  # type: ignore[union-attr]
+        assert [i.offset_data for i in infos] == offsets
+        assert {(i.mtime, i.uid, i.gid, i.uname, i.gname, i.mode) for i in infos} == {(0, 0, 0, "", "", 0o644)}
+    assert sum(member_bytes(len(d)) for _, d in members[:3]) == offsets[2]
+
+
+def test_large_members_do_not_wait_in_memory() -> None:
+    buffer = io.BytesIO()
+    writer = TarWriter(buffer)
+    writer.add("big", b"x" * (3 << 20))
+    assert len(buffer.getvalue()) >= 3 << 20
+
+
+def test_reading_gives_names_offsets_and_sizes(tmp_path: Path) -> None:
+    data, offsets, _ = written([("a.jpg", b"123"), ("b/c.jpg", b"4567")])
+    (tmp_path / "t.tar").write_bytes(data)
+    assert list(read_members(str(tmp_path / "t.tar"))) == [
+        Member("a.jpg", offsets[0], 3),
+        Member("b/c.jpg", offsets[1], 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "refusal"),
+    [
+        (b"77777777777\0", "truncated tar"),  # 8 GiB in a file of 2 KiB
+        (b"\xff" * 12, "damaged tar"),  # negative in base 256
+        (b"\x80" + b"\xff" * 11, "tar"),  # 2**88
+        (b"not a size!\0", "not a readable tar|damaged tar"),
+    ],
+)
+def test_lies_about_the_size_are_refused(tmp_path: Path, size: bytes, refusal: str) -> None:
+    data = bytearray(written([("a.jpg", b"x" * 600)])[0])
+    data[124:136] = size
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "t.tar").write_bytes(data)
+    found = list(read_members(str(tmp_path / "t.tar")))
+    assert all(isinstance(m, Refused) for m in found)
+    assert found
+
+
+def test_a_chain_of_extended_headers_ends(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type = tarfile.GNUTYPE_LONGNAME
+    info.size = 4
+    (tmp_path / "t.tar").write_bytes((info.tobuf(tarfile.GNU_FORMAT) + b"abc\0".ljust(512, b"\0")) * 5000)
+    found = list(read_members(str(tmp_path / "t.tar")))
+    assert len(found) == 1
+    assert isinstance(found[0], Refused)
+
+
+def test_a_pax_header_that_claims_gigabytes_is_refused(tmp_path: Path) -> None:
+    pax = tarfile.TarInfo("x.jpg")
+    pax.pax_headers = {"size": "99999999999999"}
+    (tmp_path / "t.tar").write_bytes(pax.tobuf(tarfile.PAX_FORMAT) + b"\0" * 1024)
+    assert all(isinstance(m, Refused) for m in read_members(str(tmp_path / "t.tar")))
+
+
+BASE = written([("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y" * 100)])[0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, len(BASE) - 1), st.integers(0, 255)), max_size=8),
+    cut=st.integers(0, len(BASE)),
+    fix_checksums=st.booleans(),
+)
+def test_no_damage_makes_it_raise_loop_or_point_outside(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]], cut: int, fix_checksums: bool
+) -> None:
+    data = bytearray(BASE)
+    for position, value in edits:
+        data[position] = value
+    if fix_checksums:  # so that the damage gets past the header check
+        for start in range(0, len(data) - 511, 512):
+            if data[start + 257 : start + 262] == b"ustar":
+                data[start + 148 : start + 156] = b" " * 8
+                data[start + 148 : start + 156] = struct.pack("8s", b"%06o\0 " % sum(data[start : start + 512]))
+    path = tmp_path_factory.getbasetemp() / "fuzz.tar"
+    path.write_bytes(data[:cut])
+    for member in read_members(str(path)):
+        if isinstance(member, Member):
+            assert member.size >= 0
+            assert member.offset + member.size <= cut

@@ -1,0 +1,454 @@
+"""Recipes: arguments as torchvision's, draws as pure functions, and what the base path says."""
+
+from __future__ import annotations
+
+import enum
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+from feeder import transforms
+from feeder.errors import ArgumentError
+from feeder.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    CutMix,
+    GaussianBlur,
+    Lambda,
+    MixUp,
+    Normalize,
+    Op,
+    Pad,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    Recipe,
+    Resize,
+    ToDtype,
+    TrivialAugmentWide,
+)
+from feeder.transforms.op import Uniforms
+from tests.golden import torchvision_arrays, torchvision_cases
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SIZES = np.array([[375, 500], [500, 375], [64, 64], [30, 900], [1, 1], [257, 255]])
+ALL_OPS: list[Op] = [
+    RandomResizedCrop(48),
+    Resize(40),
+    CenterCrop(32),
+    RandomHorizontalFlip(),
+    Pad(3),
+    RandomCrop(24, padding=2, pad_if_needed=True),
+    RandomRotation(30, expand=True),
+    RandomAffine(10, (0.1, 0.2), (0.8, 1.2), (-5.0, 5.0, -3.0, 3.0)),
+    ColorJitter(0.4, 0.4, 0.4, 0.1),
+    RandomGrayscale(),
+    GaussianBlur(3),
+    RandAugment(),
+    TrivialAugmentWide(),
+    ToDtype("float32", scale=True),
+    Normalize(MEAN, STD),
+    RandomErasing(),
+]
+
+
+class InterpolationMode(enum.Enum):
+    """Spelled as torchvision's."""
+
+    BICUBIC = "bicubic"
+
+
+class Given(Uniforms):
+    """Uniform numbers that the test has chosen, for one sample."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = np.array([numbers])
+
+    def __call__(self, count: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
+        return self._numbers[:, :count]
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return np.zeros(1, np.uint64)
+
+
+def draw(ops: list[Op], seed: int = 1, epoch: int = 2, ids: Any = None, sizes: Any = SIZES) -> transforms.Draws:
+    return Recipe.of(ops).draw(seed, epoch, np.arange(len(sizes)) if ids is None else ids, sizes)
+
+
+def test_arguments_and_defaults_are_those_of_torchvision() -> None:
+    crop = RandomResizedCrop(224)
+    assert crop == RandomResizedCrop((224, 224), (0.08, 1.0), (3 / 4, 4 / 3), "bilinear", True)
+    assert crop.size == (224, 224)
+    assert RandomResizedCrop([96]).size == (96, 96)
+    assert Resize(256).size == (256,)
+    assert Resize((1, 2), max_size=None).size == (1, 2)
+    assert RandomHorizontalFlip().p == 0.5
+    assert RandomCrop(32, padding=(1, 2)).padding == (1, 2, 1, 2)
+    assert Pad([5]).padding == (5, 5, 5, 5)
+    assert ColorJitter(brightness=0.5, hue=0.1).brightness == (0.5, 1.5)
+    assert ColorJitter(brightness=2.0).brightness == (0.0, 3.0)
+    assert ColorJitter(hue=0.1).hue == (-0.1, 0.1)
+    assert ColorJitter(contrast=0).contrast is None
+    assert RandomAffine(10).degrees == (-10.0, 10.0)
+    assert RandomAffine(10, shear=5).shear == (-5.0, 5.0, 0.0, 0.0)
+    assert GaussianBlur(3, 0.5).sigma == (0.5, 0.5)
+    assert RandomErasing(value="random").value is None
+    assert RandAugment().magnitude == 9
+
+
+@pytest.mark.parametrize("value", ["bicubic", InterpolationMode.BICUBIC, 3, Image.Resampling.BICUBIC])
+def test_interpolation_is_taken_by_name_enum_or_pillow_constant(value: object) -> None:
+    assert Resize(8, interpolation=value).interpolation == "bicubic"
+    assert RandomRotation(8, interpolation=value).interpolation == "bicubic"
+
+
+@pytest.mark.parametrize("value", [torch.float16, np.float16, np.dtype("float16"), "float16"])
+def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
+    assert ToDtype(value).dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomResizedCrop(224, antialias=False), "antialias must be True"),
+        (lambda: Resize(224, antialias=False), "antialias must be True"),
+        (lambda: Resize(224, interpolation="cubic"), "'cubic'"),
+        (lambda: Resize(224, interpolation=17), "17"),
+        (lambda: RandomRotation(9, interpolation="lanczos"), "lanczos"),
+        (lambda: Resize(None), "max_size must be an int"),
+        (lambda: Resize((2, 3), max_size=9), "size=None or one int"),
+        (lambda: Resize(9, max_size=9), "greater than size"),
+        (lambda: Resize(0), "positive"),
+        (lambda: Resize(2.5), "2.5"),  # type: ignore[arg-type]
+        (lambda: CenterCrop((1, 2, 3)), r"\(1, 2, 3\)"),
+        (lambda: RandomResizedCrop(8, scale=(1.0, 0.5)), "increasing"),
+        (lambda: RandomResizedCrop(8, ratio=(0.0, 1.0)), "ratio"),
+        (lambda: RandomHorizontalFlip(1.5), "probability"),
+        (lambda: Pad((1, 2, 3)), "padding"),
+        (lambda: Pad(1, padding_mode="wrap"), "wrap"),
+        (lambda: Pad(1, fill=300), "300"),
+        (lambda: ToDtype("int32"), "int32"),
+        (lambda: ToDtype(torch.float64), "float64"),
+        (lambda: Normalize([0.5], [0.0]), "std must not be 0"),
+        (lambda: Normalize([0.5, 0.5], [1.0]), "three"),
+        (lambda: ColorJitter(hue=0.6), "hue"),
+        (lambda: ColorJitter(brightness=-1), "negative"),
+        (lambda: GaussianBlur(4), "odd"),
+        (lambda: GaussianBlur(3, 0.0), "sigma"),
+        (lambda: RandomErasing(value="noise"), "noise"),
+        (lambda: RandomErasing(scale=(0.1, 2.0)), "scale"),
+        (lambda: RandomAffine(1, translate=(0.1, 1.1)), "translate"),
+        (lambda: RandAugment(magnitude=31), "magnitude"),
+        (lambda: TrivialAugmentWide(1), "num_magnitude_bins"),
+        (lambda: MixUp(alpha=0.0), "alpha"),
+        (lambda: Lambda(3), "function"),  # type: ignore[arg-type]
+        (lambda: Compose([torch.nn.Identity()]), "Identity"),  # type: ignore[list-item]
+        (lambda: Compose([MixUp()]), "assembled batches"),  # type: ignore[list-item]
+        (lambda: Compose([ToDtype("float32"), Resize(3)]), "put it before ToDtype"),
+        (lambda: Compose([Normalize(MEAN, STD), ToDtype("uint8")]), "uint8"),
+        (lambda: Compose([RandomErasing(value="random")]), "put it after ToDtype"),
+    ],
+)
+def test_bad_arguments_are_refused_when_the_op_is_made(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+def test_importing_transforms_loads_neither_torch_nor_pillow() -> None:
+    code = "import sys, feeder.transforms; print(sorted({'torch', 'PIL', 'torchvision'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_recipes_pickle_and_compare_by_value() -> None:
+    recipe = Recipe.of(Compose(ALL_OPS))
+    copy = pickle.loads(pickle.dumps(recipe))
+    assert copy == recipe
+    assert hash(copy) == hash(recipe)
+    assert repr(copy) == repr(recipe)
+    before, after = recipe.draw(1, 1, [5], SIZES[:1]), copy.draw(1, 1, [5], SIZES[:1])
+    np.testing.assert_array_equal(before.source_box, after.source_box)
+    assert Recipe.of(recipe) is recipe
+    assert Recipe.of(None).ops == ()
+    assert Recipe.of(Compose([Compose(ALL_OPS[:2]), *ALL_OPS[2:]])) == recipe
+
+
+@pytest.mark.parametrize("case", torchvision_cases("draws"), ids=lambda case: f"{case['op']}-{case['size']}")
+def test_crops_and_erasings_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    """From the same uniform numbers, attempt by attempt, and down to the fallback."""
+    op = getattr(transforms, case["op"])(**case["args"])
+    attempts, (row, column) = case["uniforms"][:20], case["uniforms"][20:]
+    # Ours draws the corner first, so that later attempts cost nothing when the first fits.
+    head = [row, column] if case["op"] == "RandomResizedCrop" else [0.0, 0.0, 0.0, row, column]
+    params, _ = op.draw(Given(*head, *attempts), np.array([case["size"]]))
+    expected = case["result"]
+    if case["op"] == "RandomResizedCrop":
+        found = {name: int(params[name][0]) for name in ("top", "left", "height", "width")}
+        assert found == {name: expected[name] for name in found}
+    else:
+        assert bool(params["erase"][0]) == expected["erase"]
+        if expected["erase"]:
+            found = {name: int(params[name][0]) for name in ("i", "j", "h", "w")}
+            assert found == {name: expected[name] for name in found}
+
+
+@pytest.mark.parametrize("case", torchvision_cases("sizes"), ids=lambda case: f"{case['op']}-{case['args']}")
+def test_sizes_and_windows_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    op = getattr(transforms, case["op"])(**case["args"])
+    params, sizes = op.draw(Given(), np.array([case["size"]]))
+    if case["op"] == "Resize":
+        assert sizes[0].tolist() == case["result"]
+    else:
+        # torchvision's padding shows as a window that starts before the image.
+        assert [int(params["top"][0]), int(params["left"][0])] == case["result"]
+
+
+@pytest.mark.parametrize("case", torchvision_cases("magnitudes"), ids=lambda case: f"{case['op']}-{case['kind']}")
+def test_strengths_of_augmentations_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    kind = (case["kind"] + 0.5) / 14
+    size = np.array([[375, 500]])
+    for number, expected in enumerate(case["values"]):
+        for sign in (0.4, 0.6):
+            if case["op"] == "RandAugment":
+                op: Op = RandAugment(1, number, case["bins"])
+                params, _ = op.draw(Given(kind, sign), size)
+            else:
+                op = TrivialAugmentWide(case["bins"])
+                params, _ = op.draw(Given(kind, sign, (number + 0.5) / case["bins"]), size)
+            assert params["kind"].tolist() == [[case["kind"]]]
+            signed = -expected if case["signed"] and sign < 0.5 else expected
+            # torch.linspace differs in the last bits from CPU to CPU.
+            np.testing.assert_allclose(params["magnitude"], [[signed]], rtol=1e-5, atol=1e-6)
+
+
+def test_draws_depend_on_nothing_but_seed_epoch_sample_and_size() -> None:
+    together = draw(ALL_OPS, ids=[7, 8, 9, 2**40, 11, 12])
+    again = draw(ALL_OPS, ids=[7, 8, 9, 2**40, 11, 12])
+    for row, sample in enumerate([7, 8, 9, 2**40, 11, 12]):
+        alone = draw(ALL_OPS, ids=[sample], sizes=SIZES[row : row + 1])
+        taken = together.take([row])
+        for one, other in ((alone, taken), (again.take(slice(row, row + 1)), taken)):
+            np.testing.assert_array_equal(one.source_box, other.source_box)
+            np.testing.assert_array_equal(one.output_size, other.output_size)
+            for found, expected in zip(one.ops, other.ops, strict=True):
+                assert found.keys() == expected.keys()
+                for name in found:
+                    np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_seed_epoch_sample_and_place_in_the_recipe_all_change_the_draws() -> None:
+    sizes = np.array([[375, 500]] * 50)
+    ids = np.arange(50)
+    first = draw([RandomResizedCrop(9), RandomResizedCrop(9)], sizes=sizes, ids=ids)
+    assert (first.ops[0]["top"] != first.ops[1]["top"]).any()
+    for other in ({"seed": 5}, {"epoch": 5}, {"ids": ids + 50}):
+        changed = draw([RandomResizedCrop(9)], **{"sizes": sizes, "ids": ids, **other})
+        assert (changed.source_box != first.source_box).any(axis=1).mean() > 0.9
+
+
+def test_random_numbers_fill_their_ranges() -> None:
+    count = 4000
+    sizes = np.array([[300, 400]] * count)
+    draws = draw(
+        [
+            RandomResizedCrop(9, scale=(0.2, 0.6)),
+            RandomHorizontalFlip(0.3),
+            ColorJitter((0.5, 0.7), hue=0.2),
+            RandomGrayscale(0.2),
+            RandAugment(3),
+            RandomRotation((10, 20)),
+            RandomAffine((-5, 5), (0.5, 0.0)),
+            RandomErasing(0.25),
+        ],
+        sizes=sizes,
+        ids=np.arange(count),
+    )
+    crop, flip, jitter, gray, augment, rotation, affine, erasing = draws.ops
+    share = crop["height"] * crop["width"] / 120_000
+    assert 0.19 < share.min() < 0.22
+    assert 0.58 < share.max() < 0.61
+    assert abs(share.mean() - 0.4) < 0.01
+    assert ((crop["top"] >= 0) & (crop["top"] + crop["height"] <= 300)).all()
+    assert ((crop["left"] >= 0) & (crop["left"] + crop["width"] <= 400)).all()
+    assert abs(flip["flip"].mean() - 0.3) < 0.03
+    assert abs(gray["gray"].mean() - 0.2) < 0.03
+    assert 0.5 <= jitter["brightness"].min() < 0.501
+    assert 0.699 < jitter["brightness"].max() < 0.7
+    assert abs(jitter["hue"].mean()) < 0.01
+    assert "contrast" not in jitter
+    orders = {tuple(order) for order in jitter["order"].tolist()}
+    assert len(orders) == 24
+    assert np.bincount(augment["kind"].ravel()).min() > 3 * count / 14 * 0.85
+    assert abs((augment["magnitude"][augment["kind"] == 1] < 0).mean() - 0.5) < 0.06
+    assert 10 <= rotation["angle"].min() < 10.1
+    assert set(affine["shift_x"]) == set(range(-4, 5))
+    assert set(affine["shift_y"]) == {0}
+    assert abs(erasing["erase"].mean() - 0.25) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("ops", "length", "base_size", "output_size"),
+    [
+        ([], 0, None, None),
+        ([RandomResizedCrop(9), RandomHorizontalFlip(), Normalize(MEAN, STD)], 3, (9, 9), (9, 9)),
+        ([Resize(9), CenterCrop(8), ToDtype("float32"), RandomHorizontalFlip()], 4, (8, 8), (8, 8)),
+        ([Resize(9), RandomCrop((8, 9))], 2, (8, 9), (8, 9)),
+        ([Resize(9)], 1, None, None),
+        ([Resize((9, 7))], 1, (9, 7), (9, 7)),
+        ([Resize(9), CenterCrop(10)], 1, None, (10, 10)),
+        ([Resize(9, max_size=20), CenterCrop(8)], 1, None, (8, 8)),
+        ([CenterCrop(8)], 0, None, (8, 8)),
+        ([Resize(9), RandomCrop(8, padding=1)], 1, None, (8, 8)),
+        ([RandomResizedCrop(9), Resize(7)], 1, (9, 9), (7, 7)),
+        ([RandomResizedCrop((9, 18)), Resize(7)], 1, (9, 18), (7, 14)),
+        ([RandomResizedCrop(9, interpolation="bicubic")], 0, None, (9, 9)),
+        ([RandomResizedCrop(9), ColorJitter(0.4), RandomHorizontalFlip()], 1, (9, 9), (9, 9)),
+        ([RandomResizedCrop(9), Normalize(MEAN, STD), RandomErasing()], 1, (9, 9), (9, 9)),
+        ([RandomResizedCrop(9), Pad((1, 2))], 1, (9, 9), (13, 11)),
+        ([RandomResizedCrop(9), RandomRotation(5, expand=True)], 1, (9, 9), None),
+        ([RandomResizedCrop(9), RandomRotation(5)], 1, (9, 9), (9, 9)),
+    ],
+)
+def test_base_path_is_the_longest_part_that_boxes_can_say(
+    ops: list[Op], length: int, base_size: tuple[int, int] | None, output_size: tuple[int, int] | None
+) -> None:
+    recipe = Recipe.of(ops)
+    assert recipe.base_length == length
+    assert recipe.rest == tuple(ops[length:])
+    assert recipe.is_base_path == (length == len(ops))
+    assert recipe.base_size == base_size
+    assert recipe.output_size == output_size
+    draws = recipe.draw(0, 0, np.arange(len(SIZES)), SIZES)
+    if base_size is not None:
+        assert (draws.base_size == base_size).all()
+    if output_size is not None:
+        assert (draws.output_size == output_size).all()
+
+
+def test_boxes_of_a_random_resized_crop_are_the_crop() -> None:
+    draws = draw([RandomResizedCrop(9)])
+    crop = draws.ops[0]
+    box = np.stack([crop["left"], crop["top"], crop["left"] + crop["width"], crop["top"] + crop["height"]], axis=1)
+    np.testing.assert_array_equal(draws.source_box, box)
+    np.testing.assert_array_equal(draws.support_box, box)
+    assert draws.source_box.dtype == np.float64
+    assert draws.support_box.dtype == np.int32
+    assert draws.flip.dtype == np.uint8
+
+
+def test_boxes_of_resize_and_center_crop_are_fractional_with_the_whole_image_as_support() -> None:
+    draws = draw([Resize(256), CenterCrop(224)], sizes=np.array([[375, 500]]))
+    # The image becomes 341 x 256; the window starts at round(117 / 2) = 58 and at 16.
+    x, y = 500 / 341, 375 / 256
+    np.testing.assert_allclose(draws.source_box, [[58 * x, 16 * y, 282 * x, 240 * y]])
+    np.testing.assert_array_equal(draws.support_box, [[0, 0, 500, 375]])
+
+
+def test_a_window_after_a_flip_is_counted_from_the_other_side() -> None:
+    flipped = draw([Resize((10, 20)), RandomHorizontalFlip(1.0), RandomCrop((10, 4))], sizes=np.array([[10, 20]]))
+    left = int(flipped.ops[2]["left"][0])
+    np.testing.assert_allclose(flipped.source_box, [[16 - left, 0, 20 - left, 10]])
+    assert flipped.flip.tolist() == [1]
+    twice = draw([RandomHorizontalFlip(1.0), RandomHorizontalFlip(1.0)], sizes=np.array([[10, 20]]))
+    assert twice.flip.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("ops", "dtype", "scale", "bias"),
+    [
+        ([], "uint8", None, None),
+        ([ToDtype("uint8", scale=True)], "uint8", None, None),
+        ([ToDtype("float32")], "float32", 1.0, 0.0),
+        ([ToDtype("float32", scale=True)], "float32", 1 / 255, 0.0),
+        ([Normalize([0.5], [0.25])], "float32", 4 / 255, -2.0),
+        ([ToDtype("float32", scale=True), Normalize([0.5], [0.25])], "float32", 4 / 255, -2.0),
+        ([ToDtype("float32"), Normalize([128], [64])], "float32", 1 / 64, -2.0),
+        ([ToDtype("float16", scale=True), ToDtype("float32", scale=True)], "float32", 1 / 255, 0.0),
+        ([Normalize([0.5], [0.25]), ToDtype("bfloat16")], "bfloat16", 4 / 255, -2.0),
+        ([Normalize([0.5], [0.25]), Normalize([1.0], [2.0])], "float32", 2 / 255, -1.5),
+    ],
+)
+def test_affine_says_what_the_value_ops_do(ops: list[Op], dtype: str, scale: float | None, bias: float | None) -> None:
+    recipe = Recipe.of(ops)
+    assert recipe.output_dtype == dtype
+    assert recipe.storage_dtype == ("uint16" if dtype == "bfloat16" else dtype)
+    if scale is None:
+        assert recipe.affine is None
+    else:
+        assert recipe.affine is not None
+        np.testing.assert_allclose(recipe.affine[0], [scale] * 3, rtol=1e-6)
+        np.testing.assert_allclose(recipe.affine[1], [bias] * 3, rtol=1e-6)
+        assert recipe.affine[0].dtype == np.float32
+
+
+def test_sample_ids_and_sizes_must_be_of_one_length() -> None:
+    with pytest.raises(ArgumentError, match="got 2 and 6"):
+        draw([Resize(3)], ids=[1, 2])
+
+
+def test_mixup_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = torchvision_arrays()
+    images = torch.from_numpy(arrays["mixing_input"])
+    labels = torch.tensor([5, 6, 7])
+    for lam in (0.3, 0.95):
+        monkeypatch.setattr(transforms.mixing, "_beta", lambda *_, lam=lam: lam)
+        mixed, (a, b, weight) = MixUp()(images, labels, seed=0, epoch=0, step=0)
+        np.testing.assert_allclose(mixed.numpy(), arrays[f"mixup_{lam}"], atol=1e-6)
+        assert (a.tolist(), b.tolist(), weight) == ([5, 6, 7], [7, 5, 6], lam)
+    np.testing.assert_array_equal(images.numpy(), arrays["mixing_input"])
+
+
+def test_cutmix_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = torchvision_arrays()
+    images = torch.from_numpy(arrays["mixing_input"])
+    for lam in (0.3, 0.95):
+        monkeypatch.setattr(transforms.mixing, "_beta", lambda *_, lam=lam: lam)
+        # The golden rectangle is about (20, 3) in an image of 24 x 8.
+        monkeypatch.setattr(transforms.mixing.order, "uniform", lambda *_: np.array([[20.5 / 24, 3.5 / 8]]))
+        mixed, (_, _, weight) = CutMix()(images, torch.arange(3), seed=0, epoch=0, step=0)
+        np.testing.assert_array_equal(mixed.numpy(), arrays[f"cutmix_{lam}"])
+        assert weight == pytest.approx(float(arrays[f"cutmix_lam_{lam}"]))
+
+
+@pytest.mark.parametrize("op", [MixUp(alpha=0.2), CutMix()])
+def test_mixing_depends_on_seed_epoch_and_step_only(op: transforms.BatchOp) -> None:
+    images = (torch.arange(4 * 3 * 64 * 64) % 251).to(torch.uint8).reshape(4, 3, 64, 64)
+    labels = torch.arange(4)
+
+    def run(seed: int = 1, epoch: int = 2, step: int = 3) -> tuple[torch.Tensor, float]:
+        mixed, (_, _, lam) = op(images, labels, seed=seed, epoch=epoch, step=step)
+        return mixed, lam
+
+    first, lam = run()
+    assert first.dtype == torch.uint8
+    assert torch.equal(run()[0], first)
+    lams = {run(**{name: value})[1] for name in ("seed", "epoch", "step") for value in range(10, 20)}
+    assert len(lams - {lam}) > 10
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 3.0])
+def test_mixing_weights_follow_the_beta_distribution(alpha: float) -> None:
+    lams = np.array([transforms.mixing._beta(alpha, 0, 0, step, 9) for step in range(1500)])
+    assert ((lams >= 0.0) & (lams <= 1.0)).all()
+    assert abs(lams.mean() - 0.5) < 0.04
+    variance = 1.0 / (4.0 * (2.0 * alpha + 1.0))
+    assert abs(lams.var() / variance - 1.0) < 0.12
+
+
+def test_mixing_refuses_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ArgumentError, match="N labels"):
+        MixUp()(torch.zeros(4, 3, 2, 2), torch.zeros(3), seed=0, epoch=0, step=0)
