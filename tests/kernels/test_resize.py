@@ -56,9 +56,7 @@ def planes_of(
 ) -> list[npt.NDArray[np.uint8]]:
     most = max(h for h, _ in sampling), max(v for _, v in sampling)
     return [
-        np.ascontiguousarray(
-            smooth_noise(rng, -(-height * v // most[1]), -(-width * h // most[0]), 1, slope)[:, :, 0]
-        )
+        np.ascontiguousarray(smooth_noise(rng, -(-height * v // most[1]), -(-width * h // most[0]), 1, slope)[:, :, 0])
         for h, v in sampling
     ]
 
@@ -78,7 +76,15 @@ def random_case(rng: np.random.Generator, color: str, largest: int = 200) -> Cas
     planes = [rng.integers(0, 256, (height, width), dtype=np.uint8) for _ in range(count)]
     size = tuple(int(n) for n in rng.integers(1, 120, 2))
     return Case(
-        planes, color, sampling, width, height, source, support, (size[0], size[1]), orientation,
+        planes,
+        color,
+        sampling,
+        width,
+        height,
+        source,
+        support,
+        (size[0], size[1]),
+        orientation,
         bool(rng.integers(0, 2)),
     )
 
@@ -129,7 +135,11 @@ SAMPLINGS = {
 
 
 def ycbcr_case(
-    rng: np.random.Generator, sampling: list[tuple[int, int]], width: int, height: int, size: tuple[int, int],
+    rng: np.random.Generator,
+    sampling: list[tuple[int, int]],
+    width: int,
+    height: int,
+    size: tuple[int, int],
     orientation: int = 1,
 ) -> Case:
     upright = (height, width) if orientation >= 5 else (width, height)
