@@ -250,7 +250,7 @@ def test_half_precisions_round_to_even_over_their_whole_range(level: str) -> Non
     whole = (0, 0, 256, 1)
     case = Case([ramp], "gray", [(1, 1)], 256, 1, (0.0, 0.0, 256.0, 1.0), whole, (256, 1))
     for scale in (2.0**-26, 2.0**-24, 3.1e-7, 2.0**-15, 1.0, 257.0, 300.0, -1e5):
-        floats = ramp[0].astype(np.float32) * np.float32(scale)
+        floats = ramp[0].astype(np.float32) * np.float32(scale) + np.float32(0)
         with np.errstate(over="ignore"):
             expected = floats.astype(np.float16)
         found = resample(case, "nchw", "float16", scale=(scale,) * 3, bias=(0.0,) * 3)
