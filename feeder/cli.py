@@ -249,10 +249,9 @@ def _add_output(command: Any) -> None:
 def _version(verbose: bool) -> str:
     if not verbose:
         return f"feeder {feeder.__version__}"
-    from feeder.versions import format_versions
+    from feeder.versions import report
 
-    text: str = format_versions()
-    return text
+    return report()
 
 
 def _size(text: str) -> int:

@@ -1,0 +1,257 @@
+"""The ring of batch slots: anonymous shared memory that workers decode into and the caller's tensors stand on.
+
+Note [Slots]
+    A slot holds one batch: positions int64 [B], sample ids int64 [B], labels int64 [B], then the images. The ring is
+    one memfd, so nothing has a name that a crash could leave behind, and its pages are allocated before the first
+    worker starts, so that lack of memory is an error then and no SIGBUS later.
+    A slot is handed to the caller as a lease: the object that the arrays of that batch, and so their tensors, keep
+    alive. When the last of them is gone the slot is free again, or, page-locked, once the guard says that every copy
+    that may still read it is done.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+
+__all__ = ["Guard", "Layout", "Lease", "Region", "Ring", "SlotView", "available_bytes", "plan_slots"]
+
+_PAGE = 4096
+
+
+class Region:
+    """A piece of anonymous shared memory.
+
+    Args:
+        size_bytes: Its size.
+        descriptor: Of a region made by another process, to be mapped here and owned from now on; None makes a new one.
+        writable: Whether it is mapped for writing.
+    """
+
+    def __init__(self, size_bytes: int, descriptor: int | None = None, *, writable: bool = True) -> None:
+        self.size_bytes = size_bytes
+        self.descriptor = os.memfd_create("feeder", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        try:
+            if descriptor is None:
+                try:
+                    os.posix_fallocate(self.descriptor, 0, size_bytes)
+                except OSError as error:
+                    raise ArgumentError(
+                        f"can't allocate {size_bytes >> 20} MiB of shared memory for batches ({error.strerror}): lower "
+                        "batch_size, num_workers or prefetch_factor, or set memory_limit_bytes"
+                    ) from None
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self.memory = mmap.mmap(self.descriptor, size_bytes, mmap.MAP_SHARED, access)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        self._pid = os.getpid()
+
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> npt.NDArray[Any]:
+        """An array on the region's memory, which stays mapped as long as the array lives."""
+        count = int(np.prod(shape, dtype=np.int64))
+        return np.frombuffer(self.memory, dtype, count, offset).reshape(shape)
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory goes with the last array on it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0 and self._pid == os.getpid():
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "descriptor", -1) >= 0 and hasattr(self, "_pid"):
+            self.close()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things stand in a slot; see Note [Slots].
+
+    Args:
+        batch_size: At most how many samples a slot holds.
+        image_shape: (C, H, W).
+        dtype: numpy dtype name of the images as stored.
+    """
+
+    batch_size: int
+    image_shape: tuple[int, int, int]
+    dtype: str
+
+    @property
+    def images_offset(self) -> int:
+        return _aligned(3 * 8 * self.batch_size)
+
+    @property
+    def slot_bytes(self) -> int:
+        images = self.batch_size * int(np.prod(self.image_shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return self.images_offset + _aligned(images)
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """The arrays of a slot: positions, ids and labels int64 [B], images [B, C, H, W]."""
+
+    positions: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    images: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, layout: Layout, memory: npt.NDArray[np.uint8]) -> SlotView:
+        """The view of uint8 [slot_bytes]."""
+        rows = 8 * layout.batch_size
+        positions, ids, labels = (memory[k * rows : (k + 1) * rows].view(np.int64) for k in range(3))
+        image = int(np.prod(layout.image_shape, dtype=np.int64)) * np.dtype(layout.dtype).itemsize
+        pixels = memory[layout.images_offset : layout.images_offset + layout.batch_size * image]
+        images = pixels.view(layout.dtype).reshape(layout.batch_size, *layout.image_shape)
+        return cls(positions, ids, labels, images)
+
+    def head(self, rows: int) -> SlotView:
+        """The first rows."""
+        return SlotView(self.positions[:rows], self.ids[:rows], self.labels[:rows], self.images[:rows])
+
+    def copy(self) -> SlotView:
+        """The same in ordinary memory."""
+        return SlotView(self.positions.copy(), self.ids.copy(), self.labels.copy(), self.images.copy())
+
+
+class Guard(Protocol):
+    """Says when copies that may still read a slot are done."""
+
+    def record(self) -> Any:
+        """Marks this moment; called when a slot's last tensor is gone."""
+
+    def done(self, mark: Any) -> bool:
+        """Whether everything before the mark is done. Never waits."""
+
+
+class Lease:
+    """Keeps a slot from being used again as long as an array on it lives."""
+
+    def __init__(self, ring: Ring, slot: int) -> None:
+        self._ring, self._slot = ring, slot
+        address = ring.address + slot * ring.layout.slot_bytes
+        shape = (ring.layout.slot_bytes,)
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
+
+    def view(self) -> SlotView:
+        """The slot's arrays; each keeps the lease alive."""
+        return SlotView.of(self._ring.layout, np.asarray(self))
+
+    def __del__(self) -> None:
+        self._ring.release(self._slot)
+
+
+class Ring:
+    """The slots, from the side that owns them.
+
+    Args:
+        layout: Of each slot.
+        slots: How many.
+        guard: Asked before a slot that the caller had is used again; None: at once.
+    """
+
+    def __init__(self, layout: Layout, slots: int, guard: Guard | None = None) -> None:
+        self.layout = layout
+        self.slots = slots
+        self.region = Region(layout.slot_bytes * slots)
+        self.guard = guard
+        whole = self.region.array(np.uint8, (slots, layout.slot_bytes))
+        self.address = int(whole.__array_interface__["data"][0])
+        self.views = [SlotView.of(layout, whole[k]) for k in range(slots)]
+        self._free = deque(range(slots))
+        self._leased = 0
+        # Filled by finalizers, which run at any moment and in any thread: appending to a deque is atomic.
+        self._released: deque[tuple[int, Any]] = deque()
+
+    @property
+    def leased(self) -> int:
+        """Slots that the caller holds, or that copies may still read."""
+        self._collect()
+        return self._leased
+
+    def acquire(self) -> int | None:
+        """Takes a free slot to fill, or None if there is none now."""
+        self._collect()
+        return self._free.popleft() if self._free else None
+
+    def put_back(self, slot: int) -> None:
+        """Gives back a slot that the caller never had."""
+        self._free.append(slot)
+
+    def lease(self, slot: int) -> SlotView:
+        """Hands a filled slot to the caller: it comes free by itself when the last array on it is gone."""
+        self._leased += 1
+        return Lease(self, slot).view()
+
+    def release(self, slot: int) -> None:
+        """Called by a lease that is gone."""
+        self._released.append((slot, self.guard.record() if self.guard is not None else None))
+
+    def _collect(self) -> None:
+        for _ in range(len(self._released)):
+            slot, mark = self._released.popleft()
+            if self.guard is None or self.guard.done(mark):
+                self._leased -= 1
+                self._free.append(slot)
+            else:
+                self._released.append((slot, mark))
+
+
+def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:
+    """How many slots to make and how many batches to make ahead, within the memory limit.
+
+    Args:
+        layout: Of each slot.
+        ahead: Batches wanted ahead of the caller.
+        held: Batches that the caller is expected to hold at a time.
+        limit_bytes: Of the whole ring; None: what memory is available now.
+
+    Returns:
+        (slots, ahead), ahead at least 1.
+
+    Raises:
+        ArgumentError: naming what to change, if not even two slots fit.
+    """
+    available = available_bytes()
+    limit = available if limit_bytes is None else min(limit_bytes, available)
+    fit = limit // layout.slot_bytes
+    if fit < 2:
+        source = "memory_limit_bytes" if limit_bytes is not None and limit_bytes <= available else "available memory"
+        height, width = layout.image_shape[1:]
+        raise ArgumentError(
+            f"two batches of {layout.batch_size} images of {height}x{width} ({layout.dtype}) take "
+            f"{2 * layout.slot_bytes} bytes, {source} is {limit}: lower batch_size or the image size, return uint8 "
+            "(no ToDtype/Normalize in the recipe), or raise memory_limit_bytes"
+        )
+    slots = min(fit, ahead + held)
+    return slots, max(1, min(ahead, slots - 1))
+
+
+def available_bytes() -> int:
+    """Memory that can be taken now: the system's, or the container's limit if that is lower."""
+    available = 1 << 62
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) << 10
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
+            text = limit.read().strip()
+            if text != "max":
+                available = min(available, max(0, int(text) - int(current.read())))
+    except (OSError, ValueError):
+        pass  # no version 2 control group here
+    return available
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE

@@ -1,0 +1,197 @@
+"""The task board: parts of batches that workers take from shared memory, and what each worker is at.
+
+Note [Task board]
+    One memfd of int64 words, mapped by the trainer and every worker, under one POSIX record lock, which the kernel
+    releases when its holder dies. Parts stand in a table at ``part % capacity``. Two queues hold part numbers: "again"
+    (parts of workers that died; first) and "fresh". To claim a part a worker writes the number into its own row and
+    only then moves the queue's head. Killed between the two, the part is still in the queue; killed after, its row
+    says what it had in hand. Numbers are read and written as whole words, so no reader sees half of one.
+    An eventfd counts the parts to be claimed; a count too many wakes a worker for nothing, and that is all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.batch import Region
+
+__all__ = ["Board", "Part"]
+
+_NONE = -1
+_HEADER = 8
+_FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
+_PART_WORDS = 4
+_WORKER_WORDS = 8
+# Words of a worker's row.
+_PART, _BEAT_NS, _DONE, _READ_NS, _DECODE_NS, _BUSY_NS, _BYTES = range(7)
+
+
+class Part(NamedTuple):
+    """Rows of a batch, the unit of work.
+
+    Attributes:
+        number: Running number, from 0.
+        slot: The slot that its batch is made in.
+        first: Its first row there.
+        rows: How many rows.
+        epoch: The epoch that the augmentation is drawn for.
+    """
+
+    number: int
+    slot: int
+    first: int
+    rows: int
+    epoch: int
+
+
+class Board:
+    """See Note [Task board].
+
+    Args:
+        capacity: At most how many parts are on the board.
+        workers: How many workers.
+        descriptors: (region, eventfd) of a board made by another process; None makes a new one.
+    """
+
+    def __init__(self, capacity: int, workers: int, descriptors: tuple[int, int] | None = None) -> None:
+        self.capacity, self.workers = capacity, workers
+        words = _HEADER + capacity * (_PART_WORDS + 2) + workers * _WORKER_WORDS
+        if descriptors is None:
+            self.region = Region(8 * words)
+            self.event = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self.region = Region(8 * words, descriptors[0])
+            self.event = descriptors[1]
+        self._pid = os.getpid()
+        numbers = self.region.array(np.int64, (words,))
+        self._header = numbers[:_HEADER]
+        at = _HEADER
+        self._parts = numbers[at : at + capacity * _PART_WORDS].reshape(capacity, _PART_WORDS)
+        at += capacity * _PART_WORDS
+        self._fresh, self._again = numbers[at : at + 2 * capacity].reshape(2, capacity)
+        at += 2 * capacity
+        self._workers = numbers[at:].reshape(workers, _WORKER_WORDS)
+        if descriptors is None:
+            self._workers[:, _PART] = _NONE
+
+    def publish(self, parts: list[Part]) -> None:
+        """Puts fresh parts on the board."""
+        self._put(parts, self._fresh, _FRESH_TAIL)
+
+    def again(self, parts: list[Part]) -> None:
+        """Puts parts back that a worker took and did not finish; they go first. Wakes one worker more, for the count
+        that the dead one may have taken."""
+        self._put(parts, self._again, _AGAIN_TAIL)
+        os.eventfd_write(self.event, 1)
+
+    def cancel(self) -> list[int]:
+        """Takes all parts off the board that nobody has claimed; returns their numbers."""
+        with self._locked():
+            numbers = []
+            for queue, head, tail in self._queues():
+                numbers += [int(queue[k % self.capacity]) for k in range(self._header[head], self._header[tail])]
+                self._header[head] = self._header[tail]
+        return numbers
+
+    def claim(self, worker: int) -> Part | None:
+        """Takes the next part for a worker, or None if there is none."""
+        with self._locked():
+            for queue, head, tail in self._queues():
+                place = int(self._header[head])
+                if place < self._header[tail]:
+                    number = int(queue[place % self.capacity])
+                    row = self._workers[worker]
+                    row[_BEAT_NS] = time.monotonic_ns()
+                    row[_PART] = number
+                    self._header[head] = place + 1
+                    return Part(number, *self._parts[number % self.capacity].tolist())
+        return None
+
+    def claimed(self, worker: int) -> int | None:
+        """Number of the part that a worker has in hand: claimed, and off the queue."""
+        number = int(self._workers[worker, _PART])
+        if number == _NONE:
+            return None
+        with self._locked():
+            for queue, head, tail in self._queues():
+                place, end = int(self._header[head]), int(self._header[tail])
+                if place < end and int(queue[place % self.capacity]) == number:
+                    return None  # killed between writing its row and moving the head
+        return number
+
+    def pending(self) -> bool:
+        """Whether there are parts that nobody has claimed."""
+        return any(self._header[head] < self._header[tail] for _, head, tail in self._queues())
+
+    def beat(self, worker: int) -> None:
+        """Says that a worker is alive and at work."""
+        self._workers[worker, _BEAT_NS] = time.monotonic_ns()
+
+    def beat_ns(self, worker: int) -> int:
+        """When a worker last said so, on the monotonic clock; 0 as long as it starts."""
+        return int(self._workers[worker, _BEAT_NS])
+
+    def finish(self, worker: int, *, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
+        """Says that a worker has sent off its part, and what that took."""
+        row = self._workers[worker]
+        row[_DONE] += 1
+        row[_READ_NS] += read_ns
+        row[_DECODE_NS] += decode_ns
+        row[_BUSY_NS] += busy_ns
+        row[_BYTES] += encoded_bytes
+        row[_PART] = _NONE
+
+    def forget(self, worker: int) -> None:
+        """Clears a worker's place for its successor; the meters go on."""
+        self._workers[worker, _PART] = _NONE
+        self._workers[worker, _BEAT_NS] = 0
+
+    def meters(self) -> dict[str, int]:
+        """Sums over all workers: parts, read_ns, decode_ns, busy_ns, encoded_bytes."""
+        columns = {"parts": _DONE, "read_ns": _READ_NS, "decode_ns": _DECODE_NS, "busy_ns": _BUSY_NS}
+        columns["encoded_bytes"] = _BYTES
+        return {name: int(self._workers[:, column].sum()) for name, column in columns.items()}
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        self.region.close()
+        event, self.event = self.event, -1
+        if event >= 0 and self._pid == os.getpid():
+            os.close(event)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pid"):
+            self.close()
+
+    def _put(self, parts: list[Part], queue: npt.NDArray[np.int64], tail: int) -> None:
+        with self._locked():
+            end = int(self._header[tail])
+            for k, part in enumerate(parts):
+                self._parts[part.number % self.capacity] = part[1:]
+                queue[(end + k) % self.capacity] = part.number
+            self._header[tail] = end + len(parts)
+        if parts:
+            os.eventfd_write(self.event, len(parts))
+
+    def _queues(self) -> tuple[tuple[npt.NDArray[np.int64], int, int], ...]:
+        return (self._again, _AGAIN_HEAD, _AGAIN_TAIL), (self._fresh, _FRESH_HEAD, _FRESH_TAIL)
+
+    def _locked(self) -> _Lock:
+        return _Lock(self.region.descriptor)
+
+
+class _Lock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(self, *exc_info: object) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

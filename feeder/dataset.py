@@ -1,0 +1,185 @@
+"""Map-style datasets: shards with an index, and folders of images not sharded yet."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from feeder.decode.registry import get_decoder
+from feeder.errors import ArgumentError, FormatError
+from feeder.index import INDEX_NAME
+from feeder.read import FolderReader, Reader, ShardReader, check_fields
+from feeder.tensors import as_tensor
+from feeder.work import Work
+
+if TYPE_CHECKING:
+    from feeder.transforms import Recipe
+
+__all__ = ["FeederDataset", "FolderDataset", "ShardDataset"]
+
+# torchvision's IMG_EXTENSIONS
+_FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
+
+
+class FeederDataset(Dataset[tuple[Any, ...]]):
+    """What :class:`ShardDataset` and :class:`FolderDataset` share.
+
+    ``dataset[i]`` is ``(image, label, *fields)``: a tensor [C, H, W], uint8 0-255 unless the recipe has ToDtype or
+    Normalize; an int; the fields in the order asked for. Under :class:`feeder.DataLoader` augmentation is a function of
+    (seed, epoch, sample id). Under torch's own loader, and with ``dataset[i]``, it is drawn from torch's random state,
+    so that workers and epochs differ as they do for any dataset there.
+
+    Attributes:
+        reader: Where the bytes come from.
+        recipe: What is done to every image.
+        fields: Names of the further fields.
+        classes: Class names by label; None if they are not known.
+        class_to_idx: Label by class name; None if they are not known.
+    """
+
+    reader: Reader
+    recipe: Recipe
+    fields: tuple[str, ...]
+
+    def __init__(self, reader: Reader, transform: Any, fields: Sequence[str]) -> None:
+        from feeder.transforms import Recipe
+
+        self.reader = reader
+        self.recipe = Recipe.of(transform)
+        self.fields = check_fields(fields)
+        self._work: Work | None = None
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, i: int) -> tuple[Any, ...]:
+        return self.__getitems__([i])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Several samples at once, as torch's loader asks for them."""
+        count = len(self)
+        ids = np.array([int(i) for i in indices], np.int64).reshape(-1)
+        for i in ids.tolist():
+            if not -count <= i < count:
+                raise IndexError(f"sample {i} is out of range: the dataset has {count} samples")
+        ids[ids < 0] += count
+        work = self.work()
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        images, labels, fields = work.samples(seed, ids)
+        rows = zip(images, labels.tolist(), *fields, strict=True)
+        return [(as_tensor(image, self.recipe.output_dtype), *rest) for image, *rest in rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_work": None}
+
+    @property
+    def classes(self) -> list[str] | None:
+        return self.reader.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int] | None:
+        return None if self.classes is None else {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[int]:
+        """Labels of all samples, as torchvision's datasets have them; a list made on each call."""
+        targets: list[int] = self.reader.labels().tolist()
+        return targets
+
+    def work(self) -> Work:
+        """Reading and decoding with the backend that "auto" chooses; made once in each process."""
+        if self._work is None:
+            self._work = Work(self.reader, self.recipe, get_decoder("auto", self.recipe).name, self.fields)
+        return self._work
+
+
+class ShardDataset(FeederDataset):
+    """Samples of a shard set, as ``feeder shard`` or ``feeder index`` made it.
+
+    The index is memory-mapped and opened again in each process: pickling costs the path, and workers share one copy in
+    the page cache.
+
+    Args:
+        path: The shards' folder, or its index file.
+        transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
+        fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
+            (parsed) or any other member of the sample (its bytes).
+        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
+
+    Raises:
+        FormatError: if the index is missing or damaged.
+        ArgumentError: for a field that no sample has, or that is refused; for an unknown ``exif_orientation``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        transform: Any = None,
+        fields: Sequence[str] = (),
+        exif_orientation: str = "apply",
+    ) -> None:
+        folder = os.fspath(path)
+        index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
+        index = os.path.abspath(index)
+        reader = ShardReader(index, exif=_applies(exif_orientation), classes=_classes(os.path.dirname(index)))
+        super().__init__(reader, transform, fields)
+        known = {"index", "key", "path", *reader.index.fields}
+        for name in self.fields:
+            if name not in known:
+                raise ArgumentError(f"field {name!r} is in no sample of {index}; it has {', '.join(sorted(known))}")
+
+
+class FolderDataset(FeederDataset):
+    """Images in a folder for each class, by torchvision's ImageFolder rule: classes are the subfolders, sorted.
+
+    Args:
+        path: The folder.
+        transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
+        fields: Further fields of each sample: "key" (the path relative to the folder), "path" or "index".
+        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
+
+    Raises:
+        SourceError: if there is no class folder, or one without an image.
+        ArgumentError: for an unknown field or ``exif_orientation``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        transform: Any = None,
+        fields: Sequence[str] = (),
+        exif_orientation: str = "apply",
+    ) -> None:
+        root = os.path.abspath(os.fspath(path))
+        super().__init__(
+            FolderReader.scan(root, _FOLDER_EXTENSIONS, exif=_applies(exif_orientation)), transform, fields
+        )
+        for name in self.fields:
+            if name not in ("index", "key", "path"):
+                raise ArgumentError(f"field {name!r}: images in a folder have 'key', 'path' and 'index' only")
+
+
+def _applies(exif_orientation: str) -> bool:
+    if exif_orientation not in ("apply", "ignore"):
+        raise ArgumentError(f"exif_orientation must be 'apply' or 'ignore', got {exif_orientation!r}")
+    return exif_orientation == "apply"
+
+
+def _classes(folder: str) -> list[str] | None:
+    """Class names from the manifest beside an index; None if there is none."""
+    path = os.path.join(folder, "manifest.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            manifest = json.load(file)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise FormatError(f"{path}: damaged manifest: {error}; run `feeder inspect --verify`") from None
+    classes = manifest.get("classes") if isinstance(manifest, dict) else None
+    return cast("list[str]", classes) if isinstance(classes, list) else None

@@ -1,0 +1,307 @@
+"""The fast path of a loader: order, place in the epoch, ledger, and the iterator over finished batches."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import pickle
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from feeder.assembly import Assembly, Finished, Request, assemble_here
+from feeder.decode.registry import get_decoder
+from feeder.engine import Engine, EngineOptions
+from feeder.errors import ArgumentError
+from feeder.order import Order, Split, Window
+from feeder.tensors import as_tensor
+from feeder.work import Substitution, Work
+from feeder.workers import PoolOptions
+
+if TYPE_CHECKING:
+    from feeder.dataset import FeederDataset
+    from feeder.loader import DataLoader
+
+__all__ = ["FastIterator", "FastPath", "Place"]
+
+_STATE_VERSION = 1
+_LEDGER_ENTRIES = 10_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an iteration starts.
+
+    Args:
+        epoch: The epoch.
+        start: What was consumed of it before: positions of the whole job, or, with an explicit sampler, batches.
+    """
+
+    epoch: int = 0
+    start: int = 0
+
+
+class FastPath:
+    """What the iterators of one loader share.
+
+    Args:
+        loader: The loader; only looked at while it lives.
+        dataset: Its dataset.
+        shuffle: How to shuffle.
+        own_order: Whether feeder's order and rank split hold, and no explicit sampler.
+    """
+
+    def __init__(self, loader: DataLoader, dataset: FeederDataset, shuffle: bool | Window, own_order: bool) -> None:
+        self.own_order = own_order
+        self.dataset = dataset
+        self._loader: DataLoader = weakref.proxy(loader)
+        reader = dataset.reader
+        sizes = reader.shard_sizes() if isinstance(shuffle, Window) else ()
+        self.order = Order(len(dataset), loader.seed, shuffle, sizes)
+        self.backend = get_decoder(loader.backend, dataset.recipe).name
+        skip = loader.on_error == "skip"
+        threads = loader.worker_threads
+        self.work = Work(reader, dataset.recipe, self.backend, dataset.fields, loader.seed, skip, threads)
+        self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
+        self.padded: list[int] = []
+        self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0}
+        self.meters_here: dict[str, int] = {}
+        self._next = Place()
+        self._iterator: weakref.ref[FastIterator] | None = None
+        self._engine: Engine | None = None
+        self._fingerprint: str | None = None
+
+    def split(self, start: int) -> Split:
+        """This rank's part of an epoch, from a position on."""
+        loader, (rank, world_size) = self._loader, self._ranks()
+        assert loader.batch_size is not None
+        return Split(len(self.dataset), loader.batch_size, rank, world_size, loader.drop_last, start)
+
+    def iterate(self, loader: DataLoader) -> FastIterator:
+        """The iterator over the next epoch, or over the rest of the one that was loaded; it keeps the loader alive."""
+        place, self._next = self._next, Place(self._next.epoch + 1)
+        split = self.split(place.start) if self.own_order else None
+        iterator = FastIterator(self, loader, place, split)
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def set_epoch(self, epoch: int) -> None:
+        """See :meth:`feeder.DataLoader.set_epoch`."""
+        if not 0 <= epoch < 1 << 32:
+            raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
+        if epoch != self._next.epoch:
+            self._next = Place(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.state_dict`."""
+        iterator = self._iterator() if self._iterator is not None else None
+        place = self._next if iterator is None or iterator.exhausted else iterator.place()
+        return {
+            "version": _STATE_VERSION,
+            "epoch": place.epoch,
+            "consumed" if self.own_order else "batches": place.start,
+            **self._identity(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`feeder.DataLoader.load_state_dict`."""
+        if state.get("version") != _STATE_VERSION:
+            raise ArgumentError(
+                f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {state.get('version')!r}"
+            )
+        for name, value in self._identity().items():
+            if state.get(name) != value:
+                raise ArgumentError(
+                    f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
+                    "with the dataset and arguments that it was saved with"
+                )
+        start = state.get("consumed" if self.own_order else "batches")
+        if not isinstance(start, int) or start < 0 or (self.own_order and start > len(self.dataset)):
+            raise ArgumentError(
+                f"this state does not fit: it was saved {'with' if self.own_order else 'without'} an explicit sampler, "
+                f"or is damaged (at {start!r} of {len(self.dataset)})"
+            )
+        self._next = Place(int(state["epoch"]), start)
+        self._iterator = None
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`."""
+        engine = self._engine
+        return {
+            **self.counts,
+            "backend": self.backend,
+            **(engine.meters() if engine is not None else self.meters_here),
+            "replaced_workers": [dataclasses.asdict(r) for r in engine.replacements] if engine is not None else [],
+            "substitutions": [s._asdict() for s in self.substitutions],
+            "padded": list(self.padded),
+        }
+
+    def engine(self) -> Engine:
+        """The loader's engine, or another one if an earlier iterator still uses it."""
+        if self._engine is not None and not self._engine.busy:
+            return self._engine
+        loader = self._loader
+        context = loader.multiprocessing_context
+        if context is None and (loader.worker_init_fn is not None or not _travels(self.work)):
+            context = torch.multiprocessing.get_context()
+        pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, loader.worker_init_fn)
+        ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
+        engine = Engine(self.work, EngineOptions(ahead, loader.persistent_workers, loader.memory_limit_bytes, pool))
+        if self._engine is None:
+            self._engine = engine
+        return engine
+
+    def engine_in_use(self) -> Engine:
+        """The engine that :meth:`engine` gave first."""
+        assert self._engine is not None
+        return self._engine
+
+    def requests(self, place: Place, split: Split | None) -> Iterator[Request]:
+        """The batches from a place on."""
+        if split is not None:
+            for step in range(len(split)):
+                positions = split.positions(step)
+                yield Request(place.epoch, positions, self.order.ids(place.epoch, positions))
+            return
+        first, count = 0, len(self.dataset)
+        for number, batch in enumerate(self._loader.batch_sampler or ()):
+            ids = np.array([int(i) for i in batch], np.int64)
+            if ids.size and (ids.min() < -count or ids.max() >= count):
+                raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {count}")
+            if number >= place.start:
+                yield Request(place.epoch, first + np.arange(len(ids), dtype=np.int64), ids % count)
+            first += len(ids)
+
+    def close(self) -> None:
+        """Ends the current iterator and the workers."""
+        iterator = self._iterator() if self._iterator is not None else None
+        if iterator is not None:
+            iterator.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _identity(self) -> dict[str, Any]:
+        if self._fingerprint is None:
+            self._fingerprint = self.dataset.reader.fingerprint()
+        shuffle = self.order.shuffle
+        return {
+            "seed": self.order.seed,
+            "shuffle": shuffle.samples if isinstance(shuffle, Window) else shuffle,
+            "samples": len(self.dataset),
+            "fingerprint": self._fingerprint,
+            "backend": self.backend,
+        }
+
+    def _ranks(self) -> tuple[int, int]:
+        rank, world_size = self._loader.rank, self._loader.world_size
+        if rank is not None and world_size is not None:
+            return rank, world_size
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _travels(work: Work) -> bool:
+    """Whether workers that never import the caller's script can unpickle it."""
+    try:
+        return b"__main__" not in pickle.dumps(work.recipe)
+    except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
+        return False
+
+
+class FastIterator:
+    """Yields ``(images, labels, *fields)``; its length is what is left.
+
+    Args:
+        path: What it shares with other iterators of the loader.
+        loader: The loader.
+        place: Where to start.
+        split: This rank's part of the epoch from there; None with an explicit sampler.
+    """
+
+    def __init__(self, path: FastPath, loader: DataLoader, place: Place, split: Split | None) -> None:
+        self.exhausted = False
+        self._path, self._loader, self._place, self._split = path, loader, place, split
+        self._steps = 0
+        self._length = len(split) if split is not None else max(0, len(loader) - place.start)
+        requests = path.requests(place, split)
+        self._engine: Engine | None = None
+        self._assembly: Assembly | None = None
+        self._batches: Iterator[Finished | BaseException]
+        if loader.num_workers:
+            self._engine = path.engine()
+            self._engine.busy = True
+            self._assembly = Assembly(self._engine, requests, loader.timeout, loader.batch_size)
+            self._batches = self._assembly
+            self._assembly.fill()
+        else:
+            self._batches = assemble_here(path.work, requests, path.meters_here)
+
+    def __iter__(self) -> FastIterator:
+        return self
+
+    def __len__(self) -> int:
+        return self._length - self._steps
+
+    def __next__(self) -> tuple[Any, ...]:
+        if self.exhausted:
+            raise StopIteration
+        try:
+            finished = next(self._batches)
+        except StopIteration:
+            self.exhausted = True
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._account(finished)
+        if isinstance(finished, BaseException):
+            raise finished
+        return self._batch(finished)
+
+    def place(self) -> Place:
+        """Where an iteration would go on after what was handed out."""
+        split = self._split
+        start = self._place.start + self._steps if split is None else split.consumed(self._steps)
+        return Place(self._place.epoch, start)
+
+    def close(self) -> None:
+        """Gives up what is in the making and lets go of the workers."""
+        engine, self._engine = self._engine, None
+        if engine is not None and self._assembly is not None:
+            engine.end_iterator(self._assembly.abandon())
+        self._batches = iter(())
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None) is not None:
+            self.close()
+
+    def _account(self, finished: Finished | BaseException) -> None:
+        path, step = self._path, self._steps
+        self._steps += 1
+        if self._assembly is not None:
+            path.counts["waited_ns"] += self._assembly.take_waited_ns()
+        if isinstance(finished, BaseException):
+            return
+        path.counts["batches"] += 1
+        path.counts["samples"] += len(finished.arrays.labels)
+        path.counts["skipped"] += len(finished.substitutions)
+        path.substitutions.extend(finished.substitutions)
+        padding = self._split.padding(step) if self._split is not None else 0
+        if padding:
+            path.padded += finished.arrays.ids[-padding:].tolist()
+
+    def _batch(self, finished: Finished) -> tuple[Any, ...]:
+        arrays, recipe = finished.arrays, self._path.dataset.recipe
+        fields = [
+            torch.tensor(values, dtype=torch.int64) if name == "index" else values
+            for name, values in zip(self._path.dataset.fields, finished.fields, strict=True)
+        ]
+        return (as_tensor(arrays.images, recipe.output_dtype), torch.from_numpy(arrays.labels), *fields)

@@ -1,0 +1,179 @@
+"""DataLoader: torch's surface; feeder's engine for feeder's datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+import torch.utils.data
+
+from feeder.dataset import FeederDataset
+from feeder.errors import ArgumentError
+from feeder.fastpath import FastPath
+from feeder.order import Window
+
+__all__ = ["DataLoader"]
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """A drop-in for torch's DataLoader.
+
+    For a feeder dataset (with a recipe of fixed output size, no ``collate_fn``, and batches) the fast path yields
+    ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
+    ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]. Order and augmentation are
+    functions of (seed, epoch, position or sample), whatever the number of workers or ranks. For any other dataset
+    everything is as with torch's loader.
+
+    Args:
+        dataset: As torch's; the same holds for every argument up to ``in_order``.
+        shuffle: On the fast path also a :class:`feeder.order.Window`.
+        seed: Of the order and the augmentation, 0 to 2**64-1.
+        rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
+        world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
+            the same number of batches. An explicit ``sampler`` or ``batch_sampler`` replaces order and rank split.
+        backend: Decode backend, or "auto" for the best one that is installed and can run the recipe.
+        memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
+        worker_threads: Threads that the backend may use in each worker.
+        hang_timeout_s: A worker that is silent for longer is replaced.
+        on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
+            puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
+
+    Raises:
+        ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
+        BackendError: if the backend is missing or can't run the recipe.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | Window | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        backend: str = "auto",
+        memory_limit_bytes: int | None = None,
+        worker_threads: int = 1,
+        hang_timeout_s: float = 300.0,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        if worker_threads < 1:
+            raise ArgumentError(f"worker_threads must be 1 or more, got {worker_threads}")
+        if hang_timeout_s <= 0:
+            raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
+        if (rank is None) != (world_size is None):
+            raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
+        # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
+        self.seed, self.rank, self.world_size, self.backend = seed, rank, world_size, backend
+        self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
+        self.hang_timeout_s, self.on_error = hang_timeout_s, on_error
+        own_order = sampler is None and batch_sampler is None
+        super().__init__(
+            dataset,
+            batch_size,
+            bool(shuffle) if isinstance(shuffle, Window) else shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._path: FastPath | None = None
+        self._is_fast = False
+        self._path_arguments = shuffle if isinstance(shuffle, Window) else bool(shuffle), own_order
+        if (
+            isinstance(dataset, FeederDataset)
+            and collate_fn is None
+            and self._auto_collation
+            and dataset.recipe.output_size is not None
+        ):
+            self._is_fast = True
+            self._path = FastPath(self, dataset, *self._path_arguments)
+        elif isinstance(shuffle, Window) or rank is not None or backend != "auto" or on_error != "raise":
+            raise ArgumentError(
+                "shuffle=Window(...), rank, world_size, backend and on_error are for feeder's datasets, in batches, "
+                "with a recipe of fixed output size and no collate_fn of your own"
+            )
+
+    @property
+    def _fast(self) -> FastPath | None:
+        """The fast path; a copied or unpickled loader makes one of its own."""
+        if self._path is None and self._is_fast:
+            self._path = FastPath(self, self.dataset, *self._path_arguments)  # type: ignore[arg-type]
+        return self._path
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_path": None, "_iterator": None}
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return super().__iter__() if self._fast is None else self._fast.iterate(self)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length."""
+        if self._fast is None or not self._fast.own_order:
+            return super().__len__()
+        return len(self._fast.split(0))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next iterator; those after it go on from there.
+
+        Args:
+            epoch: 0 to 2**32-1. After :meth:`load_state_dict` the epoch that was loaded keeps the place in it.
+        """
+        self._need_fast("set_epoch").set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration stands: a few numbers, as JSON, the same on every rank.
+
+        Batches that were made ahead and not handed out yet do not count.
+        """
+        return self._need_fast("state_dict").state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where a state was taken; the world size, batch size and number of workers may be others.
+
+        Raises:
+            ArgumentError: if the state is of another dataset, order, seed or backend.
+        """
+        self._need_fast("load_state_dict").load_state_dict(state_dict)
+
+    def stats(self) -> dict[str, Any]:
+        """What the stages took, and the ledger of bad samples and replaced workers."""
+        return self._need_fast("stats").stats()
+
+    def close(self) -> None:
+        """Ends the workers. The loader can be iterated again."""
+        if self._path is not None:
+            self._path.close()
+
+    def _need_fast(self, name: str) -> FastPath:
+        if self._fast is None:
+            raise ArgumentError(f"{name}() is for feeder's datasets; this loader runs torch's own path")
+        return self._fast

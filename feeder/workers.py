@@ -1,0 +1,562 @@
+"""The pool of worker processes: starts them, takes what they made, replaces those that die or hang."""
+
+from __future__ import annotations
+
+import array
+import atexit
+import collections
+import contextlib
+import logging
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from feeder.batch import Region, Ring, SlotView
+from feeder.board import Board, Part
+from feeder.errors import FeederError, WorkerError
+from feeder.forkserver import ForkServer
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+    from feeder.work import Report, Work
+
+__all__ = ["Pool", "PoolOptions", "Replacement", "work_loop"]
+
+_log = logging.getLogger("feeder")
+
+_HEAD = struct.Struct("<qq")  # part number (or _FAILED_START) and length of what follows
+_FAILED_START = -1
+_SAME_PART_LIMIT = 3
+_GRACE_S = 1.0
+_CLOSE_S = 5.0
+_START_S = 60.0
+_WATCH_MS = 1000
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How to run workers.
+
+    Args:
+        workers: How many.
+        hang_timeout_s: A worker with a part in hand that is silent for longer is replaced.
+        context: Start workers with this multiprocessing context instead of the fork server.
+        init: Called in each worker with its number, before its first part.
+    """
+
+    workers: int
+    hang_timeout_s: float = 300.0
+    context: BaseContext | None = None
+    init: Callable[[int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A worker that was replaced.
+
+    Attributes:
+        worker: Its number in the pool.
+        pid: Its process id, if known.
+        cause: What ended it.
+        keys: Keys of the samples that it had in hand; empty if it had none.
+    """
+
+    worker: int
+    pid: int | None
+    cause: str
+    keys: tuple[str, ...]
+
+
+class _Process(Protocol):
+    """A worker process, however it was started."""
+
+    def pid(self) -> int | None: ...
+
+    def ended(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+class _Forked:
+    """A worker of the fork server."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._server = ForkServer.shared()
+        self._number = self._server.start(channel)
+
+    def pid(self) -> int | None:
+        return self._server.pid(self._number)
+
+    def ended(self) -> int | None:
+        return self._server.ended(self._number)
+
+    def kill(self) -> None:
+        self._server.kill(self._number)
+
+    def forget(self) -> None:
+        self._server.forget(self._number)
+
+
+class _InContext:
+    """A worker of a multiprocessing context."""
+
+    def __init__(self, context: Any, channel: socket.socket, inherited: list[int], job: tuple[Any, ...]) -> None:
+        closing = inherited if context.get_start_method() == "fork" else []
+        self._process = context.Process(target=_context_main, args=(channel, closing, job), daemon=True)
+        self._process.start()
+
+    def pid(self) -> int | None:
+        pid: int | None = self._process.pid
+        return pid
+
+    def ended(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def forget(self) -> None:
+        self._process.join(_GRACE_S)
+
+
+@dataclass
+class _Worker:
+    process: _Process
+    channel: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
+    waited_from_ns: int = 0
+    gone: bool = False
+
+
+class Pool:
+    """Worker processes that fill parts of slots.
+
+    Every part is made exactly once as far as the caller sees: a part belongs to the worker that claimed it until that
+    process is known to have ended; only then is it done again. Its result is taken or dropped, never both.
+
+    Args:
+        work: What workers do.
+        ring: The slots that they fill.
+        parts: At most how many parts are on the board.
+        options: How to run them.
+    """
+
+    def __init__(self, work: Work, ring: Ring, parts: int, options: PoolOptions) -> None:
+        self.options = options
+        self.replacements: list[Replacement] = []
+        self._ring = ring
+        self._work = work
+        self._pid = os.getpid()
+        self._board = Board(2 * parts, options.workers)
+        # With a context the work travels as that context's arguments do: it may hold what only a fork can pass on.
+        self._payload = _pack(work) if options.context is None else None
+        self._outstanding: dict[int, Part] = {}
+        self._failures: collections.Counter[int] = collections.Counter()
+        self._fruitless = 0
+        self._next = 0
+        self._given_out_ns = 0
+        self._workers: list[_Worker] = []
+        self._closed = False
+        self._meters: dict[str, int] = {}
+        _live.add(self)
+        try:
+            for number in range(options.workers):
+                self._workers.append(self._start(number))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def outstanding(self) -> int:
+        """Parts that were given out and are not back."""
+        return len(self._outstanding)
+
+    def submit(self, slot: int, rows: Iterable[tuple[int, int]], epoch: int) -> list[int]:
+        """Gives out a slot's parts, whose positions and ids stand in the slot.
+
+        Args:
+            slot: The slot.
+            rows: (first row, number of rows) of each part.
+            epoch: The epoch that the augmentation is drawn for.
+
+        Returns:
+            The parts' numbers.
+        """
+        parts = []
+        for first, count in rows:
+            parts.append(Part(self._next, slot, first, count, epoch))
+            self._next += 1
+        self._outstanding.update({part.number: part for part in parts})
+        self._given_out_ns = time.monotonic_ns()
+        self._board.publish(parts)
+        return [part.number for part in parts]
+
+    def take(self, timeout_s: float | None) -> list[tuple[int, Report | BaseException]]:
+        """What came back since the last call; waits for something, but not longer than the timeout.
+
+        Raises:
+            WorkerError: if workers can't be started, or die again and again without finishing anything.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        now = time.monotonic_ns()
+        for worker in self._workers:
+            worker.waited_from_ns = now
+        while True:
+            results = [result for number in range(len(self._workers)) for result in self._read(number)]
+            for number, worker in enumerate(self._workers):
+                if worker.gone or self._hangs(number):
+                    results += self._replace(number)
+            if results:
+                return results
+            left = _WATCH_MS / 1000 if deadline is None else min(_WATCH_MS / 1000, deadline - time.monotonic())
+            if left <= 0:
+                return []
+            poll = select.poll()
+            for worker in self._workers:
+                poll.register(worker.channel, select.POLLIN)
+            poll.poll(max(1, int(left * 1000)))
+
+    def abandon(self) -> None:
+        """Gives up all parts that are out. Those that a worker has in hand are waited for and dropped."""
+        for number in self._board.cancel():
+            self._outstanding.pop(number, None)
+        deadline = time.monotonic() + _GRACE_S
+        while self._outstanding:
+            self.take(deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                for number, worker in enumerate(self._workers):
+                    if self._board.claimed(number) in self._outstanding:
+                        worker.process.kill()
+                deadline += _GRACE_S
+            for number in self._board.cancel():  # given out again after a worker's end
+                self._outstanding.pop(number, None)
+
+    def meters(self) -> dict[str, int]:
+        """Sums over all workers; see :meth:`feeder.board.Board.meters`."""
+        return self._meters if self._closed else self._board.meters()
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run."""
+        return [pid for worker in self._workers if (pid := worker.process.pid()) is not None]
+
+    def close(self) -> bool:
+        """Ends all workers, in bounded time. Does nothing in a process forked off the owner.
+
+        Returns:
+            Whether all have ended: False if one is stuck in the kernel, and may still write into its slot.
+        """
+        if self._closed or self._pid != os.getpid():
+            return True
+        self._closed = True
+        for worker in self._workers:
+            worker.channel.close()  # idle workers end at once, busy ones at their watchdog's next breath
+        end = time.monotonic() + _CLOSE_S
+        kill = time.monotonic() + _GRACE_S
+        waiting = [worker.process for worker in self._workers]
+        pause = 0.0005
+        while waiting and time.monotonic() < end:
+            waiting = [process for process in waiting if process.ended() is None]
+            if waiting and time.monotonic() > kill:
+                for process in waiting:
+                    process.kill()
+                kill = end
+            if waiting:
+                time.sleep(pause)
+                pause = min(0.02, 2 * pause)
+        for worker in self._workers:
+            worker.process.forget()
+        if self._payload is not None:
+            self._payload.close()
+        self._meters = self._board.meters()
+        self._board.close()
+        return not waiting
+
+    def __del__(self) -> None:
+        if hasattr(self, "_workers"):
+            self.close()
+
+    def _start(self, number: int) -> _Worker:
+        mine, theirs = socket.socketpair()
+        with theirs:
+            inherited = [w.channel.fileno() for w in self._workers if not w.gone] + [mine.fileno()]
+            context = self.options.context
+            process: _Process
+            if context is None:
+                process = _Forked(theirs)
+            else:
+                process = _InContext(context, theirs, inherited, (self._work, self.options.init))
+        board, payload = self._board, self._payload
+        sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
+        hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))
+        descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event]
+        if payload is not None:
+            descriptors.append(payload.descriptor)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # died already: found at the next look at it
+            socket.send_fds(mine, [hello], descriptors)
+        mine.setblocking(False)
+        return _Worker(process, mine, waited_from_ns=time.monotonic_ns())
+
+    def _read(self, number: int) -> list[tuple[int, Report | BaseException]]:
+        worker = self._workers[number]
+        results: list[tuple[int, Report | BaseException]] = []
+        while not worker.gone:
+            try:
+                data = worker.channel.recv(1 << 18)
+            except BlockingIOError:
+                break
+            except (ConnectionResetError, InterruptedError):
+                data = b""
+            worker.gone = not data
+            worker.buffer += data
+            worker.waited_from_ns = time.monotonic_ns()
+            if len(data) < 1 << 18:
+                break
+        while len(worker.buffer) >= _HEAD.size:
+            part, length = _HEAD.unpack_from(worker.buffer)
+            if len(worker.buffer) < _HEAD.size + length:
+                break
+            message = pickle.loads(worker.buffer[_HEAD.size : _HEAD.size + length])
+            del worker.buffer[: _HEAD.size + length]
+            if part == _FAILED_START:
+                raise WorkerError(f"worker {number} could not start:\n{message}")
+            self._fruitless = 0
+            self._failures.pop(part, None)
+            if self._outstanding.pop(part, None) is not None:
+                results.append((part, message))
+        return results
+
+    def _hangs(self, number: int) -> bool:
+        worker = self._workers[number]
+        idle = self._board.claimed(number) is None
+        if idle and not self._board.pending():
+            return False
+        beat = self._board.beat_ns(number)
+        timeout_s = self.options.hang_timeout_s if beat else max(_START_S, self.options.hang_timeout_s)
+        heard = max(worker.waited_from_ns, beat, self._given_out_ns if idle else 0)
+        if time.monotonic_ns() - heard < timeout_s * 1e9:
+            return False
+        worker.process.kill()
+        return True
+
+    def _replace(self, number: int) -> list[tuple[int, Report | BaseException]]:
+        worker = self._workers[number]
+        hung = not worker.gone
+        end = time.monotonic() + _CLOSE_S
+        while (code := worker.process.ended()) is None and time.monotonic() < end:
+            if time.monotonic() > end - _CLOSE_S + _GRACE_S:
+                worker.process.kill()
+            time.sleep(0.001)
+        if code is None:
+            raise WorkerError(
+                f"worker {number} (pid {worker.process.pid()}) does not end although it was killed; it is stuck in the "
+                "kernel, most likely on a dead file system"
+            )
+        while not worker.gone:  # what it sent before its end still counts
+            before = len(worker.buffer)
+            results = self._read(number)
+            if results:
+                return results
+            if len(worker.buffer) == before and not worker.gone:
+                break
+        part = self._outstanding.get(claimed) if (claimed := self._board.claimed(number)) is not None else None
+        cause = f"silent for {self.options.hang_timeout_s:g} s" if hung else _cause(code)
+        keys = self._keys(part) if part is not None else ()
+        event = Replacement(number, worker.process.pid(), cause, keys)
+        self.replacements.append(event)
+        _log.warning(
+            "worker %d (pid %s) ended: %s; replaced, %s",
+            number,
+            event.pid,
+            cause,
+            f"its {len(keys)} samples are done again" if keys else "it had no samples in hand",
+        )
+        self._fruitless += 1
+        if part is not None:
+            self._failures[part.number] += 1
+        if self._fruitless > _SAME_PART_LIMIT + self.options.workers or (
+            part is not None and self._failures[part.number] >= _SAME_PART_LIMIT
+        ):
+            raise WorkerError(self._hopeless(cause, keys))
+        worker.channel.close()
+        worker.process.forget()
+        self._board.forget(number)
+        self._workers[number] = self._start(number)
+        self._given_out_ns = time.monotonic_ns()
+        self._board.again([part] if part is not None else [])
+        return []
+
+    def _hopeless(self, cause: str, keys: tuple[str, ...]) -> str:
+        names = ", ".join(keys) if keys else "none"
+        return (
+            f"{self._fruitless} workers in a row ended without finishing anything; the last one: {cause}. Samples in "
+            f"hand: {names}. Look at these samples with `feeder inspect --verify`, and at the system's log for the "
+            "out-of-memory killer"
+        )
+
+    def _keys(self, part: Part) -> tuple[str, ...]:
+        ids = self._ring.views[part.slot].ids[part.first : part.first + part.rows]
+        return tuple(str(self._work.reader.field(i, "key")) for i in ids.tolist())
+
+
+_live: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_live):
+        pool.close()
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return name + (" (the kernel's out-of-memory killer sends this)" if code == -signal.SIGKILL else "")
+
+
+def _pack(value: Any) -> Region:
+    """Pickles a value into shared memory; large arrays stand there once and are mapped by every worker."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    pieces = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+    sizes = array.array("q", [len(pieces), *(piece.nbytes for piece in pieces)]).tobytes()
+    region = Region(len(sizes) + sum(piece.nbytes for piece in pieces))
+    region.memory.write(sizes)
+    for piece in pieces:
+        region.memory.write(piece)
+    return region
+
+
+def _unpack(region: Region) -> Any:
+    memory = memoryview(region.memory)
+    count = int.from_bytes(memory[:8], "little")
+    sizes = memory[8 : 8 + 8 * count].cast("q").tolist()
+    at = 8 + 8 * count
+    pieces = []
+    for size in sizes:
+        pieces.append(memory[at : at + size])
+        at += size
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+def _context_main(channel: socket.socket, closing: list[int], job: tuple[Work, Callable[[int], None] | None]) -> None:
+    """A worker's main function under a multiprocessing context."""
+    for descriptor in closing:
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work_loop(channel, *job)
+
+
+def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
+    """A worker's whole life: makes parts until the trainer's end of the channel closes.
+
+    Args:
+        channel: A stream socket; its first message says what to do and carries the shared memory.
+        work: What to do; None: it is in the shared memory.
+        init: Called with the worker's number before the first part.
+    """
+    threading.Thread(target=_watch, args=(channel.fileno(), os.getppid()), daemon=True).start()
+    hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 4)
+    if not hello:
+        return
+    layout, sys.path[:], number, slots, capacity, workers, payload_bytes = pickle.loads(hello)
+    try:
+        ring = Region(layout.slot_bytes * slots, descriptors[0])
+        board = Board(capacity, workers, (descriptors[1], descriptors[2]))
+        if work is None:
+            work = _unpack(Region(payload_bytes, descriptors[3], writable=False))
+        assert work is not None
+        if init is not None:
+            init(number)
+        work.decoder  # noqa: B018  an unusable backend fails here and not at the first part
+    except BaseException:
+        _send(channel, _FAILED_START, traceback.format_exc())
+        return
+    whole = ring.array(np.uint8, (slots, layout.slot_bytes))
+    views = [SlotView.of(layout, whole[k]) for k in range(slots)]
+    poll = select.poll()
+    poll.register(board.event, select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    board.beat(number)
+    while True:
+        ready = dict(poll.poll())
+        if channel.fileno() in ready:
+            return  # the trainer sends nothing after the first message: this is the end
+        try:
+            os.eventfd_read(board.event)
+        except BlockingIOError:
+            continue
+        part = board.claim(number)
+        if part is not None:
+            _do(channel, board, number, part, views[part.slot], work)
+
+
+def _do(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:
+    started = time.perf_counter_ns()
+    rows = slice(part.first, part.first + part.rows)
+    read_ns = decode_ns = encoded_bytes = 0
+    message: Any
+    try:
+        message = work.run(
+            part.epoch,
+            view.positions[rows],
+            view.ids[rows],
+            view.images[rows],
+            view.labels[rows],
+            lambda: board.beat(number),
+        )
+        read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
+    except Exception as error:
+        message = _portable(error)
+    _send(channel, part.number, message)
+    board.finish(
+        number,
+        read_ns=read_ns,
+        decode_ns=decode_ns,
+        busy_ns=time.perf_counter_ns() - started,
+        encoded_bytes=encoded_bytes,
+    )
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as the trainer can unpickle it: feeder's own as they are, others as their traceback's text."""
+    if isinstance(error, FeederError):
+        return error
+    return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
+
+
+def _send(channel: socket.socket, part: int, message: Any) -> None:
+    data = pickle.dumps(message, protocol=5)
+    try:
+        channel.sendall(_HEAD.pack(part, len(data)) + data)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+
+
+def _watch(descriptor: int, parent: int) -> None:
+    """Ends the process when the trainer is gone, also in the middle of a part."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    while not poll.poll(_WATCH_MS) and os.getppid() == parent:
+        pass
+    os._exit(0)

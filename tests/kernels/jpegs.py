@@ -1,0 +1,112 @@
+"""JPEGs of every kind that the native decoder has to know, made by Pillow or by patching bytes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+__all__ = [
+    "KINDS",
+    "SIZES",
+    "encode",
+    "entropy_offset",
+    "frame_offset",
+    "jpeg",
+    "patched",
+    "photo",
+    "pixels_of",
+    "restart_interval",
+]
+
+# (width, height): whole MCUs, partial ones, a single pixel, a single column and row.
+SIZES = ((128, 96), (75, 43), (17, 33), (1, 1), (1, 40), (41, 1), (200, 16))
+
+KINDS: dict[str, dict[str, Any]] = {
+    "4:4:4": {"subsampling": "4:4:4"},
+    "4:2:2": {"subsampling": "4:2:2"},
+    "4:2:0": {"subsampling": "4:2:0"},
+    "4:4:0": {"subsampling": "4:2:2", "stand_up": True},
+    "4:1:1": {"subsampling": "4:1:1"},
+    "rgb": {"keep_rgb": True},
+    "gray": {"mode": "L"},
+    "gray with factors 2x2": {"mode": "L", "factors": 0x22},
+    "progressive": {"progressive": True, "subsampling": "4:2:0"},
+    "progressive gray": {"progressive": True, "mode": "L"},
+    "optimized": {"optimize": True},
+    "restart blocks": {"restart_marker_blocks": 3},
+    "restart rows": {"restart_marker_rows": 1},
+    "low quality": {"quality": 5},
+    "high quality": {"quality": 100, "subsampling": "4:4:4"},
+}
+
+
+def photo(seed: int, width: int, height: int) -> Image.Image:
+    """Smooth shapes with some grain, which exercise long and short codes."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float64)
+    return Image.fromarray((smooth + rng.normal(0, 6, smooth.shape)).clip(0, 255).astype(np.uint8))
+
+
+def encode(
+    image: Image.Image, *, mode: str | None = None, factors: int | None = None, quality: int = 85, **options: Any
+) -> bytes:
+    """The image as a JPEG; ``factors`` overwrites the first component's sampling factors."""
+    buffer = io.BytesIO()
+    (image if mode is None else image.convert(mode)).save(buffer, "jpeg", quality=quality, **options)
+    data = buffer.getvalue()
+    return data if factors is None else patched(data, frame_offset(data) + 11, factors)
+
+
+def jpeg(kind: str, size: tuple[int, int] = (128, 96), seed: int = 0) -> bytes:
+    """A JPEG of one of :data:`KINDS`."""
+    options = dict(KINDS[kind])
+    if not options.pop("stand_up", False):
+        return encode(photo(seed, *size), **options)
+    # Pillow doesn't write 4:4:0. An image twice as wide and half as high has as many MCUs in 4:2:2, of as many blocks;
+    # calling its pairs of blocks upright makes a valid file (of a stranger picture).
+    width, height = size
+    data = encode(photo(seed, 2 * width, (height + 1) // 2), **options)
+    frame = frame_offset(data)
+    return patched(patched(data, frame + 5, *height.to_bytes(2, "big"), *width.to_bytes(2, "big")), frame + 11, 0x12)
+
+
+def pixels_of(data: bytes) -> npt.NDArray[np.uint8]:
+    """uint8 [H, W, 3] or [H, W], as Pillow decodes it."""
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def patched(data: bytes, offset: int, *values: int) -> bytes:
+    """The bytes with some of them overwritten."""
+    return data[:offset] + bytes(values) + data[offset + len(values) :]
+
+
+def _segments(data: bytes) -> list[tuple[int, int, int]]:
+    """(marker code, offset of its FF, length with the marker) up to the first scan's header."""
+    found, at = [], 2
+    while True:
+        code, length = data[at + 1], 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        found.append((code, at, length))
+        at += length
+        if code == 0xDA:
+            return found
+
+
+def frame_offset(data: bytes) -> int:
+    """Where the frame header's FF stands."""
+    return next(at for code, at, _ in _segments(data) if code in (0xC0, 0xC1, 0xC2))
+
+
+def entropy_offset(data: bytes) -> int:
+    """Where the first scan's entropy-coded bytes start."""
+    _, at, length = _segments(data)[-1]
+    return at + length
+
+
+def restart_interval(data: bytes) -> int:
+    """The restart interval in MCUs, 0 without one."""
+    return next((int.from_bytes(data[at + 4 : at + 6], "big") for code, at, _ in _segments(data) if code == 0xDD), 0)

@@ -1,0 +1,110 @@
+"""Small shard sets for the loader's tests: every image is told apart by its pixels."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from feeder.index import INDEX_NAME, IndexBuilder, ShardEntry, merge_indexes
+from feeder.read import Encoded, ShardReader
+
+
+def encode(i: int, size: tuple[int, int] = (24, 32), *, extension: str = "png", orientation: int = 1) -> bytes:
+    """An image (height, width) whose pixels say which one it is: red i % 256, green i // 256, blue a gradient."""
+    height, width = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = i % 256, i // 256
+    pixels[..., 2] = np.arange(width) * 255 // max(1, width - 1)
+    image, file = Image.fromarray(pixels), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(file, {"jpg": "JPEG", "png": "PNG"}[extension], **({"exif": exif} if orientation != 1 else {}))
+    return file.getvalue()
+
+
+def write_shards(folder: Path, samples: int, per_shard: int = 16, *, bad: tuple[int, ...] = ()) -> Path:
+    """Shards of PNGs with cls and json members, and their index; samples in ``bad`` hold no image.
+
+    Label of sample i: i % 7; key: eight digits; original path: class/i.png.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for shard, first in enumerate(range(0, samples, per_shard)):
+        name = f"shard-{shard:06d}.tar"
+        builder = IndexBuilder(shard)
+        with tarfile.open(folder / name, "w") as tar:
+            for i in range(first, min(samples, first + per_shard)):
+                data = b"no image at all" if i in bad else encode(i)
+                members = []
+                offset = _add(tar, f"{i:08d}.png", data)
+                for field, value in (("cls", str(i % 7).encode()), ("json", json.dumps({"i": i}).encode())):
+                    members.append((field, _add(tar, f"{i:08d}.{field}", value), len(value)))
+                builder.add(
+                    key=f"{i:08d}".encode(),
+                    path=f"{i % 7}/{i}.png".encode(),
+                    field="png",
+                    offset=offset,
+                    length=len(data),
+                    label=i % 7,
+                    width=32,
+                    height=24,
+                    orientation=1,
+                    source_bytes=len(data),
+                        crc32=0,
+                    members=members,
+                )
+        part = str(folder / f"part-{shard}")
+        builder.write(part, [ShardEntry(name, os.path.getsize(folder / name))])
+        parts.append(part)
+    merge_indexes(parts, str(folder / INDEX_NAME))
+    for part in parts:
+        os.unlink(part)
+    (folder / "manifest.json").write_text(json.dumps({"classes": [f"class{k}" for k in range(7)]}))
+    return folder
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+    return tar.offset - (-(-len(data) // 512) * 512)
+
+
+class RogueReader(ShardReader):
+    """Does something to its own process when it reads a given sample."""
+
+    def __init__(self, index: str, sample: int, deed: str, mark: str = "") -> None:
+        super().__init__(index)
+        self.sample, self.deed, self.mark = sample, deed, mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RogueReader, (self.index.path, self.sample, self.deed, self.mark)
+
+    def read(self, ids: np.ndarray) -> Encoded:  # type: ignore[type-arg]
+        if self.sample in ids:
+            first = not self.mark
+            if self.mark:
+                try:
+                    os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+                    first = True
+                except FileExistsError:
+                    pass
+            if first and self.deed == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif first and self.deed == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif first and self.deed == "abort":
+                os.abort()
+            elif first and self.deed == "raise":
+                raise RuntimeError("a bug in the reader")
+            elif first and self.deed == "exit":
+                os._exit(3)
+        return super().read(ids)

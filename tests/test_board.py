@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+import signal
+
+from feeder.board import Board, Part
+
+
+def _parts(*numbers: int) -> list[Part]:
+    return [Part(n, n % 3, 10 * n, n + 1, 5) for n in numbers]
+
+
+def test_parts_are_claimed_in_order_and_once() -> None:
+    board = Board(8, 2)
+    board.publish(_parts(0, 1, 2))
+    assert board.pending()
+    assert [board.claim(0), board.claim(1), board.claim(0), board.claim(1)] == [*_parts(0, 1, 2), None]
+    assert not board.pending()
+
+
+def test_the_queue_wraps_around() -> None:
+    board = Board(4, 1)
+    for n in range(20):
+        board.publish(_parts(n))
+        assert board.claim(0) == _parts(n)[0]
+
+
+def test_parts_done_again_go_first() -> None:
+    board = Board(8, 1)
+    board.publish(_parts(0, 1))
+    assert board.claim(0) == _parts(0)[0]
+    board.again(_parts(0))
+    assert board.claim(0) == _parts(0)[0]
+    assert board.claim(0) == _parts(1)[0]
+
+
+def test_the_board_says_who_has_what_in_hand() -> None:
+    board = Board(8, 2)
+    board.publish(_parts(0, 1))
+    board.claim(1)
+    assert board.claimed(0) is None
+    assert board.claimed(1) == 0
+    board.finish(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
+    board.finish(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
+    assert board.claimed(1) is None
+    assert board.meters() == {"parts": 2, "read_ns": 2, "decode_ns": 4, "busy_ns": 6, "encoded_bytes": 8}
+
+
+def test_killed_before_the_head_moved_the_part_is_still_on_the_board() -> None:
+    board = Board(8, 2)
+    board.publish(_parts(0))
+    board._workers[0, 0] = 0  # what claim() writes first
+    assert board.claimed(0) is None
+    assert board.claim(1) == _parts(0)[0]
+
+
+def test_cancelled_parts_are_gone() -> None:
+    board = Board(8, 1)
+    board.publish(_parts(0, 1, 2))
+    board.claim(0)
+    board.again(_parts(0))
+    assert sorted(board.cancel()) == [0, 1, 2]
+    assert board.claim(0) is None
+    board.publish(_parts(3))
+    assert board.claim(0) == _parts(3)[0]
+
+
+def test_a_process_killed_while_it_holds_the_lock_leaves_it_free() -> None:
+    board = Board(8, 2)
+    board.publish(_parts(0, 1))
+    child = os.fork()
+    if child == 0:
+        board._locked().__enter__()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert board.claim(1) == _parts(0)[0]
+
+
+def test_many_processes_claim_each_part_once() -> None:
+    board = Board(512, 4)
+    board.publish(_parts(*range(500)))
+    read, write = os.pipe()
+    children = []
+    for worker in range(4):
+        child = os.fork()
+        if child == 0:
+            while (part := board.claim(worker)) is not None:
+                os.write(write, part.number.to_bytes(4, "little"))
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        data = file.read()
+    numbers = [int.from_bytes(data[k : k + 4], "little") for k in range(0, len(data), 4)]
+    assert sorted(numbers) == list(range(500))

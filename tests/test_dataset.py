@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.loader_data import encode, write_shards
+
+from feeder.dataset import FolderDataset, ShardDataset
+from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
+from feeder.index import _DTYPES, INDEX_NAME, Index, _write
+from feeder.read import ShardReader
+from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
+
+
+def _folder(root: Path) -> Path:
+    for name in ("b/1.png", "b/sub/2.png", "a/3.PNG", "a/10.png", "a/notes.txt"):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(len(name)))
+    return root
+
+
+def test_sample_is_image_label_and_the_fields_asked_for(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 20), fields=("json", "key", "path", "index", "cls", "png"))
+    image, label, *fields = dataset[17]
+    assert len(dataset) == 20
+    assert image.shape == (3, 24, 32)
+    assert image.dtype == torch.uint8
+    assert image[0].unique().tolist() == [17]
+    assert label == 3
+    assert fields == [{"i": 17}, "00000017", "3/17.png", 17, b"3", encode(17)]
+    assert torch.equal(dataset[-3][0], image)
+
+
+def test_classes_come_from_the_manifest(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 8))
+    assert dataset.classes == [f"class{k}" for k in range(7)]
+    assert dataset.class_to_idx == {f"class{k}": k for k in range(7)}
+    assert dataset.targets == [0, 1, 2, 3, 4, 5, 6, 0]
+    os.unlink(tmp_path / "manifest.json")
+    assert ShardDataset(tmp_path).classes is None
+    assert ShardDataset(tmp_path).class_to_idx is None
+
+
+def test_folder_follows_torchvisions_class_rule(tmp_path: Path) -> None:
+    dataset = FolderDataset(_folder(tmp_path), fields=("key", "path"))
+    assert dataset.classes == ["a", "b"]
+    assert [dataset[i][1] for i in range(4)] == [0, 0, 1, 1]
+    assert [dataset[i][2] for i in range(4)] == ["a/10.png", "a/3.PNG", "b/1.png", "b/sub/2.png"]
+    assert dataset[3][3] == str(tmp_path / "b/sub/2.png")
+
+
+def test_folder_without_classes_or_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="class"):
+        FolderDataset(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="no image"):
+        FolderDataset(tmp_path)
+    with pytest.raises(SourceError, match="No such file"):
+        FolderDataset(tmp_path / "missing")
+
+
+def test_exif_orientation_is_applied_unless_ignored(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/0.jpg").write_bytes(encode(0, (24, 32), extension="jpg", orientation=6))
+    assert FolderDataset(tmp_path)[0][0].shape == (3, 32, 24)
+    assert FolderDataset(tmp_path, exif_orientation="ignore")[0][0].shape == (3, 24, 32)
+    with pytest.raises(ArgumentError, match="exif_orientation"):
+        FolderDataset(tmp_path, exif_orientation="sideways")
+
+
+def test_recipe_sets_size_and_dtype(tmp_path: Path) -> None:
+    path = write_shards(tmp_path, 4)
+    recipe = Compose([RandomResizedCrop(8), ToDtype("float32", scale=True), Normalize([0.5] * 3, [0.5] * 3)])
+    image = ShardDataset(path, recipe)[3][0]
+    assert image.shape == (3, 8, 8)
+    assert image.dtype == torch.float32
+    assert image.abs().max() <= 1.01
+    assert ShardDataset(path, ToDtype("bfloat16"))[3][0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("field", ["x.pyd", "weights.PTH", "pt", "a.pkl", "pickle"])
+def test_fields_that_run_code_are_refused(tmp_path: Path, field: str) -> None:
+    path = write_shards(tmp_path, 2)
+    with pytest.raises(ArgumentError, match="refused"):
+        ShardDataset(path, fields=(field,))
+
+
+def test_unknown_fields_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="'txt'"):
+        ShardDataset(write_shards(tmp_path / "s", 2), fields=("txt",))
+    with pytest.raises(ArgumentError, match="'json'"):
+        FolderDataset(_folder(tmp_path / "f"), fields=("json",))
+
+
+def test_pickle_of_a_large_set_is_small(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 300), RandomResizedCrop(8))
+    dataset[0]
+    data = pickle.dumps(dataset)
+    assert len(data) < 2000
+    again = pickle.loads(data)
+    assert len(again) == 300
+    assert again[299][1] == 299 % 7
+
+
+def test_cut_off_shard_names_shard_key_and_offset(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 16))
+    offset = int(dataset.reader.index.offset[15])  # type: ignore[attr-defined]
+    os.truncate(tmp_path / "shard-000000.tar", offset + 10)
+    assert dataset[14][1] == 0
+    with pytest.raises(DecodeError, match="cut off") as caught:
+        dataset[15]
+    assert caught.value.key == "00000015"
+    assert caught.value.shard == "shard-000000.tar"
+    assert caught.value.offset_bytes == offset
+
+
+def test_shard_cut_off_after_it_was_opened_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 16))
+    dataset[0]
+    os.truncate(tmp_path / "shard-000000.tar", 100)
+    with pytest.raises(DecodeError, match="cut off"):
+        dataset[15]
+
+
+def test_hostile_offsets_and_lengths_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    reader = ShardReader(str(write_shards(tmp_path, 4) / "index.bin"))
+    index = reader.index
+    index.length = index.length.copy()
+    index.offset = index.offset.copy()
+    index.length[0] = 1 << 63
+    index.offset[1] = (1 << 64) - 10
+    index.length[1] = 20
+    encoded = reader.read(np.array([0, 1, 2]))
+    assert [error is None for error in encoded.errors] == [False, False, True]
+    assert bytes(encoded.buffers[2]) == encode(2)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 20))
+    os.unlink(tmp_path / "shard-000001.tar")
+    assert dataset[0][1] == 0
+    with pytest.raises(FormatError, match=r"shard-000001\.tar"):
+        dataset[17]
+
+
+def test_many_shards_keep_few_descriptors_open(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1))
+    before = len(os.listdir("/proc/self/fd"))
+    labels = [dataset[i][1] for i in range(200)]
+    assert labels == [i % 7 for i in range(200)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 70
+
+
+def test_bad_image_is_named(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 4, bad=(2,)))
+    with pytest.raises(DecodeError, match="00000002"):
+        dataset[2]
+
+
+def test_index_out_of_range(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 4))
+    with pytest.raises(IndexError, match="4 samples"):
+        dataset[4]
+    assert [label for _, label in list(dataset)] == [0, 1, 2, 3]
+
+
+def test_torch_rules_the_random_state_outside_feeders_loader(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 4), RandomResizedCrop(16))
+    torch.manual_seed(3)
+    first = [dataset[0][0] for _ in range(4)]
+    torch.manual_seed(3)
+    assert all(torch.equal(a, dataset[0][0]) for a in first)
+    assert any(not torch.equal(first[0], a) for a in first[1:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_works_under_torchs_loader_with_fresh_draws_in_each_epoch(tmp_path: Path, workers: int) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 24), RandomResizedCrop(16), fields=("index",))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=workers)
+    torch.manual_seed(0)
+    epochs = [list(loader) for _ in range(2)]
+    for batches in epochs:
+        assert torch.cat([index for _, _, index in batches]).tolist() == list(range(24))
+        assert torch.cat([labels for _, labels, _ in batches]).tolist() == [i % 7 for i in range(24)]
+    pairs = zip(*epochs, strict=True)
+    assert any(not torch.equal(a[0], b[0]) for a, b in pairs)
+
+
+def test_images_of_any_size_pass_one_by_one(tmp_path: Path) -> None:
+    for i, size in enumerate([(10, 20), (30, 12)]):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / f"a/{i}.png").write_bytes(encode(i, size))
+    dataset = FolderDataset(tmp_path, Resize(8))
+    assert [image.shape for image, _ in dataset.__getitems__([0, 1])] == [(3, 8, 16), (3, 20, 8)]
+
+
+def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path) -> None:
+    """An index of a million samples is mapped, not read: opening it and reading two stays in a few MiB."""
+    source = Index(str(write_shards(tmp_path, 1) / INDEX_NAME))
+    columns, samples = {}, 1_000_000
+    for name in _DTYPES:
+        column = np.array(source.column(name))
+        if name.endswith("_start"):
+            column = np.concatenate([column, np.full(samples - 1, column[1])])
+        elif not name.endswith("_data") and not name.startswith("member_"):
+            column = np.full(samples, column[0])
+        columns[name] = column
+    counts = {name: len(column) for name, column in columns.items()}
+    large = str(tmp_path / "large.bin")
+    _write(large, source.shards, source.fields, {name: [column] for name, column in columns.items()}, counts)
+    script = f"""
+import numpy as np
+from feeder.read import ShardReader
+def anonymous_kib():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+before = anonymous_kib()
+reader = ShardReader({large!r})
+assert len(reader) == {samples}
+reader.read(np.array([5, {samples - 1}]))
+print(anonymous_kib() - before)
+"""
+    result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert int(result.stdout) < 4096

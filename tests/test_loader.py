@@ -1,0 +1,483 @@
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.loader_data import encode, write_shards
+
+from feeder.dataset import FolderDataset, ShardDataset
+from feeder.errors import ArgumentError, DecodeError
+from feeder.loader import DataLoader
+from feeder.order import Window
+from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
+
+RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
+
+
+@pytest.fixture(autouse=True)
+def _quiet_about_worker_numbers() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 50)
+
+
+def _epoch(loader: Any) -> list[tuple[Any, ...]]:
+    """An epoch's batches, in memory of their own."""
+    return [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in batch) for batch in loader]
+
+
+def _same(a: list[tuple[Any, ...]], b: list[tuple[Any, ...]]) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+        for p, q in zip(a, b, strict=True)
+        for x, y in zip(p, q, strict=True)
+    )
+
+
+def _ids(batches: list[tuple[Any, ...]]) -> list[int]:
+    return [i for batch in batches for i in batch[2].tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_hold_images_labels_and_fields(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index", "key", "json"))
+    loader = DataLoader(dataset, batch_size=8, num_workers=workers)
+    batches = _epoch(loader)
+    assert len(loader) == len(batches) == 7
+    images, labels, index, keys, parsed = batches[6]
+    assert images.shape == (2, 3, 16, 16)
+    assert images.dtype == torch.uint8
+    assert images[:, 0].float().mean((1, 2)).tolist() == [48, 49]
+    assert labels.tolist() == [48 % 7, 49 % 7]
+    assert labels.dtype == index.dtype == torch.int64
+    assert index.tolist() == [48, 49]
+    assert keys == ["00000048", "00000049"]
+    assert parsed == [{"i": 48}, {"i": 49}]
+
+
+def test_floats_where_the_recipe_asks_for_them(shards: Path) -> None:
+    recipe = Compose([RandomResizedCrop(16), ToDtype("float32", scale=True), Normalize([0.5] * 3, [0.25] * 3)])
+    images, _ = next(iter(DataLoader(ShardDataset(shards, recipe), batch_size=4, num_workers=1)))
+    assert images.dtype == torch.float32
+    assert images.shape == (4, 3, 16, 16)
+    half = Compose([RandomResizedCrop(16), ToDtype("bfloat16", scale=True)])
+    images, _ = next(iter(DataLoader(ShardDataset(shards, half), batch_size=4, num_workers=1)))
+    assert images.dtype == torch.bfloat16
+    assert 0 <= images.min() <= images.max() <= 1
+
+
+def test_same_pixels_and_order_whatever_the_workers(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index", "key"))
+    options: list[dict[str, Any]] = [
+        {},
+        {"num_workers": 1},
+        {"num_workers": 3, "prefetch_factor": 5},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 2, "multiprocessing_context": "fork"},
+    ]
+    runs = []
+    for option in options:
+        loader = DataLoader(dataset, batch_size=8, shuffle=True, seed=5, **option)
+        runs.append([_epoch(loader) for _ in range(3)])
+    for run in runs[1:]:
+        assert all(_same(a, b) for a, b in zip(run, runs[0], strict=True))
+    epochs = [_ids(epoch) for epoch in runs[0]]
+    assert all(sorted(ids) == list(range(50)) for ids in epochs)
+    assert len({tuple(ids) for ids in epochs}) == 3
+
+
+def test_workers_under_spawn_make_the_same(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    context = multiprocessing.get_context("spawn")
+    spawned = DataLoader(dataset, batch_size=16, num_workers=1, multiprocessing_context=context)
+    assert _same(_epoch(spawned), _epoch(DataLoader(dataset, batch_size=16)))
+
+
+def test_augmentation_changes_with_epoch_and_seed(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    first, second = (torch.cat([x for x, _ in DataLoader(dataset, batch_size=50, seed=s)]) for s in (1, 2))
+    assert not torch.equal(first, second)
+    loader = DataLoader(dataset, batch_size=50, seed=1)
+    epochs = [next(iter(loader))[0] for _ in range(2)]
+    assert torch.equal(epochs[0], first)
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+def test_set_epoch_chooses_the_next_and_those_after_go_on(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    plain = DataLoader(dataset, batch_size=8, shuffle=True)
+    epochs = [_epoch(plain) for _ in range(4)]
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    loader.set_epoch(2)
+    assert _same(_epoch(loader), epochs[2])
+    assert _same(_epoch(loader), epochs[3])
+    loader.set_epoch(0)
+    assert _same(_epoch(loader), epochs[0])
+    with pytest.raises(ArgumentError, match="epoch"):
+        loader.set_epoch(-1)
+
+
+def test_window_shuffle_sees_every_sample_once(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    ids = _ids(_epoch(DataLoader(dataset, batch_size=8, shuffle=Window(16))))
+    assert sorted(ids) == list(range(50))
+    assert ids != list(range(50))
+
+
+def test_ranks_take_equal_batches_and_share_the_epoch(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    whole = _ids(_epoch(DataLoader(dataset, batch_size=24, shuffle=True)))
+    loaders = [DataLoader(dataset, batch_size=8, shuffle=True, rank=r, world_size=3) for r in range(3)]
+    epochs = [_epoch(loader) for loader in loaders]
+    assert [len(e) for e in epochs] == [len(loader) for loader in loaders] == [3, 3, 3]
+    joined = [i for step in zip(*epochs, strict=True) for batch in step for i in batch[2].tolist()]
+    assert joined[:50] == whole
+    padded = [i for loader in loaders for i in loader.stats()["padded"]]
+    assert joined[50:] == padded == whole[:1]
+    dropped = [DataLoader(dataset, batch_size=8, drop_last=True, rank=r, world_size=3) for r in range(3)]
+    assert [len(loader) for loader in dropped] == [2, 2, 2]
+
+
+def test_torchruns_variables_give_the_rank(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    assert _ids(_epoch(DataLoader(dataset, batch_size=5, drop_last=True))) == [
+        i for t in range(5) for i in range(10 * t + 5, 10 * t + 10)
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_explicit_sampler_replaces_order_and_rank_split(
+    shards: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=3, sampler=[5, 4, 49, 4, -50], num_workers=workers)
+    assert len(loader) == 2
+    assert [b[2].tolist() for b in loader] == [[5, 4, 49], [4, 0]]
+    batches = [[1], [2, 3, 4, 5, 6], [7, 8], list(range(20))]
+    loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers)
+    assert [b[2].tolist() for b in loader] == batches
+    with pytest.raises(IndexError, match="50"):
+        list(DataLoader(dataset, sampler=[50], num_workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_sample_raises_by_name_and_the_next_batch_follows(tmp_path: Path, workers: int) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 24, bad=(9,)), RECIPE, fields=("index",))
+    iterator = iter(DataLoader(dataset, batch_size=8, num_workers=workers))
+    assert next(iterator)[2].tolist() == list(range(8))
+    with pytest.raises(DecodeError, match="00000009") as caught:
+        next(iterator)
+    assert caught.value.shard == "shard-000000.tar"
+    assert caught.value.offset_bytes is not None
+    assert next(iterator)[2].tolist() == list(range(16, 24))
+    assert next(iterator, None) is None
+
+
+def test_skipped_samples_have_the_same_substitutes_whatever_the_workers(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 40, bad=(3, 9, 10, 11)), RECIPE, fields=("index", "key"))
+    runs = []
+    for options in ({}, {"num_workers": 2}, {"num_workers": 3, "prefetch_factor": 1}):
+        loader = DataLoader(dataset, batch_size=8, on_error="skip", seed=3, **options)  # type: ignore[arg-type]
+        runs.append((_epoch(loader), loader.stats()))
+    for batches, stats in runs:
+        assert _same(batches, runs[0][0])
+        assert stats["substitutions"] == runs[0][1]["substitutions"]
+    ids = _ids(runs[0][0])
+    assert [i for i in range(40) if ids[i] != i] == [3, 9, 10, 11]
+    assert not {3, 9, 10, 11} & set(ids)
+    ledger = runs[0][1]["substitutions"]
+    assert [entry["position"] for entry in ledger] == [3, 9, 10, 11]
+    assert [entry["key"] for entry in ledger] == [f"{i:08d}" for i in (3, 9, 10, 11)]
+    assert all(entry["shard"] == "shard-000000.tar" and entry["offset_bytes"] and entry["reason"] for entry in ledger)
+    assert [entry["substitute"] for entry in ledger] == [ids[i] for i in (3, 9, 10, 11)]
+
+
+def test_nothing_but_bad_samples_is_an_error_even_when_skipping(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 4, bad=(0, 1, 2, 3)), RECIPE)
+    with pytest.raises(DecodeError, match="substitutes"):
+        next(iter(DataLoader(dataset, batch_size=2, on_error="skip")))
+
+
+def test_unreadable_files_of_a_folder_are_skipped_too(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for i in range(6):
+        (tmp_path / f"a/{i}.png").write_bytes(encode(i))
+    dataset = FolderDataset(tmp_path, RECIPE, fields=("key",))
+    os.unlink(tmp_path / "a/2.png")
+    (tmp_path / "a/4.png").write_bytes(b"")
+    loader = DataLoader(dataset, batch_size=6, on_error="skip", num_workers=1)
+    (batch,) = _epoch(loader)
+    assert [k for k, name in enumerate(batch[2]) if name != f"a/{k}.png"] == [2, 4]
+    assert [s["key"] for s in loader.stats()["substitutions"]] == ["a/2.png", "a/4.png"]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_held_batches_never_change(shards: Path, persistent: bool) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=persistent)
+    expected = _epoch(DataLoader(dataset, batch_size=2))
+    with pytest.warns(RuntimeWarning, match="held at a time") as caught:
+        held = list(loader)
+    assert len(caught) == 1
+    for _ in loader:
+        pass
+    assert _same(held, expected)
+
+
+def test_break_and_iterating_again(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    for persistent in (False, True):
+        loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=persistent)
+        for _ in range(3):
+            for batch in loader:
+                assert batch[2].tolist() == [0, 1, 2, 3]
+                break
+        assert _ids(_epoch(loader)) == list(range(50))
+
+
+def test_two_iterators_at_once(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2)
+    pairs = zip(iter(loader), iter(loader), strict=True)
+    assert [a[2].tolist() == b[2].tolist() for a, b in pairs] == [True] * 13
+
+
+def test_iterator_of_a_loader_that_is_gone(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    iterator = iter(DataLoader(dataset, batch_size=4, num_workers=1))
+    gc.collect()
+    assert _ids(_epoch(iterator)) == list(range(50))
+
+
+def test_length_of_loader_and_iterator(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8)
+    iterator: Any = iter(loader)
+    assert (len(loader), len(iterator)) == (7, 7)
+    next(iterator)
+    assert (len(loader), len(iterator)) == (7, 6)
+
+
+def test_memory_limit_makes_fewer_slots_and_refuses_what_cannot_fit(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    slot = 4096 + 8192  # three numbers a row; 8 images of 3 x 16 x 16
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, memory_limit_bytes=2 * slot)
+    assert _ids(_epoch(loader)) == list(range(50))
+    tight = DataLoader(dataset, batch_size=8, num_workers=2, memory_limit_bytes=2 * slot - 1)
+    with pytest.raises(ArgumentError, match="memory_limit_bytes"):
+        iter(tight)
+
+
+def test_worker_init_fn_runs_in_every_worker(shards: Path, tmp_path: Path) -> None:
+    loader = DataLoader(
+        ShardDataset(shards, RECIPE), num_workers=2, worker_init_fn=lambda i: (tmp_path / f"worker{i}").touch()
+    )
+    _epoch(loader)
+    assert sorted(os.listdir(tmp_path)) == ["worker0", "worker1"]
+
+
+def test_it_is_torchs_loader_with_its_attributes(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, seed=4)
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.seed) == (8, 2, 2, 4)
+    assert loader.dataset is dataset
+    with pytest.raises(ValueError, match="batch_size"):
+        loader.batch_size = 4
+    with pytest.raises(ValueError, match="num_workers"):
+        DataLoader(dataset, num_workers=-1)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copied_loader_works(shards: Path, duplicate: Any) -> None:
+    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8, shuffle=True, num_workers=1)
+    expected = _epoch(loader)
+    assert _same(_epoch(duplicate(loader)), expected)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"seed": -1},
+        {"rank": 0},
+        {"rank": 2, "world_size": 2},
+        {"on_error": "ignore"},
+        {"worker_threads": 0},
+        {"hang_timeout_s": 0},
+        {"backend": "magic"},
+    ],
+)
+def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        iter(DataLoader(ShardDataset(shards, RECIPE), **arguments))
+
+
+def test_other_datasets_take_torchs_path() -> None:
+    loader = DataLoader(torch.arange(10), batch_size=4)
+    assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    with pytest.raises(ArgumentError, match="feeder's datasets"):
+        DataLoader(torch.arange(10), rank=0, world_size=2)
+
+
+def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:
+    dataset = ShardDataset(shards, Resize(8))
+    images, labels = next(iter(DataLoader(dataset, batch_size=4)))
+    assert images.shape == (4, 3, 8, 10)
+    assert labels.tolist() == [0, 1, 2, 3]
+    doubled = DataLoader(ShardDataset(shards, RECIPE), batch_size=2, collate_fn=len)
+    assert list(doubled)[:2] == [2, 2]
+
+
+def test_a_script_without_a_main_guard_runs(shards: Path) -> None:
+    script = f"""
+from feeder.dataset import ShardDataset
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), batch_size=10, num_workers=2)
+print(sum(len(labels) for _, labels in loader))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("50\n", "")
+
+
+# --- resume
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_after_every_step_gives_what_an_unbroken_run_gives(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
+    unbroken = DataLoader(dataset, **options)
+    flat = [batch for _ in range(3) for batch in _epoch(unbroken)]
+    per_epoch = len(unbroken)
+    running = DataLoader(dataset, num_workers=workers, **options)
+    states = []
+    for _ in range(2):
+        for _ in running:
+            states.append(json.loads(json.dumps(running.state_dict())))
+    for step, state in enumerate(states, 1):
+        resumed = DataLoader(dataset, num_workers=workers if step % 5 == 0 else 0, **options)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        iterator: Any = iter(resumed)
+        assert len(iterator) == per_epoch - (step - 1) % per_epoch - 1
+        rest = _epoch(iterator) + _epoch(resumed)
+        assert _same(rest, flat[step : step + len(rest)])
+
+
+def test_state_between_epochs_starts_the_next_one(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    epochs = [_epoch(loader) for _ in range(2)]
+    fresh = DataLoader(dataset, batch_size=8, shuffle=True)
+    assert fresh.state_dict()["epoch"] == 0
+    _epoch(fresh)
+    state = fresh.state_dict()
+    assert (state["epoch"], state["consumed"]) == (1, 0)
+    resumed = DataLoader(dataset, batch_size=8, shuffle=True)
+    resumed.load_state_dict(state)
+    assert _same(_epoch(resumed), epochs[1])
+
+
+def test_set_epoch_of_the_loaded_epoch_keeps_the_place(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    loader.set_epoch(3)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = _epoch(iterator)
+    resumed = DataLoader(dataset, batch_size=8, shuffle=True)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(3)
+    assert _same(_epoch(resumed), rest)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(4)
+    assert len(_epoch(resumed)) == len(loader)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_resume_with_other_world_sizes_sees_every_sample_once(shards: Path, at: int) -> None:
+    """1 -> 2 -> 3 -> 1 ranks, with other batch sizes and worker counts."""
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    seen: list[int] = []
+    padded: list[int] = []
+    state: dict[str, Any] | None = None
+    for world_size, batch_size in ((1, 4), (2, 5), (3, 2), (1, 7)):
+        loaders = [
+            DataLoader(dataset, batch_size=batch_size, shuffle=True, rank=r, world_size=world_size, num_workers=r % 2)
+            for r in range(world_size)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        iterators = [iter(loader) for loader in loaders]
+        left = len(iterators[0])  # type: ignore[arg-type]
+        for _ in range(left if batch_size == 7 else min(at, left)):
+            for iterator in iterators:
+                seen += next(iterator)[2].tolist()
+        states = [loader.state_dict() for loader in loaders]
+        assert all(s == states[0] for s in states)
+        state = states[0]
+        padded += [i for loader in loaders for i in loader.stats()["padded"]]
+    for i in padded:
+        seen.remove(i)
+    assert sorted(seen) == list(range(50))
+
+
+def test_resume_with_an_explicit_sampler_skips_its_batches(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset, 2, 1, shuffle=True)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = _epoch(iterator)
+    resumed = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=1)
+    resumed.load_state_dict(state)
+    assert _same(_epoch(resumed), rest)
+
+
+def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_path: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    state = DataLoader(dataset, shuffle=True, seed=1).state_dict()
+    other = ShardDataset(write_shards(tmp_path, 49), RECIPE)
+    for loader, reason in [
+        (DataLoader(dataset, shuffle=True, seed=2), "seed"),
+        (DataLoader(dataset, shuffle=False, seed=1), "shuffle"),
+        (DataLoader(dataset, shuffle=Window(8), seed=1), "shuffle"),
+        (DataLoader(other, shuffle=True, seed=1), "samples"),
+    ]:
+        with pytest.raises(ArgumentError, match=reason):
+            loader.load_state_dict(state)
+    fitting = DataLoader(dataset, shuffle=True, seed=1)
+    for bad, reason in [
+        ({}, "version"),
+        (state | {"version": 99}, "99"),
+        (state | {"backend": "dali"}, "backend"),
+        (state | {"fingerprint": "0"}, "fingerprint"),
+        (state | {"consumed": 51}, "51"),
+        (state | {"consumed": None}, "sampler"),
+    ]:
+        with pytest.raises(ArgumentError, match=reason):
+            fitting.load_state_dict(bad)

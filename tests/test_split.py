@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from feeder.errors import ArgumentError
+from feeder.order import Order, Split, Window, substitute
+
+
+def _epoch(samples: int, batch_size: int, world_size: int, drop_last: bool, start: int = 0) -> list[list[list[int]]]:
+    """Positions as [step][rank][row]."""
+    splits = [Split(samples, batch_size, r, world_size, drop_last, start) for r in range(world_size)]
+    assert len({len(s) for s in splits}) == 1
+    return [[s.positions(t).tolist() for s in splits] for t in range(len(splits[0]))]
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2, 7, 12, 13, 24, 25])
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_ranks_cover_every_position_with_equal_batches(samples: int, batch_size: int, world_size: int) -> None:
+    steps = _epoch(samples, batch_size, world_size, drop_last=False)
+    flat = [p for step in steps for rank in step for p in rank]
+    assert flat[:samples] == list(range(samples))
+    assert len(flat) - samples < world_size
+    assert flat[samples:] == [p % samples for p in range(len(flat) - samples)]
+    for step in steps:
+        assert len({len(rank) for rank in step}) == 1
+    padded = sum(
+        Split(samples, batch_size, r, world_size).padding(t) for t in range(len(steps)) for r in range(world_size)
+    )
+    assert padded == len(flat) - samples
+
+    kept = _epoch(samples, batch_size, world_size, drop_last=True)
+    flat = [p for step in kept for rank in step for p in rank]
+    assert flat == list(range(samples // (batch_size * world_size) * batch_size * world_size))
+
+
+def test_one_rank_has_the_batches_of_a_plain_loader() -> None:
+    assert _epoch(10, 4, 1, drop_last=False) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9]]]
+    assert len(Split(10, 4, drop_last=True)) == 2
+
+
+@pytest.mark.parametrize("samples", [1, 11, 12, 23])
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_an_epoch_that_changes_world_size_at_any_steps_sees_each_sample_once(samples: int, batch_size: int) -> None:
+    """1 -> 2 -> 3 -> 1 ranks, broken at every possible step, also with another batch size after each break."""
+    for first, second, third in itertools.product(range(4), repeat=3):
+        seen: list[int] = []
+        padding = 0
+        start = 0
+        for world_size, steps, size in [
+            (1, first, batch_size),
+            (2, second, batch_size + 1),
+            (3, third, batch_size),
+            (1, 1 << 30, 3),
+        ]:
+            splits = [Split(samples, size, r, world_size, start=start) for r in range(world_size)]
+            done = min(steps, len(splits[0]))
+            for t in range(done):
+                for s in splits:
+                    rows = s.positions(t).tolist()
+                    padding += s.padding(t)
+                    seen += rows[: len(rows) - s.padding(t)]
+            start = splits[0].consumed(done)
+        assert seen == list(range(samples))
+        assert start == samples
+        assert padding <= 3
+
+
+def test_split_refuses_impossible_arguments() -> None:
+    for bad in [
+        {"batch_size": 0},
+        {"batch_size": 1, "rank": 1},
+        {"batch_size": 1, "rank": -1},
+        {"batch_size": 1, "world_size": 0},
+        {"batch_size": 1, "start": 11},
+    ]:
+        with pytest.raises(ArgumentError):
+            Split(10, **bad)
+    with pytest.raises(ArgumentError, match="step"):
+        Split(10, 2).positions(5)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 100, 1000])
+@pytest.mark.parametrize("shuffle", [False, True, Window(1), Window(7), Window(64), Window(5000)])
+def test_every_order_is_a_permutation_in_any_pieces(samples: int, shuffle: bool | Window) -> None:
+    sizes = (samples,) if samples < 100 else (samples // 2, 3, samples - samples // 2 - 3)
+    order = Order(samples, 5, shuffle, sizes)
+    whole = order.ids(2, np.arange(samples))
+    assert sorted(whole.tolist()) == list(range(samples))
+    pieces = [order.ids(2, [p])[0] for p in range(samples)]
+    assert whole.tolist() == pieces
+
+
+def test_orders_differ_between_epochs_and_seeds() -> None:
+    positions = np.arange(500)
+    for shuffle in (True, Window(50)):
+        a = Order(500, 1, shuffle, (100,) * 5)
+        assert (a.ids(0, positions) != a.ids(1, positions)).any()
+        assert (a.ids(0, positions) != Order(500, 2, shuffle, (100,) * 5).ids(0, positions)).any()
+    stored = Order(500, 1, False)
+    assert stored.ids(3, positions).tolist() == list(range(500))
+
+
+def test_windows_differ_from_each_other() -> None:
+    order = Order(640, 1, Window(64))
+    windows = {tuple((order.ids(0, np.arange(64 * w, 64 * w + 64)) - 64 * w).tolist()) for w in range(10)}
+    assert len(windows) == 10
+
+
+def test_window_reads_few_shards_at_a_time() -> None:
+    order = Order(1000, 1, Window(100), (100,) * 10)
+    for w in range(10):
+        ids = order.ids(0, np.arange(100 * w, 100 * w + 100))
+        assert len(set((ids // 100).tolist())) == 1
+    uneven = Order(1000, 1, Window(100), (150, 250, 100, 500))
+    for w in range(10):
+        ids = uneven.ids(0, np.arange(100 * w, 100 * w + 100))
+        assert len(set(np.searchsorted([150, 400, 500, 1000], ids, side="right").tolist())) <= 3
+
+
+def test_score_tells_full_from_windowed_from_stored() -> None:
+    full = Order(100_000, 1, True).neighbour_distance()
+    windowed = Order(100_000, 1, Window(10_000), (1000,) * 100).neighbour_distance()
+    stored = Order(100_000, 1, False).neighbour_distance()
+    assert 0.9 < full < 1.1
+    assert 0.001 < stored + 0.001 < windowed + 0.001 < full
+    assert Order(1, 1, True).neighbour_distance() == 1.0
+
+
+def test_substitutes_are_a_function_and_spread() -> None:
+    first = [substitute(p, 0, 1000, 7, 1) for p in range(200)]
+    assert first == [substitute(p, 0, 1000, 7, 1) for p in range(200)]
+    assert len(set(first)) > 150
+    assert all(0 <= i < 1000 for i in first)
+    assert first != [substitute(p, 1, 1000, 7, 1) for p in range(200)]
+    assert first != [substitute(p, 0, 1000, 7, 2) for p in range(200)]
+    assert substitute(3, 5, 1, 0, 0) == 0

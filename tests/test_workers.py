@@ -1,0 +1,265 @@
+"""The pool under attack: workers that are killed, stopped, or fail; trainers that end in every way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.loader_data import RogueReader, write_shards
+
+from feeder.dataset import ShardDataset
+from feeder.errors import WorkerError
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+from feeder.workers import Pool
+
+RECIPE = RandomResizedCrop(16)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 64)
+
+
+def _dataset(shards: Path, sample: int = -1, deed: str = "", mark: str = "") -> ShardDataset:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset.reader = RogueReader(str(shards / "index.bin"), sample, deed, mark)
+    return dataset
+
+
+def _pool(loader: DataLoader) -> Pool:
+    assert loader._fast is not None
+    return loader._fast.engine_in_use().pool
+
+
+def _expected(shards: Path, epochs: int = 1, **options: Any) -> list[tuple[torch.Tensor, ...]]:
+    loader = DataLoader(_dataset(shards), **options)
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def _check(batches: list[Any], expected: list[Any]) -> None:
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("deed", "cause"),
+    [("kill", "SIGKILL"), ("abort", "SIGABRT"), ("exit", "exit code 3"), ("stop", "silent for 0.5 s")],
+)
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
+    shards: Path, tmp_path: Path, deed: str, cause: str, context: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = _dataset(shards, 21, deed, str(tmp_path / "mark"))
+    loader = DataLoader(
+        dataset, batch_size=8, shuffle=True, num_workers=2, hang_timeout_s=0.5, multiprocessing_context=context
+    )
+    with caplog.at_level(logging.WARNING, "feeder"):
+        batches = [tuple(x.clone() for x in batch) for batch in loader]
+    _check(batches, _expected(shards, batch_size=8, shuffle=True))
+    (event,) = loader.stats()["replaced_workers"]
+    assert cause in event["cause"]
+    assert "00000021" in event["keys"]
+    assert cause in caplog.text
+
+
+def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:
+    chance = random.Random(1)
+    expected = _expected(shards, 4, batch_size=4, shuffle=True)
+    loader = DataLoader(_dataset(shards), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+    batches = []
+    killed = 0
+    for _ in range(4):
+        for batch in loader:
+            batches.append(tuple(x.clone() for x in batch))
+            pids = _pool(loader).pids()
+            if pids and chance.random() < 0.4:
+                os.kill(chance.choice(pids), signal.SIGKILL)
+                killed += 1
+    _check(batches, expected)
+    assert killed > 10
+    assert len(loader.stats()["replaced_workers"]) >= killed // 2
+
+
+def test_all_workers_stopped_before_they_took_anything_are_replaced(shards: Path) -> None:
+    loader = DataLoader(
+        _dataset(shards), batch_size=8, num_workers=2, hang_timeout_s=0.5, persistent_workers=True, prefetch_factor=1
+    )
+    for _ in loader:
+        pass
+    for pid in _pool(loader).pids():
+        os.kill(pid, signal.SIGSTOP)
+    batches = [tuple(x.clone() for x in batch) for batch in loader]
+    _check(batches, _expected(shards, 2, batch_size=8)[8:])
+
+
+def test_sample_that_kills_every_worker_ends_with_an_error_that_names_it(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards, 21, "kill"), batch_size=4, num_workers=2)
+    with pytest.raises(WorkerError, match="00000021") as caught:
+        for _ in loader:
+            pass
+    assert "SIGKILL" in str(caught.value)
+    assert caught.value.args
+
+
+def test_a_bug_in_a_worker_is_raised_with_its_traceback(shards: Path) -> None:
+    iterator = iter(DataLoader(_dataset(shards, 5, "raise"), batch_size=4, num_workers=1))
+    assert next(iterator)[2].tolist() == [0, 1, 2, 3]
+    with pytest.raises(WorkerError, match="a bug in the reader") as caught:
+        next(iterator)
+    assert "in read" in str(caught.value)
+    assert next(iterator)[2].tolist() == [8, 9, 10, 11]
+
+
+def test_worker_that_cannot_start_says_why(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards), num_workers=1, worker_init_fn=lambda i: 1 // 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        next(iter(loader))
+
+
+def test_timeout_means_what_torchs_means(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards, 5, "stop"), batch_size=4, num_workers=1, timeout=0.3)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("how", ["close", "break", "del", "raise", "end"])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_no_worker_is_left(shards: Path, how: str, persistent: bool, context: str | None) -> None:
+    loader = DataLoader(
+        _dataset(shards), batch_size=4, num_workers=2, persistent_workers=persistent, multiprocessing_context=context
+    )
+    pids: list[int] = []
+    iterator = iter(loader)
+    try:
+        for step, _ in enumerate(iterator):
+            pids = pids or _pool(loader).pids()
+            if how == "break" and step == 2:
+                break
+            if how == "raise" and step == 2:
+                raise ValueError
+    except ValueError:
+        pass
+    assert len(pids) == 2
+    if how == "close" or persistent:
+        loader.close()
+    del iterator
+    if how == "del":
+        del loader
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_stopped_worker_does_not_hold_up_closing(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards, 21, "stop"), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    pids = _pool(loader).pids()
+    loader.close()
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_epochs_with_killed_workers_leak_neither_memory_nor_descriptors(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=8, num_workers=2)
+
+    def epoch(number: int) -> None:
+        for step, _ in enumerate(loader):
+            if step == number % 5:
+                os.kill(_pool(loader).pids()[0], signal.SIGKILL)
+
+    for number in range(3):
+        epoch(number)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(6):
+        epoch(number)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+_TRAINER = """
+import os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+from test_workers import _dataset, _pool
+from pathlib import Path
+from feeder.loader import DataLoader
+loader = DataLoader(_dataset(Path({shards!r}), {sample}, {deed!r}), batch_size=4, num_workers=2, {options})
+iterator = iter(loader)
+next(iterator)
+from feeder.forkserver import ForkServer
+pids = _pool(loader).pids()
+server = ForkServer._shared
+print(*pids, *([server.process.pid] if server is not None else []), flush=True)
+{then}
+"""
+
+
+def _run_trainer(shards: Path, deed: str, options: str, then: str) -> tuple[list[int], str]:
+    """Runs a trainer to its end, and waits until all who inherited its output have ended; the workers' ids, and what
+    it wrote to stderr."""
+    code = _TRAINER.format(
+        tests=str(Path(__file__).parent), shards=str(shards), sample=21, deed=deed, options=options, then=then
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as trainer:
+        out, err = trainer.communicate(timeout=100)
+    pids = [int(pid) for pid in out.split()]
+    assert len(pids) >= 2, err
+    return pids, err
+
+
+@pytest.mark.parametrize(
+    ("deed", "options"), [("", ""), ("", "multiprocessing_context='fork'"), ("stop", "persistent_workers=True")]
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        "pass",
+        "os._exit(0)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "os.kill(os.getpid(), signal.SIGINT)",
+        "raise ValueError",
+    ],
+)
+def test_workers_end_with_the_trainer_however_it_ends(shards: Path, options: str, deed: str, then: str) -> None:
+    pids, _ = _run_trainer(shards, deed, options, then)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_interrupt_while_waiting_ends_promptly_and_leaves_nothing(shards: Path) -> None:
+    then = "threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\nfor _ in iterator: pass"
+    pids, err = _run_trainer(shards, "stop", "", then)
+    assert "KeyboardInterrupt" in err
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_a_process_forked_off_the_trainer_leaves_the_workers_alone(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        del iterator
+        loader.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert sum(1 for _ in iterator) == 15
+    assert loader.stats()["replaced_workers"] == []
