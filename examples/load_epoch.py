@@ -1,6 +1,6 @@
 """Loads one epoch of a shard set with training augmentation and says how fast that was.
 
-    python examples/load_epoch.py DIR [--batch-size 64] [--workers N]
+python examples/load_epoch.py DIR [--batch-size 64] [--workers N]
 """
 
 from __future__ import annotations
