@@ -34,11 +34,23 @@ def _paths(folder: str) -> list[str]:
 
 
 def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    finally:
-        os.close(descriptor)
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class _Arena:
+    """Where the encoded bytes of a batch are read to, used again and again as a loader's worker does."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._slots = [bytearray(max(os.path.getsize(path) for path in paths)) for _ in range(BATCH)]
+
+    def read(self, slot: int, path: str) -> memoryview:
+        view = memoryview(self._slots[slot])
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return view[: os.preadv(descriptor, [view], 0)]
+        finally:
+            os.close(descriptor)
 
 
 def torch_pillow(folder: str) -> Callable[[], int]:
@@ -151,7 +163,7 @@ def _recipe(validation: bool) -> Any:
     return transforms.Recipe.of([*geometry, transforms.Normalize(MEAN, STD)])
 
 
-def feeder_batches(folder: str, validation: bool = False) -> Iterator[tuple[list[bytes], Any, Any]]:
+def feeder_batches(folder: str, validation: bool = False) -> Iterator[tuple[list[memoryview], Any, Any]]:
     """Endless batches: the encoded images, the recipe and its draws."""
     from feeder.imageinfo import image_info
 
@@ -165,12 +177,14 @@ def feeder_batches(folder: str, validation: bool = False) -> Iterator[tuple[list
             info = image_info(data)
             sizes.append((info.height_px, info.width_px))
     recipe, extents = _recipe(validation), np.array(sizes)
+    arena = _Arena(paths)
     epoch = 0
     while True:
         order = np.random.default_rng(epoch).permutation(len(paths))
         for start in range(0, len(paths), BATCH):
             rows = order[start : start + BATCH]
-            yield [_read(paths[row]) for row in rows], recipe, recipe.draw(0, epoch, rows, extents[rows])
+            buffers = [arena.read(slot, paths[row]) for slot, row in enumerate(rows)]
+            yield buffers, recipe, recipe.draw(0, epoch, rows, extents[rows])
         epoch += 1
 
 
