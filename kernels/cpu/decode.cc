@@ -1,6 +1,8 @@
 #include "decode.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -54,6 +56,26 @@ Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptio
                                      " pixels (width x height, upright)"};
     }
     return {};
+}
+
+// Of one axis of the support, what the filter really reads: an output pixel's center is at most `radius` from the
+// outermost pixel that counts for it. After Resize and CenterCrop that is far less than the whole image.
+void narrow_axis(double source_begin, double source_end, int out_size, int& begin, int& end) {
+    const double scale = (source_end - source_begin) / out_size;
+    const double radius = std::max(scale, 1.0);
+    const double first = std::floor(source_begin + 0.5 * scale - radius) - 1;
+    const double last = std::ceil(source_end - 0.5 * scale + radius) + 1;
+    if (!(first < last)) return;  // a source box that makes no sense is resample()'s to refuse
+    const int narrow_begin = static_cast<int>(std::clamp(first, static_cast<double>(begin), static_cast<double>(end)));
+    const int narrow_end = static_cast<int>(std::clamp(last, static_cast<double>(begin), static_cast<double>(end)));
+    if (narrow_begin >= narrow_end) return;
+    begin = narrow_begin;
+    end = narrow_end;
+}
+
+void narrow_support(ImageJob& job) {
+    narrow_axis(job.source_box[0], job.source_box[2], job.out.width, job.support_box[0], job.support_box[2]);
+    narrow_axis(job.source_box[1], job.source_box[3], job.out.height, job.support_box[1], job.support_box[3]);
 }
 
 // Whether an end-of-image marker follows the header. Nearly always it is at the very end.
@@ -160,8 +182,7 @@ Outcome ImageDecoder::decode_jpeg(ByteSpan file, const JpegHeader& header, const
     return outcome;
 }
 
-Outcome ImageDecoder::decode_planes(const ImageJob& job, const DecodeOptions& options, Planes& planes,
-                                    StageTimes* times) {
+Outcome ImageDecoder::decode_planes(ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times) {
     Lap lap(times);
     if (looks_like_npy(job.file)) {
         Outcome outcome = npy_planes(job.file, planes);
@@ -175,6 +196,7 @@ Outcome ImageDecoder::decode_planes(const ImageJob& job, const DecodeOptions& op
     if (!outcome.ok()) return outcome;
     const bool complete = has_end(job.file, header.entropy_offset);
     lap.add_to(&StageTimes::header);
+    narrow_support(job);
     outcome = decode_jpeg(job.file, header, stored_box(job.support_box, job.orientation, header.width, header.height),
                           options.fidelity, planes, times);
     // A truncated file is one wherever the box lies: whether an image is good must not depend on the crop.
@@ -182,8 +204,9 @@ Outcome ImageDecoder::decode_planes(const ImageJob& job, const DecodeOptions& op
     return outcome;
 }
 
-Outcome ImageDecoder::decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times) {
+Outcome ImageDecoder::decode(const ImageJob& asked, const DecodeOptions& options, StageTimes* times) {
     try {
+        ImageJob job = asked;
         Planes planes;
         const Outcome outcome = decode_planes(job, options, planes, times);
         if (outcome.status > Status::damaged) return outcome;

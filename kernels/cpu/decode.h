@@ -39,7 +39,8 @@ class ImageDecoder {
     Outcome decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times = nullptr);
 
   private:
-    Outcome decode_planes(const ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
+    // Narrows the job's support box to what is read, and decodes that.
+    Outcome decode_planes(ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
     Outcome decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity wanted, Planes& planes,
                         StageTimes* times);
 

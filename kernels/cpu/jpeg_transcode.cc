@@ -5,9 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "exif.h"
 #include "jpeg_header.h"
-#include "jpeg_segments.h"
+#include "jpeg_rewrite.h"
 #include "libjpeg.h"
 
 namespace feeder {
@@ -54,19 +53,7 @@ void copy_metadata(j_decompress_ptr source, j_compress_ptr destination) {
     }
 }
 
-void copy_orientation(j_decompress_ptr source, j_compress_ptr destination) {
-    for (jpeg_saved_marker_ptr marker = source->marker_list; marker != nullptr; marker = marker->next) {
-        if (marker->marker != JPEG_APP0 + 1 || !starts_with(marker, "Exif\0\0", 6)) continue;
-        const int orientation = exif_orientation({marker->data, marker->data_length});
-        if (orientation == 1) continue;
-        uint8_t payload[32];
-        write_exif_orientation(orientation, payload);
-        jpeg_write_marker(destination, JPEG_APP0 + 1, payload, sizeof(payload));
-        return;
-    }
-}
-
-// Owns both halves of libjpeg; see Note [libjpeg errors].
+// Makes any JPEG that libjpeg knows sequential, over its coefficients. Owns both halves of libjpeg; see Note [libjpeg errors].
 class Transcoder {
   public:
     Transcoder() {
@@ -81,7 +68,7 @@ class Transcoder {
     }
 
     // False on a fatal error. `out` is complete only if the file is neither truncated, damaged nor incomplete.
-    bool run(ByteSpan file, const JpegHeader& header, const TranscodeOptions& options, Bytes& out) {
+    bool run(ByteSpan file, Bytes& out) {
         source_.err = reset_errors(errors_);
         destination_.err = &errors_.base;
         if (setjmp(errors_.jump) != 0) return false;
@@ -91,31 +78,24 @@ class Transcoder {
         source_.src = &memory_.base;
         reset_scan_limit(limit_);
         source_.progress = &limit_.base;
-        if (options.keep_metadata) jpeg_save_markers(&source_, JPEG_COM, 0xFFFF);
-        for (int i = 0; i < 16; ++i) {
-            if (options.keep_metadata || i == 1) jpeg_save_markers(&source_, JPEG_APP0 + i, 0xFFFF);
-        }
+        jpeg_save_markers(&source_, JPEG_COM, 0xFFFF);
+        for (int i = 0; i < 16; ++i) jpeg_save_markers(&source_, JPEG_APP0 + i, 0xFFFF);
         jpeg_read_header(&source_, TRUE);
         jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source_);
         incomplete_ = lacks_scans();
         if (incomplete_ || memory_.ran_out || errors_.damaged) return true;
 
         jpeg_copy_critical_parameters(&source_, &destination_);
-        destination_.optimize_coding = TRUE;
+        destination_.optimize_coding = FALSE;  // rewrite_jpeg chooses the codes
         destination_.restart_in_rows = 0;
-        destination_.restart_interval =
-            static_cast<unsigned>(choose_segment_mcus(mcu_grid(header), options.segment_px));
+        destination_.restart_interval = 0;
         bytes_.base.init_destination = init_destination;
         bytes_.base.empty_output_buffer = empty_output_buffer;
         bytes_.base.term_destination = term_destination;
         bytes_.out = &out;
         destination_.dest = &bytes_.base;
         jpeg_write_coefficients(&destination_, coefficients);
-        if (options.keep_metadata) {
-            copy_metadata(&source_, &destination_);
-        } else {
-            copy_orientation(&source_, &destination_);
-        }
+        copy_metadata(&source_, &destination_);
         jpeg_finish_compress(&destination_);
         jpeg_finish_decompress(&source_);
         return true;
@@ -167,15 +147,22 @@ Outcome transcode_jpeg(ByteSpan file, const TranscodeOptions& options, Bytes& ou
                                        " pixels, more than max_pixels=" + std::to_string(options.max_pixels)};
     }
 
-    out.set_size(0);
-    // A little more than the input, so that growing is the exception.
-    if (!out.reserve(file.size() + file.size() / 16 + 4096)) return {Status::corrupt, "JPEG: out of memory"};
+    const RewriteOptions rewrite{options.keep_metadata, options.segment_px};
+    if (rewrite_jpeg(file, header, rewrite, out)) return {};
+
+    // Progressive, several scans, or something wrong with it; then libjpeg says what.
+    Bytes sequential;
+    if (!sequential.reserve(2 * file.size() + 4096)) return {Status::corrupt, "JPEG: out of memory"};
     Transcoder transcoder;
-    if (!transcoder.run(file, header, options, out)) return fatal_outcome(transcoder.errors());
-    if (transcoder.truncated())
+    if (!transcoder.run(file, sequential)) return fatal_outcome(transcoder.errors());
+    if (transcoder.truncated()) {
         return {Status::damaged, "JPEG: truncated: the data ends before its end-of-image marker"};
+    }
     if (transcoder.errors().damaged) return {Status::damaged, std::string("JPEG: ") + transcoder.errors().reason};
     if (transcoder.incomplete()) return refuse("progressive, and its last scans are missing");
+    outcome = parse_jpeg_header(sequential.span(), header);
+    if (!outcome.ok()) return outcome;
+    if (!rewrite_jpeg(sequential.span(), header, rewrite, out)) return {Status::corrupt, "JPEG: out of memory"};
     return {};
 }
 

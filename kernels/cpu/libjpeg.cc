@@ -153,6 +153,7 @@ Outcome fatal_outcome(const JpegErrors& errors) {
         case JERR_NOT_COMPILED:
         case JERR_MISMATCHED_QUANT_TABLE:
         case JERR_BAD_DCT_COEF:
+        case JERR_HUFF_MISSING_CODE:
         case JERR_BAD_COMPONENT_ID:
             return {Status::unsupported, std::string("JPEG: ") + errors.reason};
         default:

@@ -1,0 +1,207 @@
+"""Decode, random resized crop to 224, flip and normalize to float32 NCHW on one core: feeder beside its rivals.
+
+Held equal: the images (warm in the page cache), the batch of 64, the distribution of crops, the output; one core for
+everything that a contestant starts. Each contestant is a process of its own; runs take turns. feeder's pixels are
+checked against the Pillow reference first. The "keep" run decodes the original files, "seekable" their lossless
+transcode, "raw" uint8 arrays of at most 500 pixels a side. The yardstick is libjpeg-turbo alone: whole images to RGB.
+Ratios are of images per CPU-second, which on one core are images per second where nothing else runs.
+
+    python -m bench.decode IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR] [--out FILE]
+
+--pillow-simd names a folder with pillow-simd (pip install --no-deps --target DIR pillow-simd); without it, that
+contestant is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from bench import decode_rivals
+from bench.result import interleave, save, spread, table
+
+__all__ = ["main"]
+
+# (name, what it says, what it is divided by, the least it should be)
+TARGETS = (
+    ("feeder-seekable", "torch", 3.8),
+    ("feeder-seekable", "dali", 2.4),
+    ("feeder-keep", "dali", 1.7),
+    ("feeder-raw", "torch", 2.5 * 4.5),
+    ("feeder-validation", "dali-validation", 2.0),
+    ("transcode", "libjpeg", 0.45),
+)
+RAW_SIDE_PX = 500
+
+
+def prepare(source: Path, work: Path) -> dict[str, Path]:
+    """Copies the images as the shard encodings have them, and counts what the transcode does to their size."""
+    from feeder import _native
+
+    folders = {name: work / name for name in ("keep", "seekable", "raw")}
+    for folder in folders.values():
+        folder.mkdir()
+    sizes = np.zeros(2, np.int64)
+    for number, path in enumerate(sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))):
+        name = f"{number:06d}"
+        data = path.read_bytes()
+        try:
+            seekable = _native.transcode(data, keep_metadata=True)
+        except _native.Unsupported:
+            seekable = data
+        sizes += len(data), len(seekable)
+        shutil.copy(path, folders["keep"] / f"{name}.jpg")
+        (folders["seekable"] / f"{name}.jpg").write_bytes(seekable)
+        image = Image.open(path).convert("RGB")
+        image.thumbnail((RAW_SIDE_PX, RAW_SIDE_PX), Image.Resampling.BILINEAR)
+        np.save(folders["raw"] / f"{name}.npy", np.asarray(image))
+    if not sizes[0]:
+        raise SystemExit(f"{source}: no .jpg or .jpeg file in it")
+    print(f"the transcode changes {sizes[0]:,} bytes by {100 * (sizes[1] / sizes[0] - 1):+.2f} %")
+    return folders
+
+
+def check(folder: Path) -> float:
+    """Mean absolute difference of feeder's first batch from Pillow's, in levels.
+
+    Raises:
+        SystemExit: if it is more than 0.6.
+    """
+    from feeder.decode.cpu import CpuDecoder
+    from feeder.decode.pillow import PillowDecoder
+
+    buffers, recipe, draws = next(decode_rivals.feeder_batches(str(folder)))
+    ones = np.ones(len(buffers), np.uint8)
+    outputs = [np.empty((len(buffers), 3, decode_rivals.SIZE, decode_rivals.SIZE), np.float32) for _ in range(2)]
+    for decoder, out in zip((CpuDecoder(), PillowDecoder()), outputs, strict=True):
+        if any(decoder.decode(buffers, ones, recipe, draws, out)):
+            raise SystemExit(f"{decoder.name} can't decode an image of {folder}")
+    levels = np.abs(outputs[0] - outputs[1]) * 255 * np.array(decode_rivals.STD)[:, None, None]
+    if levels.mean() > 0.6:
+        raise SystemExit(f"feeder is {levels.mean():.2f} levels from Pillow on average, more than 0.6: nothing to time")
+    return float(levels.mean())
+
+
+class Contestant:
+    """A rival's process, pinned to the core."""
+
+    def __init__(self, name: str, folder: Path, core: int, pillow_simd: str | None) -> None:
+        script = str(Path(decode_rivals.__file__))
+        command = ["taskset", "-c", str(core), sys.executable, script, name, str(folder)]
+        if pillow_simd is not None:
+            command += ["--pillow-simd", pillow_simd]
+        root = str(Path(__file__).resolve().parent.parent)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": root}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._name = name
+        self.images_per_s: list[float] = []
+        self._answer("ready")
+
+    def _answer(self, expected: str = "{") -> str:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith(expected):
+                return line
+        raise SystemExit(f"{self._name} ended with code {self._process.wait()}")
+
+    def ask(self, line: str) -> dict:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._answer())
+
+    def images_per_cpu_s(self, seconds: float) -> float:
+        found = self.ask(str(seconds))
+        self.images_per_s.append(found["images"] / found["seconds"])
+        return found["images"] / found["cpu_seconds"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("images", type=Path, help="a folder with JPEGs, searched recursively")
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one run at least")
+    parser.add_argument("--pillow-simd", metavar="DIR")
+    parser.add_argument("--only", metavar="NAMES", help="contestants, by commas")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as work:
+        folders = prepare(args.images, Path(work))
+        level = check(folders["seekable"])
+        print(f"feeder is {level:.3f} levels from Pillow on average")
+        inputs = {"feeder-seekable": "seekable", "feeder-validation": "seekable", "feeder-raw": "raw"}
+        names = args.only.split(",") if args.only else list(decode_rivals.RIVALS)
+        if not args.pillow_simd and "torch-simd" in names:
+            names.remove("torch-simd")
+        contestants = {
+            name: Contestant(
+                name, folders[inputs.get(name, "keep")], args.core, args.pillow_simd if name == "torch-simd" else None
+            )
+            for name in names
+        }
+        found = interleave(
+            {name: lambda c=c: c.images_per_cpu_s(args.seconds) for name, c in contestants.items()}, args.repeats
+        )
+        stages = contestants["feeder-seekable"].ask("stages") if "feeder-seekable" in contestants else {}
+        wall = {name: contestant.images_per_s for name, contestant in contestants.items()}
+        for contestant in contestants.values():
+            contestant.close()
+
+    rows = [["contestant", "images/CPU-s", "min", "max", "CPU ms/image", "of libjpeg", "images/s"]]
+    yardstick = statistics.median(found["libjpeg"]) if "libjpeg" in found else float("nan")
+    for name, values in found.items():
+        median = statistics.median(values)
+        rows.append(
+            [
+                name,
+                *(f"{value:.0f}" for value in (median, min(values), max(values))),
+                f"{1000 / median:.3f}",
+                f"{median / yardstick:.2f}",
+                f"{statistics.median(wall[name]):.0f}",
+            ]
+        )
+    print(table(rows))
+    ratios = []
+    for name, rival, least in TARGETS:
+        if name in found and rival in found:
+            # Of the runs of each turn, which shared the machine's moods; then the median.
+            ratio = statistics.median(a / b for a, b in zip(found[name], found[rival], strict=True))
+            ratios.append({"name": name, "rival": rival, "ratio": ratio, "least": least})
+    print(table([["ratio", "found", "wanted"], *([f"{r['name']} / {r['rival']}", f"{r['ratio']:.2f}", f"{r['least']:.2f}"] for r in ratios)]))
+    for what, shares in stages.items():
+        total = sum(shares.values())
+        parts = ", ".join(f"{name} {value:.1f} ({100 * value / total:.0f} %)" for name, value in shares.items() if value)
+        print(f"stages, {what}, microseconds an image (clock readings included): {parts}")
+    results = {
+        "images_per_s": {name: spread(values) for name, values in wall.items()},
+        "images_per_cpu_s": {name: spread(values) for name, values in found.items()},
+        "ratios": ratios,
+        "stages_us": stages,
+        "mean_levels_from_pillow": level,
+        "core": args.core,
+    }
+    print(f"written: {save('decode', results, args.out)}")
+    return 0 if all(r["ratio"] >= r["least"] for r in ratios) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

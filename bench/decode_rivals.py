@@ -1,0 +1,312 @@
+"""One contestant of bench/decode.py, in a process of its own: prepares itself, then runs when told to.
+
+    python bench/decode_rivals.py NAME FOLDER [--pillow-simd DIR]
+
+It writes "ready", and for each line it reads, a line of JSON: images, seconds and CPU seconds (of all
+its threads) of a timed run of at least that many seconds, over whole passes through the folder. ``stages`` as the line gives the shares of the native decode instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["RIVALS", "main"]
+
+BATCH = 64
+SIZE = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _paths(folder: str) -> list[str]:
+    return sorted(str(path) for path in Path(folder).rglob("*") if path.is_file())
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class _Arena:
+    """Where the encoded bytes of a batch are read to, used again and again as a loader's worker does."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._slots = [bytearray(max(os.path.getsize(path) for path in paths)) for _ in range(BATCH)]
+
+    def read(self, slot: int, path: str) -> memoryview:
+        view = memoryview(self._slots[slot])
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return view[: os.preadv(descriptor, [view], 0)]
+        finally:
+            os.close(descriptor)
+
+
+def torch_pillow(folder: str) -> Callable[[], int]:
+    """A plain torch DataLoader with Pillow, the ops as torchvision does them; in the calling process, its best on one core."""
+    import torch
+    from PIL import Image
+
+    torch.set_num_threads(1)
+    paths = _paths(folder)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+
+    def crop(width: int, height: int) -> tuple[int, int, int, int]:
+        for _ in range(10):
+            area = width * height * random.uniform(0.08, 1.0)
+            ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                left, top = random.randint(0, width - w), random.randint(0, height - h)
+                return left, top, left + w, top + h
+        return 0, 0, width, height
+
+    class Images(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return len(paths)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            with open(paths[index], "rb") as file:
+                image = Image.open(file).convert("RGB")
+            image = image.crop(crop(*image.size)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+            if random.random() < 0.5:
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+            return pixels.to(torch.float32).div(255).sub_(mean).div_(std)
+
+    loader = torch.utils.data.DataLoader(Images(), batch_size=BATCH, shuffle=True)
+    return lambda: sum(len(batch) for batch in loader)
+
+
+def _dali(folder: str, graph: Callable[[Any, Any], Any]) -> Callable[[], int]:
+    from nvidia.dali import fn, pipeline_def, types
+
+    paths = _paths(folder)
+
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)
+    def pipeline() -> Any:
+        encoded, _ = fn.readers.file(files=paths, random_shuffle=True, name="reader")
+        return graph(fn, encoded)
+
+    built = pipeline()
+    built.build()
+    del types
+
+    def run() -> int:
+        images = 0
+        while images < len(paths):
+            (batch,) = built.run()
+            images += len(batch)
+        return images
+
+    return run
+
+
+def _normalize(fn: Any, images: Any, **options: Any) -> Any:
+    from nvidia.dali import types
+
+    mean, std = [255 * value for value in MEAN], [255 * value for value in STD]
+    return fn.crop_mirror_normalize(
+        images, dtype=types.FLOAT, output_layout="CHW", crop=(SIZE, SIZE), mean=mean, std=std, **options
+    )
+
+
+def dali(folder: str) -> Callable[[], int]:
+    """DALI on the CPU: crop while decoding, resize, then mirror and normalize."""
+
+    def graph(fn: Any, encoded: Any) -> Any:
+        images = fn.decoders.image_random_crop(
+            encoded, device="cpu", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3], num_attempts=10
+        )
+        images = fn.resize(images, size=(SIZE, SIZE), interp_type=_linear(), antialias=True)
+        return _normalize(fn, images, mirror=fn.random.coin_flip())
+
+    return _dali(folder, graph)
+
+
+def dali_validation(folder: str) -> Callable[[], int]:
+    """DALI on the CPU, validation: decode, shorter side to 256, center crop."""
+
+    def graph(fn: Any, encoded: Any) -> Any:
+        images = fn.decoders.image(encoded, device="cpu")
+        images = fn.resize(images, resize_shorter=256, interp_type=_linear(), antialias=True)
+        return _normalize(fn, images)
+
+    return _dali(folder, graph)
+
+
+def _linear() -> Any:
+    from nvidia.dali import types
+
+    return types.INTERP_LINEAR
+
+
+def _recipe(validation: bool) -> Any:
+    from feeder import transforms
+
+    geometry = (
+        [transforms.Resize(256), transforms.CenterCrop(SIZE)]
+        if validation
+        else [transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
+    )
+    return transforms.Recipe.of([*geometry, transforms.Normalize(MEAN, STD)])
+
+
+def feeder_batches(folder: str, validation: bool = False) -> Iterator[tuple[list[memoryview], Any, Any]]:
+    """Endless batches: the encoded images, the recipe and its draws."""
+    from feeder.imageinfo import image_info
+
+    paths = _paths(folder)
+    sizes = []
+    for path in paths:
+        data = _read(path)
+        if path.endswith(".npy"):
+            sizes.append(np.load(io.BytesIO(data)).shape[:2])
+        else:
+            info = image_info(data)
+            sizes.append((info.height_px, info.width_px))
+    recipe, extents = _recipe(validation), np.array(sizes)
+    arena = _Arena(paths)
+    epoch = 0
+    while True:
+        order = np.random.default_rng(epoch).permutation(len(paths))
+        for start in range(0, len(paths), BATCH):
+            rows = order[start : start + BATCH]
+            buffers = [arena.read(slot, paths[row]) for slot, row in enumerate(rows)]
+            yield buffers, recipe, recipe.draw(0, epoch, rows, extents[rows])
+        epoch += 1
+
+
+def _feeder(folder: str, validation: bool = False) -> Callable[[], int]:
+    from feeder.decode.cpu import CpuDecoder
+
+    decoder = CpuDecoder()
+    batches, count = feeder_batches(folder, validation), len(_paths(folder))
+    out = np.empty((BATCH, 3, SIZE, SIZE), np.float32)
+    ones = np.ones(BATCH, np.uint8)
+
+    def run() -> int:
+        images = 0
+        while images < count:
+            buffers, recipe, draws = next(batches)
+            n = len(buffers)
+            errors = decoder.decode(buffers, ones[:n], recipe, draws, out[:n])
+            if any(errors):
+                raise SystemExit(f"{folder}: {next(error for error in errors if error)}")
+            images += n
+        return images
+
+    return run
+
+
+def _each(folder: str, function: Callable[[bytes], Any]) -> Callable[[], int]:
+    paths = _paths(folder)
+
+    def run() -> int:
+        for path in paths:
+            function(_read(path))
+        return len(paths)
+
+    return run
+
+
+def libjpeg(folder: str) -> Callable[[], int]:
+    """The yardstick: libjpeg-turbo decodes whole images to RGB, and nothing else happens."""
+    from feeder import _native
+
+    return _each(folder, _native.libjpeg_decode)
+
+
+def transcode(folder: str) -> Callable[[], int]:
+    """The lossless transcode of the sharder."""
+    from feeder import _native
+
+    return _each(folder, lambda data: _native.transcode(data, keep_metadata=True))
+
+
+RIVALS: dict[str, Callable[[str], Callable[[], int]]] = {
+    "torch": torch_pillow,
+    "torch-simd": torch_pillow,
+    "dali": dali,
+    "dali-validation": dali_validation,
+    "feeder-seekable": _feeder,
+    "feeder-keep": _feeder,
+    "feeder-raw": _feeder,
+    "feeder-validation": lambda folder: _feeder(folder, True),
+    "libjpeg": libjpeg,
+    "transcode": transcode,
+}
+
+
+def stages(folder: str, crop_px: int | None = None) -> dict[str, float]:
+    """Microseconds an image of each stage of the native decode, over the folder once; with one crop size for all if given."""
+    from feeder import _native
+
+    recipe = _recipe(False)
+    scale, bias = recipe.affine
+    out = np.empty((BATCH, 3, SIZE, SIZE), np.float32)
+    totals: dict[str, float] = {}
+    images, batches = 0, feeder_batches(folder)
+    wanted = len(_paths(folder))
+    seen = 0
+    while seen < wanted:
+        buffers, _, draws = next(batches)
+        seen += len(buffers)
+        rows = np.arange(len(buffers))
+        support = draws.support_box.copy()
+        if crop_px is not None:
+            rows = np.flatnonzero((draws.image_size >= crop_px).all(axis=1))
+            support[:, :2] = (draws.image_size[:, ::-1] - crop_px) // 2
+            support[:, 2:] = support[:, :2] + crop_px
+        times: dict[str, int] = {}
+        n = len(rows)
+        _native.decode_batch(
+            [buffers[row] for row in rows], support[rows].astype(np.float64), support[rows], draws.flip[rows],
+            np.ones(n, np.uint8), out[:n], layout="nchw", dtype="float32", scale=scale, bias=bias, times=times,
+        )  # fmt: skip
+        images += n
+        for name, nanoseconds in times.items():
+            totals[name] = totals.get(name, 0.0) + nanoseconds
+    return {name.removesuffix("_ns"): total / images / 1000 for name, total in totals.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", choices=sorted(RIVALS))
+    parser.add_argument("folder")
+    parser.add_argument("--pillow-simd", metavar="DIR")
+    args = parser.parse_args()
+    if args.pillow_simd:
+        sys.path.insert(0, args.pillow_simd)
+        import PIL
+
+        if "post" not in PIL.__version__:
+            raise SystemExit(f"{args.pillow_simd} holds Pillow {PIL.__version__}, not pillow-simd")
+    run = RIVALS[args.name](args.folder)
+    run()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        if line.startswith("stages"):
+            print(json.dumps({"all": stages(args.folder), "crop of 320x320": stages(args.folder, 320)}), flush=True)
+            continue
+        images, started, cpu_started = 0, time.perf_counter(), time.process_time()
+        while time.perf_counter() - started < float(line):
+            images += run()
+        used = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu_started}
+        print(json.dumps({"images": images, **used}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
