@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from bench import decode_rivals
-from bench.result import interleave, save, spread, table
+from feeder.measure import interleave, save, spread, table
 
 __all__ = ["main"]
 
