@@ -124,16 +124,18 @@ void TableMaker::round(const Filter& filter, Precision precision) {
     for (size_t i = 0; i < outputs; ++i) {
         const double* weight = filter.weights(static_cast<int>(i));
         int32_t* value = value_.data() + i * stride_ + kPadding;
-        for (int x = 0; x < capacity; ++x) value[x] = static_cast<int32_t>(0.5 + weight[x] * one);
-        if (precision == Precision::plain) {
-            int32_t sum = 0, most = -1;
-            int greatest = 0;
+        if (precision == Precision::exact) {
+            for (int x = 0; x < capacity; ++x) value[x] = static_cast<int32_t>(0.5 + weight[x] * one);
+        } else {
+            // Differences of rounded running sums: they add up to the rounded total.
+            double total = 0.5;
+            int32_t before = 0;
             for (int x = 0; x < capacity; ++x) {
-                sum += value[x];
-                greatest = value[x] > most ? x : greatest;
-                most = std::max(most, value[x]);
+                total += weight[x] * one;
+                const int32_t rounded = static_cast<int32_t>(total);
+                value[x] = rounded - before;
+                before = rounded;
             }
-            value[greatest] += (1 << kPlainBits) - sum;
         }
         // At the ends there is often a weight of zero.
         const int32_t count = filter.count[i];

@@ -45,13 +45,13 @@ struct PixelKernels {
     void (*vertical_exact)(const uint8_t* const* rows, const int32_t* high, const int32_t* low, int pairs, int width,
                            uint8_t* out);
 
-    // Turns a stripe [kLanes, stride] into column pairs [columns / 2, kLanes], each an int32 of two neighbours.
-    // `columns` is a multiple of kColumnBlock.
+    // Turns a stripe [kLanes, stride] into column pairs [columns / 2, kLanes], each an int32 of two neighbours (the
+    // portable code has an order of its own within a pair). `columns` is a multiple of kColumnBlock.
     void (*pair_columns_q7)(const int16_t* stripe, ptrdiff_t stride, int columns, int32_t* pairs);
     void (*pair_columns_exact)(const uint8_t* stripe, ptrdiff_t stride, int columns, int32_t* pairs);
 
-    // Column pairs to output columns. `out` is [width / 2, 4, 2, 4]: two columns, 4 groups of rows, column, row.
-    // exact: the values are 8-bit samples.
+    // Column pairs to output columns, kLanes int16 each, in an order that only finish_*() of the same level knows.
+    // For vectors it is [width / 2, 4, 2, 4]: two columns, 4 groups of rows, column, row. exact: 8-bit samples.
     void (*horizontal_q7)(const int32_t* pairs, const ColumnTable& table, int16_t* out);
     void (*horizontal_exact)(const int32_t* pairs, const ColumnTable& table, int16_t* out);
 
@@ -67,13 +67,10 @@ struct PixelKernels {
     void (*interleave)(const uint8_t* const rows[3], int n, uint8_t* pixels);
 
     // out[i] = samples[i] * scale[i % kPattern] + bias[i % kPattern], product and sum rounded to float32, then to
-    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements. stream: past the caches,
-    // where `out` is aligned to 64 bytes; end_stream() must follow before another thread reads it.
-    void (*affine_float32)(const uint8_t* samples, int n, const float* scale, const float* bias, float* out,
-                           bool stream);
+    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements.
+    void (*affine_float32)(const uint8_t* samples, int n, const float* scale, const float* bias, float* out);
     void (*affine_float16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
     void (*affine_bfloat16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
-    void (*end_stream)();
 };
 
 // JFIF's YCbCr to RGB in 15 fractional bits, beyond the whole part: R = Y + Cr + kRedCr * Cr and so on.

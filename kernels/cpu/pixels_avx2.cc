@@ -301,20 +301,11 @@ inline __m256 apply(const uint8_t* samples, const float* scale, const float* bia
     return _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_loadu_ps(scale)), _mm256_loadu_ps(bias));
 }
 
-void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out, bool stream) {
+void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out) {
     int x = 0, i = 0;
-    if (stream) {
-        for (; x + 16 <= n; x += 16, i = i == 32 ? 0 : i + 16) {
-            _mm256_stream_ps(out + x, apply(samples + x, scale + i, bias + i));
-            _mm256_stream_ps(out + x + 8, apply(samples + x + 8, scale + i + 8, bias + i + 8));
-        }
-    } else {
-        for (; x + 16 <= n; x += 16, i = i == 32 ? 0 : i + 16) {
-            _mm256_storeu_ps(out + x, apply(samples + x, scale + i, bias + i));
-            _mm256_storeu_ps(out + x + 8, apply(samples + x + 8, scale + i + 8, bias + i + 8));
-        }
-    }
-    portable_kernels().affine_float32(samples + x, n - x, scale + i, bias + i, out + x, false);
+    for (; x + 8 <= n; x += 8, i = i == 40 ? 0 : i + 8)
+        _mm256_storeu_ps(out + x, apply(samples + x, scale + i, bias + i));
+    portable_kernels().affine_float32(samples + x, n - x, scale + i, bias + i, out + x);
 }
 
 void affine_float16(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out) {
@@ -338,15 +329,13 @@ void affine_bfloat16(const uint8_t* samples, int n, const float* scale, const fl
     portable_kernels().affine_bfloat16(samples + x, n - x, scale + i, bias + i, out + x);
 }
 
-void end_stream() { _mm_sfence(); }
-
 }  // namespace
 
 const PixelKernels& avx2_kernels() {
     static constexpr PixelKernels kernels = {
         vertical_q7,    vertical_exact, pair_columns_q7, pair_columns_exact, horizontal_q7,
         horizontal_exact, finish_ycbcr, finish_exact,    deinterleave,       interleave,
-        affine_float32, affine_float16, affine_bfloat16, end_stream,
+        affine_float32, affine_float16, affine_bfloat16,
     };
     return kernels;
 }

@@ -342,18 +342,11 @@ struct Pattern {
 
 inline __mmask16 first_of_16(int n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
 
-void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out, bool stream) {
+void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out) {
     const Pattern pattern(scale, bias);
     int x = 0;
-    if (stream) {
-        for (; x + kPattern <= n; x += kPattern)
-            for (int i = 0; i < 3; ++i)
-                _mm512_stream_ps(out + x + 16 * i, pattern.apply(samples + x + 16 * i, i));
-    } else {
-        for (; x + kPattern <= n; x += kPattern)
-            for (int i = 0; i < 3; ++i)
-                _mm512_storeu_ps(out + x + 16 * i, pattern.apply(samples + x + 16 * i, i));
-    }
+    for (; x + kPattern <= n; x += kPattern)
+        for (int i = 0; i < 3; ++i) _mm512_storeu_ps(out + x + 16 * i, pattern.apply(samples + x + 16 * i, i));
     for (int i = 0; x < n; x += 16, ++i)
         _mm512_mask_storeu_ps(out + x, first_of_16(n - x), pattern.apply(samples + x, i));
 }
@@ -385,15 +378,13 @@ void affine_bfloat16(const uint8_t* samples, int n, const float* scale, const fl
     });
 }
 
-void end_stream() { _mm_sfence(); }
-
 }  // namespace
 
 const PixelKernels& avx512_kernels() {
     static constexpr PixelKernels kernels = {
         vertical_q7,    vertical_exact, pair_columns_q7, pair_columns_exact, horizontal_q7,
         horizontal_exact, finish_ycbcr, finish_exact,    deinterleave,       interleave,
-        affine_float32, affine_float16, affine_bfloat16, end_stream,
+        affine_float32, affine_float16, affine_bfloat16,
     };
     return kernels;
 }

@@ -11,6 +11,7 @@
 
 #include "coefficients.h"
 #include "pixels.h"
+#include "transpose.h"
 
 namespace feeder {
 namespace {
@@ -262,17 +263,6 @@ struct Region {
     int left, top, right, bottom;
 };
 
-// Turns blocks of 8 x 8 samples: rare enough (rotated photos) for plain code.
-void transpose(const uint8_t* from, ptrdiff_t stride, ptrdiff_t step, int width, int height, uint8_t* to,
-               ptrdiff_t to_stride) {
-    constexpr int block = 8;
-    for (int y0 = 0; y0 < height; y0 += block) {
-        const int y1 = std::min(y0 + block, height);
-        for (int x = 0; x < width; ++x)
-            for (int y = y0; y < y1; ++y) to[x * to_stride + y] = from[y * stride + x * step];
-    }
-}
-
 // The region (in the frame's axes) of a stored plane, copied only where it must be.
 View view_of(const Plane& plane, const Region& region, bool transposed, Buffer<uint8_t>& buffer) {
     if (!transposed && plane.step_bytes == 1) return {plane.data, plane.stride_bytes};
@@ -370,13 +360,8 @@ void resample_ycbcr(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
             kernels.horizontal_q7(pairs, columns.table, resized[i]);
         }
         kernels.finish_ycbcr(resized[0], resized[1], resized[2], width, rgb, rgb_stride);
-        for (int lane = 0; lane < lanes; ++lane) {
-            const uint8_t* row[3];
-            for (int c = 0; c < 3; ++c) row[c] = rgb[c] + lane * rgb_stride;
-            store.row(y0 + lane, row);
-        }
+        store.rows(y0, lanes, rgb, rgb_stride);
     }
-    store.end();
 }
 
 // Pillow's CMYK to RGB (Convert.c, cmyk2rgb), with libjpeg's YCCK to CMYK before it, of the columns and rows needed.
@@ -455,7 +440,7 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     int32_t* pairs = buffers.pairs.reserve(area(stride / 2 + columns.table.pairs, kLanes));
     int16_t* resized = buffers.resized[0].reserve(area(width, kLanes));
     uint8_t* middle = buffers.middle.reserve(area(channels * middle_rows, out_stride));
-    uint8_t* rgb = buffers.rgb.reserve(area(3, out_stride));
+    uint8_t* rgb = buffers.rgb.reserve(area(3 * kLanes, out_stride));
 
     for (int y0 = 0; y0 < height_in; y0 += kLanes) {
         const int lanes = std::min(kLanes, height_in - y0);
@@ -479,21 +464,22 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     }
 
     RowStore store(out, kernels);
-    for (int y = 0; y < out.height; ++y) {
-        const uint8_t* row[3];
+    for (int y0 = 0; y0 < out.height; y0 += kLanes) {
+        const int lanes = std::min(kLanes, out.height - y0);
         for (int c = 0; c < channels; ++c) {
             const uint8_t* from = middle + area(c * middle_rows, out_stride);
             const auto row_at = [&](int at) { return from + area(at - region.top, out_stride); };
-            const size_t at = area(y, table.capacity);
-            uint8_t* to = rgb + area(c, out_stride);
-            kernels.vertical_exact(rows_of(table, y, buffers.rows, row_at), table.high.data() + at,
-                                   table.low.data() + at, table.pairs[static_cast<size_t>(y)], out.width, to);
-            row[c] = to;
+            for (int lane = 0; lane < lanes; ++lane) {
+                const size_t at = area(y0 + lane, table.capacity);
+                kernels.vertical_exact(rows_of(table, y0 + lane, buffers.rows, row_at), table.high.data() + at,
+                                       table.low.data() + at, table.pairs[static_cast<size_t>(y0 + lane)], out.width,
+                                       rgb + area(c * kLanes + lane, out_stride));
+            }
         }
-        if (channels == 1) row[1] = row[2] = row[0];
-        store.row(y, row);
+        const uint8_t* rows[3];
+        for (int c = 0; c < 3; ++c) rows[c] = rgb + area(std::min(c, channels - 1) * kLanes, out_stride);
+        store.rows(y0, lanes, rows, out_stride);
     }
-    store.end();
 }
 
 }  // namespace

@@ -15,10 +15,6 @@ RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(
     }
     const bool interleaved = output.layout == Layout::nhwc && output.dtype != Dtype::uint8;
     if (interleaved) pixels_.resize(static_cast<size_t>(output.width) * 3 + kRowPadding);
-    // Whole cache lines only: a float32 image is far greater than the inner caches, and nobody on this core reads it.
-    const size_t row_bytes = static_cast<size_t>(output.width) * 4 * (output.layout == Layout::nhwc ? 3 : 1);
-    stream_ = output.dtype == Dtype::float32 && reinterpret_cast<uintptr_t>(output.data) % 64 == 0 &&
-              row_bytes % 64 == 0;
 }
 
 void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
@@ -27,7 +23,8 @@ void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
     switch (output_.dtype) {
         case Dtype::uint8: std::memcpy(static_cast<uint8_t*>(output_.data) + at, samples, static_cast<size_t>(n)); break;
         case Dtype::float32:
-            kernels_.affine_float32(samples, n, scale, bias, static_cast<float*>(output_.data) + at, stream_);
+            // Ordinary stores: past the caches it took 12 to 15 us longer per 224 x 224 image.
+            kernels_.affine_float32(samples, n, scale, bias, static_cast<float*>(output_.data) + at);
             break;
         case Dtype::float16:
             kernels_.affine_float16(samples, n, scale, bias, static_cast<uint16_t*>(output_.data) + at);
@@ -38,22 +35,27 @@ void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
     }
 }
 
-void RowStore::row(int y, const uint8_t* const rgb[3]) {
+void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t stride) {
     const size_t width = static_cast<size_t>(output_.width), height = static_cast<size_t>(output_.height);
-    const size_t row = static_cast<size_t>(y);
+    const size_t first = static_cast<size_t>(y);
     if (output_.layout == Layout::nchw) {
+        // Channel by channel: long runs of neighbouring addresses.
         for (int c = 0; c < 3; ++c)
-            affine(rgb[c], output_.width, c, (static_cast<size_t>(c) * height + row) * width);
-    } else if (output_.dtype == Dtype::uint8) {
-        kernels_.interleave(rgb, output_.width, static_cast<uint8_t*>(output_.data) + row * width * 3);
-    } else {
-        kernels_.interleave(rgb, output_.width, pixels_.data());
-        affine(pixels_.data(), output_.width * 3, 0, row * width * 3);
+            for (int i = 0; i < count; ++i)
+                affine(rgb[c] + i * stride, output_.width, c,
+                       (static_cast<size_t>(c) * height + first + static_cast<size_t>(i)) * width);
+        return;
     }
-}
-
-void RowStore::end() {
-    if (stream_) kernels_.end_stream();
+    for (int i = 0; i < count; ++i) {
+        const uint8_t* const row[3] = {rgb[0] + i * stride, rgb[1] + i * stride, rgb[2] + i * stride};
+        const size_t at = (first + static_cast<size_t>(i)) * width * 3;
+        if (output_.dtype == Dtype::uint8) {
+            kernels_.interleave(row, output_.width, static_cast<uint8_t*>(output_.data) + at);
+        } else {
+            kernels_.interleave(row, output_.width, pixels_.data());
+            affine(pixels_.data(), output_.width * 3, 0, at);
+        }
+    }
 }
 
 }  // namespace feeder

@@ -32,18 +32,14 @@ class RowStore {
   public:
     RowStore(const Output& output, const PixelKernels& kernels);
 
-    // Row y, from three rows of samples with kRowPadding (see pixels.h).
-    void row(int y, const uint8_t* const rgb[3]);
-
-    // Must follow the last row: only then may another thread read the output.
-    void end();
+    // Rows y ... y + count - 1, from samples `stride` bytes apart, with kRowPadding (see pixels.h).
+    void rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t stride);
 
   private:
     void affine(const uint8_t* samples, int n, int channel, size_t at);
 
     Output output_;
     const PixelKernels& kernels_;
-    bool stream_ = false;
     float scale_[3][kPattern];
     float bias_[3][kPattern];
     std::vector<uint8_t> pixels_;

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,9 +61,7 @@ def planes_of(
 ) -> list[npt.NDArray[np.uint8]]:
     most = max(h for h, _ in sampling), max(v for _, v in sampling)
     return [
-        np.ascontiguousarray(
-            smooth_noise(rng, -(-height * v // most[1]), -(-width * h // most[0]), 1, slope)[:, :, 0]
-        )
+        np.ascontiguousarray(smooth_noise(rng, -(-height * v // most[1]), -(-width * h // most[0]), 1, slope)[:, :, 0])
         for h, v in sampling
     ]
 
@@ -78,7 +81,15 @@ def random_case(rng: np.random.Generator, color: str, largest: int = 200) -> Cas
     planes = [rng.integers(0, 256, (height, width), dtype=np.uint8) for _ in range(count)]
     size = tuple(int(n) for n in rng.integers(1, 120, 2))
     return Case(
-        planes, color, sampling, width, height, source, support, (size[0], size[1]), orientation,
+        planes,
+        color,
+        sampling,
+        width,
+        height,
+        source,
+        support,
+        (size[0], size[1]),
+        orientation,
         bool(rng.integers(0, 2)),
     )
 
@@ -129,7 +140,11 @@ SAMPLINGS = {
 
 
 def ycbcr_case(
-    rng: np.random.Generator, sampling: list[tuple[int, int]], width: int, height: int, size: tuple[int, int],
+    rng: np.random.Generator,
+    sampling: list[tuple[int, int]],
+    width: int,
+    height: int,
+    size: tuple[int, int],
     orientation: int = 1,
 ) -> Case:
     upright = (height, width) if orientation >= 5 else (width, height)
@@ -228,18 +243,20 @@ def test_floats_are_the_normalized_bytes(level: str, layout: str, size: tuple[in
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_half_precision_rounds_as_numpy_over_its_whole_range(level: str) -> None:
+def test_half_precisions_round_to_even_over_their_whole_range(level: str) -> None:
     if not native.set_simd_level(level):
         pytest.skip(f"this CPU has no {level}")
     ramp = np.arange(256, dtype=np.uint8).reshape(1, 256)
     whole = (0, 0, 256, 1)
     case = Case([ramp], "gray", [(1, 1)], 256, 1, (0.0, 0.0, 256.0, 1.0), whole, (256, 1))
     for scale in (2.0**-26, 2.0**-24, 3.1e-7, 2.0**-15, 1.0, 257.0, 300.0, -1e5):
-        floats = ramp[0].astype(np.float32) * np.float32(scale)
+        floats = ramp[0].astype(np.float32) * np.float32(scale) + np.float32(0)
         with np.errstate(over="ignore"):
             expected = floats.astype(np.float16)
         found = resample(case, "nchw", "float16", scale=(scale,) * 3, bias=(0.0,) * 3)
         np.testing.assert_array_equal(found[0, 0], expected)
+        found = resample(case, "nchw", "bfloat16", scale=(scale,) * 3, bias=(0.0,) * 3)
+        np.testing.assert_array_equal(found[0, 0], rounded_to_bfloat16(floats))
 
 
 @pytest.mark.parametrize("color", ["gray", "rgb", "ycbcr"])
@@ -300,6 +317,65 @@ def test_scaled_planes_stand_for_the_pixels_that_they_cover() -> None:
     chroma = [upsample(plane, 2, 2).repeat(2, 0).repeat(2, 1) for plane in small[1:]]
     full = Case([luma, *chroma], "ycbcr", SAMPLINGS["4:4:4"], 240, 192, case.source, case.support, case.size)
     assert np.abs(out.astype(int) - full.expected()).max() <= 2
+
+
+class Fence:
+    """Memory between two pages that may not be touched."""
+
+    def __init__(self, size_bytes: int) -> None:
+        page = mmap.PAGESIZE
+        self.middle = -(-size_bytes // page) * page
+        self.map = mmap.mmap(-1, self.middle + 2 * page)
+        bytes_ = np.frombuffer(self.map, np.uint8)
+        libc = ctypes.CDLL(None, use_errno=True)
+        for at in (0, page + self.middle):
+            address = ctypes.c_void_p(bytes_.ctypes.data + at)
+            assert libc.mprotect(address, ctypes.c_size_t(page), 0) == 0
+        self.inside = bytes_[page : page + self.middle]
+
+    def place(self, array: npt.NDArray[Any], at_end: bool) -> npt.NDArray[Any]:
+        """A copy that starts right after the first forbidden page, or ends right before the last one."""
+        start = self.middle - array.nbytes if at_end else 0
+        copy = self.inside[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        copy[:] = array
+        return copy
+
+
+def resample_between_fences() -> None:
+    rng = np.random.default_rng(20)
+    fences = [Fence(1 << 18) for _ in range(4)]
+    for n in range(60):
+        width, height = (int(v) for v in rng.integers(1, 150, 2))
+        size = (int(rng.integers(1, 80)), int(rng.integers(1, 40)))
+        at_end = bool(n % 2)
+        if n % 4 < 2:
+            case = ycbcr_case(rng, list(SAMPLINGS.values())[n % len(SAMPLINGS)], width, height, size, n % 3 * 3 + 1)
+            case.planes = [fence.place(p, at_end) for fence, p in zip(fences, case.planes, strict=False)]
+        else:
+            case = random_case(rng, "rgb", 150)
+            pixels = fences[0].place(np.stack(case.planes, axis=-1), at_end)
+            case.planes = [pixels[:, :, c] for c in range(3)]
+        # A box that ends with the image: here reading too far would show.
+        upright = (case.height, case.width) if case.orientation >= 5 else (case.width, case.height)
+        case.support, case.source = (0, 0, *upright), (0.0, 0.0, float(upright[0]), float(upright[1]))
+        for layout in ("nchw", "nhwc"):
+            for dtype in ("uint8", "float32", "float16", "bfloat16"):
+                shape = (case.size[1], case.size[0], 3) if layout == "nhwc" else (3, case.size[1], case.size[0])
+                stored = np.zeros(shape, {"bfloat16": "uint16"}.get(dtype, dtype))
+                out = fences[3].place(stored, at_end)
+                native.resample_planes(**case.arguments(), out=out, layout=layout, dtype=dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_nothing_beside_planes_and_output_is_touched(level: str) -> None:
+    if not native.set_simd_level(level):
+        pytest.skip(f"this CPU has no {level}")
+    # In a process of its own, which a touch would end.
+    script = f"import test_resize as t; t.native.set_simd_level({level!r}); t.resample_between_fences()"
+    path = [str(Path(__file__).parent), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_calls_leave_nothing_behind_in_working_memory() -> None:
