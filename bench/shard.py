@@ -23,8 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.result import interleave, save, spread, table
+from feeder.measure import interleave, save, spread, table
 
+RESULTS = Path(__file__).resolve().parent / "results"
 _MEMORY_CHILD = """
 import json, resource, sys
 from feeder.shard import ShardOptions, shard
@@ -135,7 +136,7 @@ def main() -> None:
     print(f"feeder / tar: {spread(ratios)['median']:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
     print(f"memory beyond the paths: {extra / rows:.0f} bytes a sample ({large['rows']:,} rows)")
     results = {"files": files, "bytes": size_bytes, "seconds": speed, "ratio": spread(ratios), "memory": memory}
-    print(f"written to {save('shard', results, options.json)}")
+    print(f"written to {save('shard', results, options.json or RESULTS / 'shard.json')}")
 
 
 if __name__ == "__main__":

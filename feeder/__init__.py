@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feeder import transforms
+    from feeder.dataset import FolderDataset, ShardDataset
     from feeder.errors import (
         ArgumentError,
         BackendError,
@@ -20,43 +22,45 @@ if TYPE_CHECKING:
         SourceError,
         WorkerError,
     )
+    from feeder.loader import DataLoader
+    from feeder.order import Window
     from feeder.shard import write_shards
 
 __version__ = "0.1.0"
 
-_HOMES = dict.fromkeys(
-    [
-        "ArgumentError",
-        "BackendError",
-        "DecodeError",
-        "FeederError",
-        "FormatError",
-        "LockedError",
-        "ShardError",
-        "SourceError",
-        "WorkerError",
-    ],
-    "feeder.errors",
-) | {"write_shards": "feeder.shard"}
-
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "DataLoader",
     "DecodeError",
     "FeederError",
+    "FolderDataset",
     "FormatError",
     "LockedError",
+    "ShardDataset",
     "ShardError",
     "SourceError",
+    "Window",
     "WorkerError",
+    "transforms",
     "write_shards",
 ]
 
+_HOMES = {
+    "DataLoader": "feeder.loader",
+    "FolderDataset": "feeder.dataset",
+    "ShardDataset": "feeder.dataset",
+    "Window": "feeder.order",
+    "write_shards": "feeder.shard",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "transforms":
+        return importlib.import_module("feeder.transforms")
+    if name not in __all__:
         raise AttributeError(f"module 'feeder' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOMES.get(name, "feeder.errors")), name)
 
 
 def __dir__() -> list[str]:

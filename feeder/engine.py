@@ -76,6 +76,10 @@ class Engine:
                 meters[name] = meters.get(name, 0) + value
         return meters
 
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [] if self._pool is None else self._pool.pids()
+
     def fits(self, rows: int) -> bool:
         """Whether slots and workers are there for batches of that size."""
         return self._pool is not None and self._ring is not None and rows <= self._ring.layout.batch_size

@@ -157,10 +157,9 @@ class FastPath:
             self._engine = engine
         return engine
 
-    def engine_in_use(self) -> Engine:
-        """The engine that :meth:`engine` gave first."""
-        assert self._engine is not None
-        return self._engine
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [] if self._engine is None else self._engine.worker_pids()
 
     def requests(self, place: Place, split: Split | None) -> Iterator[Request]:
         """The batches from a place on."""

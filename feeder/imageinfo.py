@@ -34,7 +34,8 @@ class ImageInfo(NamedTuple):
         extension: The file extension of its format: "jpg", "png", "webp", "bmp", "gif", "tiff" or "ppm".
         width_px: Width as stored, before orientation.
         height_px: Height as stored, before orientation.
-        orientation: EXIF orientation 1-8; 1 if there is none or it is out of range.
+        orientation: EXIF orientation 1-8; 1 if there is none or it is out of range, and for TIFF, which Pillow turns
+            upright while loading it; the size is then the upright one.
     """
 
     extension: str
@@ -164,7 +165,8 @@ def _pillow_info(data: bytes) -> ImageInfo:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=list(_PILLOW_FORMATS)) as image:
-                orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+                # Pillow turns a TIFF upright as it loads it, and gives the size after that.
+                orientation = 1 if image.format == "TIFF" else image.getexif().get(_ORIENTATION_TAG, 1)
                 return _checked(
                     _PILLOW_FORMATS[str(image.format)],
                     image.width,

@@ -168,6 +168,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """What the stages took, and the ledger of bad samples and replaced workers."""
         return self._need_fast("stats").stats()
 
+    def worker_pids(self) -> list[int]:
+        """Process ids of the fast path's workers that run now."""
+        return [] if self._path is None else self._path.worker_pids()
+
     def close(self) -> None:
         """Ends the workers. The loader can be iterated again."""
         if self._path is not None:

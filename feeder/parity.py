@@ -1,128 +1,278 @@
-"""How far a backend's pixels are from the Pillow reference, in buckets by how much the crop is shrunk."""
+"""``feeder parity``: compares a backend with the Pillow reference on somebody's own images."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
+import PIL
 
-from feeder.errors import ArgumentError
+from feeder import order
+from feeder.decode.base import Decoder
+from feeder.decode.registry import get_decoder
+from feeder.errors import ArgumentError, SourceError
+from feeder.fidelity import BOUNDS, Bounds, BucketFigures, Comparison, crop_ratio
+from feeder.imageinfo import image_info
+from feeder.index import INDEX_NAME, Index
+from feeder.shard.options import Progress
+from feeder.source import ManifestColumns, Source, open_source
+from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
-__all__ = ["BOUNDS", "BUCKETS", "Bounds", "BucketFigures", "Comparison", "crop_ratio"]
+__all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
 
-# Crop-to-target ratios, [low, high): the geometric mean of crop width / output width and the same for the height.
-BUCKETS = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, math.inf))
+# What is compared: the two presets, and crops at output sizes that fill every bucket from photos of usual size.
+RECIPES: tuple[tuple[Op, ...], ...] = (
+    (Resize(256), CenterCrop(224)),
+    *((RandomResizedCrop(size), RandomHorizontalFlip()) for size in (448, 224, 112, 48)),
+)
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What a backend is held to in every bucket, in levels of 0-255.
+class Failure(NamedTuple):
+    """An image that only one of the two could decode.
 
     Attributes:
-        mean: Most that the mean absolute difference may be.
-        percentile_999: Most that the 99.9th percentile of the absolute difference may be.
-        bias: Most that the mean signed difference of any channel may be, in absolute value.
+        name: Where it is: a path, or a shard's key.
+        decoded_by: The backend that could.
+        reason: Why the other could not.
     """
 
-    mean: float = 0.6
-    percentile_999: float = 8.0
-    bias: float = 0.1
+    name: str
+    decoded_by: str
+    reason: str
 
 
-BOUNDS = {"fast": Bounds(), "exact": Bounds(percentile_999=1.0)}
+# What neither could decode says nothing of the backend.
+_NEITHER = Failure("", "", "")
 
 
 @dataclass(frozen=True)
-class BucketFigures:
-    """The differences of one bucket, in levels of 0-255.
+class ParityReport:
+    """The certificate of a backend on somebody's images.
 
     Attributes:
-        low: The bucket's crop-to-target ratios are at least this,
-        high: and less than this.
+        backend: The backend's name.
+        fidelity: "fast" or "exact".
+        versions: What decoded the reference.
         images: How many images were compared.
-        mean: Mean absolute difference.
-        percentile_999: 99.9th percentile of the absolute difference.
-        max: Largest absolute difference.
-        bias: Mean signed difference (backend - reference) of R, G and B.
+        unreadable: How many neither could decode.
+        failures: Those that only one could decode.
+        buckets: The figures, by crop-to-target ratio.
+        bounds: What the figures are held to.
     """
 
-    low: float
-    high: float
+    backend: str
+    fidelity: str
+    versions: str
     images: int
-    mean: float
-    percentile_999: float
-    max: int
-    bias: tuple[float, float, float]
+    unreadable: int
+    failures: tuple[Failure, ...]
+    buckets: tuple[BucketFigures, ...]
+    bounds: Bounds
 
-    def within(self, bounds: Bounds) -> bool:
-        """Whether all figures are within bounds; a bucket without images is."""
-        return self.images == 0 or (
-            self.mean <= bounds.mean
-            and self.percentile_999 <= bounds.percentile_999
-            and max(map(abs, self.bias)) <= bounds.bias
+    @property
+    def passed(self) -> bool:
+        """Whether every bucket is within the bounds and both decoded the same images, at least one."""
+        return self.images > 0 and not self.failures and all(bucket.within(self.bounds) for bucket in self.buckets)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values; the last bucket's upper end is None."""
+        report = {**asdict(self), "passed": self.passed}
+        for bucket in report["buckets"]:
+            bucket["high"] = None if math.isinf(bucket["high"]) else bucket["high"]
+        return report
+
+    def render(self) -> str:
+        """The report as a table for people."""
+        lines = [
+            f"backend {self.backend!r} ({self.fidelity}) against {self.versions}: {self.images:,} images, "
+            "differences in levels of 0-255",
+            "",
+            "  crop / target   images    mean   99.9 %   max      bias R, G, B",
+        ]
+        for bucket in self.buckets:
+            ratio = f"over {bucket.low:g}" if math.isinf(bucket.high) else f"{bucket.low:g} - {bucket.high:g}"
+            bias = " ".join(f"{value:+.3f}" for value in bucket.bias)
+            verdict = "" if bucket.within(self.bounds) else "   OUT OF BOUNDS"
+            lines.append(
+                f"  {ratio:<13} {bucket.images:>8,} {bucket.mean:>7.3f} {bucket.percentile_999:>8g} {bucket.max:>5}   "
+                f"{bias}{verdict}"
+            )
+        bounds = self.bounds
+        lines.append(
+            f"  bounds                 {bounds.mean:>7.3f} {bounds.percentile_999:>8g}         {bounds.bias:+.3f}"
         )
-
-    def __str__(self) -> str:
-        bias = ", ".join(f"{b:+.3f}" for b in self.bias)
-        return (
-            f"ratio {self.low:g}-{self.high:g}: {self.images} images, mean {self.mean:.3f}, "
-            f"99.9th percentile {self.percentile_999:g}, max {self.max}, bias (R, G, B) {bias}"
-        )
-
-
-class Comparison:
-    """Gathers differences image by image, in constant memory."""
-
-    def __init__(self) -> None:
-        self._histograms = np.zeros((len(BUCKETS), 256), np.int64)
-        self._signed = np.zeros((len(BUCKETS), 3), np.int64)
-        self._images = np.zeros(len(BUCKETS), np.int64)
-
-    def add(self, reference: npt.NDArray[np.uint8], found: npt.NDArray[np.uint8], ratio: float) -> None:
-        """Compares one image.
-
-        Args:
-            reference: uint8 [3, H, W], 0-255.
-            found: uint8 [3, H, W], 0-255: the same image by the backend.
-            ratio: Crop-to-target ratio, see :data:`BUCKETS`.
-        """
-        if reference.shape != found.shape:
-            raise ArgumentError(f"the images must be of one shape, got {reference.shape} and {found.shape}")
-        bucket = next(i for i, (_, high) in enumerate(BUCKETS) if ratio < high)
-        difference = found.astype(np.int16) - reference
-        self._histograms[bucket] += np.bincount(np.abs(difference).ravel(), minlength=256)
-        self._signed[bucket] += difference.sum(axis=(1, 2), dtype=np.int64)
-        self._images[bucket] += 1
-
-    def figures(self) -> list[BucketFigures]:
-        """The figures of all buckets; those without images are zero."""
-        return [self._bucket(i) for i in range(len(BUCKETS))]
-
-    def _bucket(self, i: int) -> BucketFigures:
-        histogram = self._histograms[i]
-        count = max(1, int(histogram.sum()))
-        levels = np.arange(256)
-        red, green, blue = (3 * self._signed[i] / count).tolist()
-        return BucketFigures(
-            low=BUCKETS[i][0],
-            high=BUCKETS[i][1],
-            images=int(self._images[i]),
-            mean=float((histogram * levels).sum() / count),
-            percentile_999=float(np.searchsorted(np.cumsum(histogram), 0.999 * histogram.sum())),
-            max=int(levels[histogram > 0].max(initial=0)),
-            bias=(red, green, blue),
-        )
+        if self.unreadable:
+            lines.append(f"\n  {self.unreadable:,} images that neither can decode were passed over")
+        for failure in self.failures:
+            lines.append(f"\n  only {failure.decoded_by!r} decodes {failure.name}: {failure.reason}")
+        lines.append("\n  " + ("passed" if self.passed else "NOT PASSED"))
+        return "\n".join(lines)
 
 
-def crop_ratio(source_box: npt.NDArray[np.float64], size: npt.NDArray[np.int32]) -> float:
-    """The crop-to-target ratio of one image.
+def parity(
+    path: str,
+    *,
+    backend: str = "auto",
+    fidelity: str = "fast",
+    images: int = 250,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """Compares a backend with the Pillow reference on somebody's own images.
 
     Args:
-        source_box: float64 [4], (left, top, right, bottom).
-        size: [2], (height, width) of the output.
+        path: A folder of images, of shards with an index, or of tars, or a manifest: whatever ``feeder shard`` and
+            ``feeder inspect`` take.
+        backend: The backend's name, or "auto".
+        fidelity: "fast" or "exact".
+        images: How many images to compare, chosen at random; all if there are fewer.
+        seed: Of the choice of images and of crops.
+        progress: Is told of every image.
+
+    Raises:
+        ArgumentError: for a bad argument.
+        BackendError: if the backend is missing.
+        SourceError: if the images can't be listed.
+        FormatError: if the index is damaged.
     """
-    left, top, right, bottom = source_box.tolist()
-    height, width = size.tolist()
-    return math.sqrt((right - left) * (bottom - top) / (height * width))
+    if images < 1:
+        raise ArgumentError(f"images must be at least 1, got {images}")
+    recipes = [Recipe.of(ops) for ops in RECIPES]
+    decoder = get_decoder(backend, recipes[0], fidelity=fidelity)
+    reference = get_decoder("pillow")
+    progress = progress or Progress()
+    comparison = Comparison()
+    failures: list[Failure] = []
+    compared = unreadable = 0
+    with _open_images(path) as source:
+        count = min(images, len(source))
+        chosen = order.permute(np.arange(count), len(source), seed).tolist() if count else []
+        progress.begin(count, 0, 0, 0)
+        for sample in chosen:
+            image = source.read(sample)
+            failure = _compare(comparison, decoder, reference, recipes, image, seed, sample) if image else _NEITHER
+            compared += failure is None
+            unreadable += failure is _NEITHER
+            if failure is not None and failure is not _NEITHER:
+                failures.append(failure)
+            progress.advance(1, len(image.data) if image else 0)
+        progress.end()
+    return ParityReport(
+        backend=decoder.name,
+        fidelity=fidelity,
+        versions=f"Pillow {PIL.__version__}",
+        images=compared,
+        unreadable=unreadable,
+        failures=tuple(failures),
+        buckets=tuple(comparison.figures()),
+        bounds=BOUNDS[fidelity],
+    )
+
+
+def _compare(
+    comparison: Comparison,
+    decoder: Decoder,
+    reference: Decoder,
+    recipes: Sequence[Recipe],
+    image: _Image,
+    seed: int,
+    sample: int,
+) -> Failure | None:
+    """Compares one image under all recipes."""
+    orientations = np.array([image.orientation], np.uint8)
+    width, height = image.width, image.height
+    size = (width, height) if image.orientation > 4 else (height, width)
+    for recipe in recipes:
+        draws = recipe.draw(seed, 0, [sample], [size])
+        expected, found = (np.zeros((1, 3, *draws.output_size[0].tolist()), np.uint8) for _ in range(2))
+        (lost,) = reference.decode([image.data], orientations, recipe, draws, expected)
+        (missed,) = decoder.decode([image.data], orientations, recipe, draws, found)
+        if lost is not None and missed is not None:
+            return _NEITHER
+        if lost is not None:
+            return Failure(image.name, decoder.name, lost.reason)
+        if missed is not None:
+            return Failure(image.name, reference.name, missed.reason)
+        comparison.add(expected[0], found[0], crop_ratio(draws.source_box[0], draws.base_size[0]))
+    return None
+
+
+class _Image(NamedTuple):
+    """An encoded image, its size as stored, and its orientation."""
+
+    name: str
+    data: bytes
+    width: int
+    height: int
+    orientation: int
+
+
+class _Images(Protocol):
+    """Images by number."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, i: int) -> _Image | None:
+        """An image, or None if it can't be read as one."""
+
+
+class _IndexedImages:
+    """The images of shards, by their index."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(self, i: int) -> _Image | None:
+        index = self._index
+        path = index.shard_path(int(index.shard[i]))
+        offset, length = int(index.offset[i]), int(index.length[i])
+        with open(path, "rb") as shard:
+            if offset + length > os.fstat(shard.fileno()).st_size:
+                raise SourceError(f"{path}: sample {index.key(i)!r} ends after the file; run `feeder inspect --verify`")
+            data = os.pread(shard.fileno(), length, offset)
+        return _Image(
+            f"{path} {index.key(i)}", data, int(index.width[i]), int(index.height[i]), int(index.orientation[i])
+        )
+
+
+class _SourceImages:
+    """The images of anything else that can be sharded."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source.table)
+
+    def read(self, i: int) -> _Image | None:
+        name = os.fsdecode(self._source.table.path(i))
+        for _, data in self._source.read(i):
+            try:
+                info = image_info(data)
+            except ValueError:
+                continue
+            return _Image(name, data, info.width_px, info.height_px, info.orientation)
+        return None
+
+
+@contextmanager
+def _open_images(path: str) -> Iterator[_Images]:
+    index = path if path.endswith(".bin") else os.path.join(path, INDEX_NAME)
+    if os.path.isfile(index):
+        yield _IndexedImages(Index(index))
+        return
+    with tempfile.TemporaryDirectory(prefix="feeder-parity-") as work:
+        source = open_source(path, ManifestColumns(), work)
+        try:
+            yield _SourceImages(source)
+        finally:
+            source.close()

@@ -41,6 +41,7 @@ _log = logging.getLogger("feeder")
 _HEAD = struct.Struct("<qq")  # part number (or _FAILED_START) and length of what follows
 _FAILED_START = -1
 _SAME_PART_LIMIT = 3
+_FRUITLESS_LIMIT = 10
 _GRACE_S = 1.0
 _CLOSE_S = 5.0
 _START_S = 60.0
@@ -390,7 +391,7 @@ class Pool:
         self._fruitless += 1
         if part is not None:
             self._failures[part.number] += 1
-        if self._fruitless > _SAME_PART_LIMIT + self.options.workers or (
+        if self._fruitless > _FRUITLESS_LIMIT + self.options.workers or (
             part is not None and self._failures[part.number] >= _SAME_PART_LIMIT
         ):
             raise WorkerError(self._hopeless(cause, keys))

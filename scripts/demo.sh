@@ -25,5 +25,5 @@ feeder shard "$images" --out "$shards"
 say "Loading an epoch: python examples/load_epoch.py $shards"
 python examples/load_epoch.py "$shards"
 
-say "Measuring: feeder bench $shards"
-feeder bench "$shards"
+say "Measuring: feeder bench $shards --folder $images"
+feeder bench "$shards" --folder "$images"

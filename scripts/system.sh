@@ -42,14 +42,18 @@ look() {
     if ! command -v g++ >/dev/null || ! command -v cc >/dev/null; then
         lacks "the C++ compiler g++" g++
         # Without a compiler the headers can't be looked for; the packages cost nothing where they are there already.
-        packages+=(zlib1g-dev libjpeg-dev libtiff-dev libopenjp2-7-dev)
+        packages+=(zlib1g-dev libjpeg-dev libtiff-dev libopenjp2-7-dev pkg-config)
         return
     fi
     has_header zlib.h || lacks "zlib.h" zlib1g-dev
     has_header jpeglib.h || lacks "jpeglib.h (libjpeg-turbo)" libjpeg-dev
     # For a name it can't find, g++ prints just the name.
     [ -f "$(g++ -print-file-name=libjpeg.a)" ] || lacks "libjpeg.a (libjpeg-turbo)" libjpeg-dev
-    has_header tiffio.h || { lost+=("compressed TIFF"); packages+=(libtiff-dev); }
+    # pillow-simd's build looks for its header where only pkg-config says.
+    if ! has_header tiffio.h || ! command -v pkg-config >/dev/null; then
+        lost+=("compressed TIFF")
+        packages+=(libtiff-dev pkg-config)
+    fi
     # openjpeg.h lies in a folder of its version, which the compiler doesn't search.
     compgen -G '/usr/include/openjpeg-2*/openjpeg.h' >/dev/null || has_header openjpeg.h || {
         lost+=("JPEG 2000")
@@ -84,6 +88,6 @@ if [ ${#missing[@]} -gt 0 ]; then
     exit 1
 fi
 for format in ${lost[@]+"${lost[@]}"}; do
-    say "note: pillow-simd will be built without $format; sudo apt-get install libtiff-dev libopenjp2-7-dev adds it"
+    say "note: pillow-simd will be built without $format; sudo apt-get install ${packages[*]} adds it"
 done
 printf '%s\n' "$python"

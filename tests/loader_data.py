@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def write_shards(folder: Path, samples: int, per_shard: int = 16, *, bad: tuple[
                     height=24,
                     orientation=1,
                     source_bytes=len(data),
-                        crc32=0,
+                    crc32=zlib.crc32(data),
                     members=members,
                 )
         part = str(folder / f"part-{shard}")

@@ -48,7 +48,7 @@ def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
 
 
 def test_every_command_explains_itself_in_80_columns() -> None:
-    for command in ([], ["shard"], ["inspect"], ["index"]):
+    for command in ([], ["shard"], ["inspect"], ["index"], ["bench"], ["parity"]):
         done = run(*command, "--help")
         assert max(map(len, done.stdout.splitlines())) <= 80
 
@@ -174,6 +174,13 @@ def test_index_from_the_command_line(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "images-shards" / "shard-000000.tar").rename(foreign / "x.tar")
     assert "12 samples in 1 tar" in run("index", foreign).stdout
     assert json.loads(run("index", foreign / "x.tar", "--json").stdout)["samples"] == 12
+
+
+def test_parity_from_the_command_line(tree: Path) -> None:
+    done = run("parity", tree, "--backend", "pillow", "--images", "4")
+    assert "pillow" in done.stdout
+    assert json.loads(run("parity", tree, "--backend", "pillow", "--images", "4", "--json").stdout)
+    assert "no-such" in run("parity", tree, "--backend", "no-such", code=1).stderr
 
 
 def test_public_names_are_sorted_and_all_load() -> None:

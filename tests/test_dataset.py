@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.loader_data import encode, write_shards
 
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.index import _DTYPES, INDEX_NAME, Index, _write
 from feeder.read import ShardReader
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
+from tests.loader_data import encode, write_shards
 
 
 def _folder(root: Path) -> Path:

@@ -182,6 +182,14 @@ def test_lambda_gets_what_stands_before_it_and_may_write_to_it() -> None:
         run_one([Lambda(lambda array: array[0, 0, 0] // 0 if 1 / 0 else array)], buffer)
 
 
+def test_a_flip_after_normalize_is_the_flip_before_it() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    flip, normalize = RandomHorizontalFlip(1.0), Normalize([0.5], [0.2])
+    after = run_one([normalize, flip, RandomErasing(0.0)], buffer)
+    np.testing.assert_array_equal(after, run_one([flip, normalize], buffer))
+    assert (after != run_one([normalize], buffer)).any()
+
+
 def test_grayscale_is_gray_and_jitter_of_nothing_changes_nothing() -> None:
     buffer = encode(natural_image(1, 20, 30), "png")
     gray = run_one([RandomGrayscale(1.0)], buffer)
@@ -252,6 +260,18 @@ def test_an_op_that_would_make_a_huge_image_is_refused() -> None:
     buffer = encode(np.zeros((1, 3000, 3), np.uint8), "png")
     with pytest.raises(DecodeError, match="Resize has 768000x256 pixels"):
         run_one([Resize(256), CenterCrop(224)], buffer)
+
+
+def test_tiff_is_turned_upright_once() -> None:
+    """Pillow does it while loading, so the orientation that is given must not be applied again."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = natural_image(0, 20, 30)
+    buffer = encode(stored, "tiff", exif=exif)
+    recipe = Recipe.of([])
+    for orientation in (1, 6):
+        out = PillowDecoder().decode_one(buffer, orientation, recipe, recipe.draw(0, 0, [0], [[30, 20]]))
+        np.testing.assert_array_equal(out, np.rot90(stored, -1).transpose(2, 0, 1))
 
 
 def test_formats_that_could_start_programs_are_not_opened() -> None:

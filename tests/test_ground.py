@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bench.make_images import make_images
+from feeder.cli import main
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -91,3 +95,23 @@ def test_version_is_the_same_everywhere() -> None:
     import feeder
 
     assert feeder.__version__ == pyproject()["project"]["version"]
+
+
+def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
+    make_images(tmp_path / "images", count=6, classes=3)
+    assert main(["shard", str(tmp_path / "images"), "-q"]) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shorter = {"range(90)": "range(2)", "num_workers=8": "num_workers=1", "batch_size=256": "batch_size=4"}
+    for long, short in shorter.items():
+        assert long in code
+        code = code.replace(long, short)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code + "\nprint(images.shape, images.dtype, labels.dtype)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "torch.Size([2, 3, 224, 224]) torch.float32 torch.int64"

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.loader_data import encode, write_shards
 
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
 from feeder.order import Window
 from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
+from tests.loader_data import encode, write_shards
 
 RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 

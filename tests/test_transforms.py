@@ -253,8 +253,9 @@ def test_draws_depend_on_nothing_but_seed_epoch_sample_and_size() -> None:
 def test_seed_epoch_sample_and_place_in_the_recipe_all_change_the_draws() -> None:
     sizes = np.array([[375, 500]] * 50)
     ids = np.arange(50)
-    first = draw([RandomResizedCrop(9), RandomResizedCrop(9)], sizes=sizes, ids=ids)
-    assert (first.ops[0]["top"] != first.ops[1]["top"]).any()
+    flips = draw([RandomHorizontalFlip(), RandomHorizontalFlip()], sizes=sizes, ids=ids)
+    assert (flips.ops[0]["flip"] != flips.ops[1]["flip"]).any()
+    first = draw([RandomResizedCrop(9)], sizes=sizes, ids=ids)
     for other in ({"seed": 5}, {"epoch": 5}, {"ids": ids + 50}):
         changed = draw([RandomResizedCrop(9)], **{"sizes": sizes, "ids": ids, **other})
         assert (changed.source_box != first.source_box).any(axis=1).mean() > 0.9
@@ -271,13 +272,14 @@ def test_random_numbers_fill_their_ranges() -> None:
             RandomGrayscale(0.2),
             RandAugment(3),
             RandomRotation((10, 20)),
-            RandomAffine((-5, 5), (0.5, 0.0)),
+            Resize((9, 19)),
+            RandomAffine((-5, 5), (0.3, 0.0), (0.5, 0.6), (1.0, 2.0, 3.0, 4.0)),
             RandomErasing(0.25),
         ],
         sizes=sizes,
         ids=np.arange(count),
     )
-    crop, flip, jitter, gray, augment, rotation, affine, erasing = draws.ops
+    crop, flip, jitter, gray, augment, rotation, _, affine, erasing = draws.ops
     share = crop["height"] * crop["width"] / 120_000
     assert 0.19 < share.min() < 0.22
     assert 0.58 < share.max() < 0.61
@@ -295,8 +297,11 @@ def test_random_numbers_fill_their_ranges() -> None:
     assert np.bincount(augment["kind"].ravel()).min() > 3 * count / 14 * 0.85
     assert abs((augment["magnitude"][augment["kind"] == 1] < 0).mean() - 0.5) < 0.06
     assert 10 <= rotation["angle"].min() < 10.1
-    assert set(affine["shift_x"]) == set(range(-4, 5))
+    assert set(affine["shift_x"]) == set(range(-6, 7))
     assert set(affine["shift_y"]) == {0}
+    for name, low, high in (("angle", -5, 5), ("scale", 0.5, 0.6), ("shear_x", 1, 2), ("shear_y", 3, 4)):
+        assert low <= affine[name].min() < low + 0.01 * (high - low), name
+        assert high - 0.01 * (high - low) < affine[name].max() < high, name
     assert abs(erasing["erase"].mean() - 0.25) < 0.03
 
 

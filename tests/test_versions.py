@@ -76,6 +76,8 @@ def test_pillow_simd_over_pillow(tmp_path: Path) -> None:
     assert pillow["libjpeg"].startswith("libjpeg-turbo ")
     assert not Path(pillow["libjpeg_path"]).is_relative_to(tmp_path)
     assert "warning" not in text(tmp_path)
+    if os.environ.get("CI") == "true":  # elsewhere a header may be missing that nobody could install
+        assert pillow["absent_codecs"] == []
 
 
 def test_pillow_put_back_over_pillow_simd(tmp_path: Path) -> None:

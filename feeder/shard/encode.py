@@ -133,7 +133,7 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
     if options.mode == "raw":
         np.save(buffer, np.asarray(image), allow_pickle=False)
         return Encoded(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
-    if info.orientation != 1 and "exif" not in metadata:  # a TIFF has it in a tag of its own
+    if info.orientation != 1 and "exif" not in metadata:  # what it says is recorded, never baked in
         exif = Image.Exif()
         exif[0x0112] = info.orientation
         metadata["exif"] = exif.tobytes()

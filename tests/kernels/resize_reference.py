@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["Case", "orient", "pillow_resize", "smooth_noise", "to_rgb", "upsample", "ycbcr_to_rgb"]
+__all__ = ["Case", "orient", "pillow_resize", "resize_pass", "smooth_noise", "to_rgb", "upsample", "ycbcr_to_rgb"]
 
 U8 = npt.NDArray[np.uint8]
 
@@ -117,14 +117,32 @@ def pillow_resize(
 ) -> U8:
     """Pillow's crop and antialiased bilinear resize to size (width, height). uint8 [height, width, 3].
 
-    In two calls, one a pass: Pillow always had the horizontal pass first, and from version 13 on has the vertical one
-    first for some shapes, which rounds differently in between.
+    The horizontal pass first: Pillow always had it so, and from version 13 on has the vertical one first for some
+    shapes, which rounds differently in between.
     """
-    image = orient(Image.fromarray(rgb), orientation).crop(support)
+    pixels = np.asarray(orient(Image.fromarray(rgb), orientation).crop(support))
     left, top, right, bottom = (value - support[i % 2] for i, value in enumerate(source))
-    image = image.resize((size[0], image.height), Image.Resampling.BILINEAR, (left, 0, right, image.height))
-    image = image.resize(size, Image.Resampling.BILINEAR, (0, top, size[0], bottom))
-    return np.asarray(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image)
+    pixels = resize_pass(pixels, 1, left, right, size[0])
+    pixels = resize_pass(pixels, 0, top, bottom, size[1])
+    return pixels[:, ::-1] if flip else pixels
+
+
+def resize_pass(pixels: U8, axis: int, start: float, end: float, count: int) -> U8:
+    """One pass of Pillow's bilinear resize (Resample.c) along an axis, as its portable C code does it.
+
+    Written out, as pillow-simd rounds differently and may be what is imported as PIL.
+    """
+    samples = np.moveaxis(pixels, axis, 0).astype(np.int64)
+    start, scale = float(np.float32(start)), float(np.float32(end) - np.float32(start)) / count  # the box is floats
+    reach = max(scale, 1.0)
+    out = np.empty((count, *samples.shape[1:]), np.uint8)
+    for i in range(count):
+        center = start + (i + 0.5) * scale
+        first, last = max(0, int(center - reach + 0.5)), min(len(samples), int(center + reach + 0.5))
+        weights = np.maximum(0, 1 - np.abs((np.arange(first, last) - center + 0.5) / reach))
+        fixed = (weights / weights.sum() * (1 << 22) + 0.5).astype(np.int64)
+        out[i] = np.clip((np.tensordot(fixed, samples[first:last], 1) + (1 << 21)) >> 22, 0, 255)
+    return np.moveaxis(out, 0, axis)
 
 
 @dataclass

@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from feeder import _native as native
 from tests.kernels import jpegs
-
-native = pytest.importorskip("feeder._native")
 
 CUTTABLE = [kind for kind in jpegs.KINDS if kind != "restart blocks"]
 

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 import feeder
+from feeder import _native as native
 from tests.kernels import jpegs
+from tests.kernels.resize_reference import pillow_resize
 
-native = pytest.importorskip("feeder._native")
 Status = native.Status
 Box = tuple[int, int, int, int]
 
@@ -279,8 +280,8 @@ def test_raw_array_is_pillows(mode: str, version: tuple[int, int]) -> None:
     image = jpegs.photo(9, 130, 70).convert(mode)
     out, statuses, reasons = decode([npy(np.asarray(image), version)], [(11, 7, 120, 66)])
     assert statuses == [Status.OK], reasons
-    expected = image.convert("RGB").crop((11, 7, 120, 66)).resize((24, 20), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(out[0], np.asarray(expected))
+    expected = pillow_resize(np.asarray(image.convert("RGB")), (11, 7, 120, 66), (11, 7, 120, 66), (24, 20))
+    np.testing.assert_array_equal(out[0], expected)
 
 
 PIXELS = np.zeros((70, 130, 3), np.uint8)

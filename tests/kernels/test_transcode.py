@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feeder import _native as native
 from tests.kernels import jpegs
 
-native = pytest.importorskip("feeder._native")
 Status = native.Status
 
 

@@ -1,4 +1,4 @@
-"""How every benchmark here records what it found: the machine, the versions, every repeat; and the table it prints."""
+"""How every benchmark records what it found: the machine, the versions, every repeat; and the table that it prints."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from typing import Any
 
 __all__ = ["interleave", "machine", "save", "spread", "table"]
 
-ROOT = Path(__file__).resolve().parent.parent
-
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, kernel, commit and package versions."""
@@ -24,15 +22,12 @@ def machine() -> dict[str, Any]:
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=False).stdout
     return {
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
-        "commit": commit + ("+changes" if changed.strip() else ""),
+        "commit": _commit(),
         "versions": versions(),
         "arguments": sys.argv[1:],
         "date": time.strftime("%Y-%m-%d"),
@@ -66,9 +61,24 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def save(name: str, results: Mapping[str, Any], out: str | None) -> Path:
-    """Writes a result with the machine it comes from to ``bench/results/NAME.json``, or to ``out``."""
-    path = Path(out) if out else ROOT / "bench" / "results" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"benchmark": name, "machine": machine(), **results}, indent=1) + "\n")
+def save(name: str, results: Mapping[str, Any], path: str) -> str:
+    """Writes a result, with the machine that it comes from, as JSON."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"benchmark": name, "machine": machine(), **results}, file, indent=1)
+        file.write("\n")
     return path
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that feeder runs from, with a mark if it has changes; None for an installed feeder."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
+    return git("rev-parse", "HEAD") + ("+changes" if changed else "")
