@@ -91,20 +91,24 @@ size_t find_marker(ByteSpan file, size_t from) {
     const size_t size = file.size();
     const __m128i ones = _mm_set1_epi8(static_cast<char>(0xFF));
     const __m128i zero = _mm_setzero_si128();
-    // 32 bytes a step, each beside its successor. Photos have a stuffed FF every few hundred bytes, so memchr alone would
-    // stop far more often than there are markers.
-    while (from + 33 <= size) {
-        const __m128i here0 = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + from));
-        const __m128i here1 = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + from + 16));
-        const __m128i next0 = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + from + 1));
-        const __m128i next1 = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + from + 17));
-        const __m128i not0 = _mm_or_si128(_mm_cmpeq_epi8(next0, zero), _mm_cmpeq_epi8(next0, ones));
-        const __m128i not1 = _mm_or_si128(_mm_cmpeq_epi8(next1, zero), _mm_cmpeq_epi8(next1, ones));
-        const unsigned hits =
-            static_cast<unsigned>(_mm_movemask_epi8(_mm_andnot_si128(not0, _mm_cmpeq_epi8(here0, ones)))) |
-            static_cast<unsigned>(_mm_movemask_epi8(_mm_andnot_si128(not1, _mm_cmpeq_epi8(here1, ones)))) << 16;
-        if (hits != 0) return from + static_cast<size_t>(__builtin_ctz(hits));
-        from += 32;
+    // 64 bytes a step. Most have no FF at all; of those that do, nearly all are stuffed.
+    while (from + 65 <= size) {
+        const __m128i* const here = reinterpret_cast<const __m128i*>(data + from);
+        __m128i is_ff[4];
+        for (int i = 0; i < 4; ++i) is_ff[i] = _mm_cmpeq_epi8(_mm_loadu_si128(here + i), ones);
+        const __m128i any = _mm_or_si128(_mm_or_si128(is_ff[0], is_ff[1]), _mm_or_si128(is_ff[2], is_ff[3]));
+        if (_mm_movemask_epi8(any) != 0) {
+            const __m128i* const next = reinterpret_cast<const __m128i*>(data + from + 1);
+            uint64_t hits = 0;
+            for (int i = 0; i < 4; ++i) {
+                const __m128i after = _mm_loadu_si128(next + i);
+                const __m128i no_marker = _mm_or_si128(_mm_cmpeq_epi8(after, zero), _mm_cmpeq_epi8(after, ones));
+                const int found = _mm_movemask_epi8(_mm_andnot_si128(no_marker, is_ff[i]));
+                hits |= static_cast<uint64_t>(static_cast<unsigned>(found)) << (16 * i);
+            }
+            if (hits != 0) return from + static_cast<size_t>(__builtin_ctzll(hits));
+        }
+        from += 64;
     }
 #endif
     return find_marker_portable(file, from);

@@ -86,7 +86,9 @@ class Transcoder {
         if (incomplete_ || memory_.ran_out || errors_.damaged) return true;
 
         jpeg_copy_critical_parameters(&source_, &destination_);
-        destination_.optimize_coding = FALSE;  // rewrite_jpeg chooses the codes
+        // rewrite_jpeg chooses the codes, but without this libjpeg-turbo's SIMD coder would not refuse coefficients
+        // that baseline has no code for.
+        destination_.optimize_coding = TRUE;
         destination_.restart_in_rows = 0;
         destination_.restart_interval = 0;
         bytes_.base.init_destination = init_destination;
