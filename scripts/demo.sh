@@ -25,5 +25,9 @@ feeder shard "$images" --out "$shards"
 say "Loading an epoch: python examples/load_epoch.py $shards"
 python examples/load_epoch.py "$shards"
 
-say "Measuring: feeder bench $shards --folder $images"
-feeder bench "$shards" --folder "$images"
+# The plain loader reads single files in class folders; of anything else it reads the shards, as feeder does.
+kind="$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["source"]["kind"])' "$shards/manifest.json")"
+bench=(feeder bench "$shards")
+[ "$kind" != "class folders" ] || bench+=(--folder "$images")
+say "Measuring: ${bench[*]}"
+"${bench[@]}"

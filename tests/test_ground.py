@@ -115,3 +115,15 @@ def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "torch.Size([2, 3, 224, 224]) torch.float32 torch.int64"
+
+
+def test_system_check_prints_the_python_to_use() -> None:
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/system.sh", sys.executable],
+        env={"PATH": os.environ["PATH"], "FEEDER_NO_INSTALL": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{sys.executable}\n"), done.stderr
