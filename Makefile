@@ -7,12 +7,13 @@ VENV ?= .venv
 PYTHON ?=
 IMAGES ?=
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 60
 TORCH_INDEX ?=
 export VENV PYTHON IMAGES TORCH_INDEX
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint env clean
+.PHONY: help demo test lint fuzz env clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,6 +31,10 @@ lint: ## check style and types
 	@scripts/env.sh test
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+fuzz: ## fuzz the native kernels under sanitizers for FUZZ_SECONDS (60); needs clang
+	@scripts/env.sh test
+	PYTHON=$(abspath $(BIN))/python kernels/fuzz/run.sh $(FUZZ_SECONDS)
 
 env: ## make or update the environment with all that tests and development need
 	@scripts/env.sh test

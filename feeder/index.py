@@ -22,7 +22,7 @@ import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from feeder.files import atomic_file
 __all__ = ["INDEX_NAME", "Index", "IndexBuilder", "ShardEntry", "merge_indexes"]
 
 INDEX_NAME = "index.bin"
+_T = TypeVar("_T")
 _MAGIC = b"FEEDERIX"
 _VERSION = 1
 _ALIGN = 64
@@ -191,7 +192,7 @@ class Index:
 
     def shard_path(self, shard: int) -> str:
         """Full path of a shard, by its number."""
-        return os.path.join(os.path.dirname(self.path), self.shards[shard].name)
+        return os.path.join(os.path.dirname(self.path), self._named(self.shards, shard, "shard").name)
 
     def key(self, i: int) -> str:
         """The sample's WebDataset key."""
@@ -208,15 +209,23 @@ class Index:
             *(self._columns[f"member_{name}"][start:end].tolist() for name in ("field", "offset", "length")),
             strict=True,
         )
-        return [(self.fields[field], offset, length) for field, offset, length in rows]
+        return [(self._named(self.fields, field, "field"), offset, length) for field, offset, length in rows]
 
     def image_field(self, i: int) -> str:
         """Name of the sample's image field, such as "jpg"."""
-        return self.fields[int(self.field[i])]
+        return self._named(self.fields, int(self.field[i]), "field")
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column by its name in Note [Index file]."""
         return self._columns[name]
+
+    def _named(self, names: tuple[_T, ...], number: int, what: str) -> _T:
+        if number >= len(names):
+            raise FormatError(
+                f"{self.path}: names {what} {number}, but has {len(names)} of them; it is damaged: rebuild it with "
+                "`feeder index`, or shard the dataset again"
+            )
+        return names[number]
 
     def _text(self, name: str, i: int) -> bytes:
         start, end = (int(v) for v in self._columns[f"{name}_start"][i : i + 2])

@@ -15,11 +15,13 @@ import numpy.typing as npt
 from feeder.files import file_sha256
 from feeder.index import INDEX_NAME, Index
 from feeder.manifest import MANIFEST_NAME, Manifest
+from feeder.order import Order, Window
 
 __all__ = ["Damage", "Report", "inspect", "render", "verify"]
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
+_WINDOWS = (1024, 8192, 65536)
 _BAR = 24
 
 
@@ -51,6 +53,8 @@ class Report:
         unlabelled: Samples without a label.
         classes: (name, count) by label.
         image_bytes, width_px, height_px: minimum, 5 %, median, 95 %, maximum.
+        window_scores: For windowed shuffles of so many samples, how far apart they put stored neighbours, relative to
+            a full shuffle: 1 is as good, 0 is the stored order. Windows that hold the whole set are left out.
     """
 
     path: str
@@ -66,6 +70,7 @@ class Report:
     image_bytes: list[int]
     width_px: list[int]
     height_px: list[int]
+    window_scores: dict[int, float]
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -117,6 +122,7 @@ def inspect(path: str) -> Report:
         image_bytes=_percentiles(index.length),
         width_px=_percentiles(index.width),
         height_px=_percentiles(index.height),
+        window_scores=_window_scores(index),
     )
 
 
@@ -131,6 +137,9 @@ def render(report: Report) -> str:
         lines.append(_wrapped("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
     if report.settings:
         lines.append(_wrapped("  settings    ", [f"{k}={v}" for k, v in report.settings.items() if v is not None]))
+    if report.window_scores:
+        scores = [f"{window:,} samples {score:.2f}" for window, score in report.window_scores.items()]
+        lines.append(_wrapped("  windows     ", [*scores, "(a full shuffle is 1)"]))
     lines.append("")
     lines.append(f"  {'':14}{'min':>10}{'5 %':>10}{'median':>10}{'95 %':>10}{'max':>10}")
     for name, row in (
@@ -223,6 +232,12 @@ def _percentiles(column: npt.NDArray[Any]) -> list[int]:
     if not len(column):
         return [0] * len(_PERCENTILES)
     return [int(v) for v in np.percentile(column, _PERCENTILES, method="nearest")]
+
+
+def _window_scores(index: Index) -> dict[int, float]:
+    sizes = tuple(np.bincount(index.shard, minlength=len(index.shards)).tolist())
+    windows = [window for window in _WINDOWS if window < len(index)]
+    return {w: round(Order(len(index), 0, Window(w), sizes).neighbour_distance(), 4) for w in windows}
 
 
 def _histogram(classes: list[tuple[str, int]]) -> list[str]:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from feeder.errors import FormatError
+from feeder.errors import DecodeError, FormatError
 from feeder.index import Index, IndexBuilder, ShardEntry, merge_indexes
+from feeder.read import ShardReader
 
 
 def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "cls")) -> str:
@@ -116,3 +121,51 @@ def test_a_hostile_header_is_refused(tmp_path: Path, column: str | None, change:
 def test_a_missing_index_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="feeder shard"):
         Index(tmp_path / "index.bin")
+
+
+def fuzz_base() -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """An index of two samples, and where its columns start and end."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(build(Path(folder) / "index.bin", 0, 2)).read_bytes()
+    header = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    spans = {
+        name: (column["offset"], column["offset"] + column["count"] * np.dtype(column["dtype"]).itemsize)
+        for name, column in header["columns"].items()
+    }
+    return data, spans
+
+
+BASE, SPANS = fuzz_base()
+
+
+VALUES = st.integers(0, 255)
+IN_A_COLUMN = st.sampled_from(sorted(SPANS.values())).flatmap(lambda span: st.integers(span[0], span[1] - 1))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    edits=st.one_of(
+        st.lists(st.tuples(IN_A_COLUMN, VALUES), min_size=1, max_size=3),
+        st.lists(st.tuples(st.integers(0, len(BASE) - 1), VALUES), min_size=1, max_size=6),
+    )
+)
+def test_no_damage_makes_reading_do_worse_than_a_named_error(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
+) -> None:
+    data = bytearray(BASE)
+    for position, value in edits:
+        data[position] = value
+    folder = tmp_path_factory.getbasetemp() / "fuzzed-index"
+    folder.mkdir(exist_ok=True)
+    (folder / "index.bin").write_bytes(data)
+    (folder / "shard-000000.tar").write_bytes(b"x" * 1024)
+    try:
+        reader = ShardReader(str(folder / "index.bin"))
+        for i in range(len(reader)):
+            for name in ("key", "path", "jpg", "cls"):
+                with contextlib.suppress(DecodeError):
+                    reader.field(i, name)
+        encoded = reader.read(np.arange(min(len(reader), 4)))
+        assert sum(map(len, encoded.buffers)) <= 4 * 1024
+    except FormatError as error:
+        assert "index.bin" in str(error) or "shard" in str(error)  # noqa: PT017
