@@ -19,7 +19,7 @@ const char* const kMessages[] = {
 #undef JCOPYRIGHT_SHORT
 #undef JVERSION
 
-constexpr int kMaxScans = 500;
+constexpr int kMaxScans = 100;
 
 JpegErrors& errors_of(j_common_ptr cinfo) { return *reinterpret_cast<JpegErrors*>(cinfo->err); }
 
