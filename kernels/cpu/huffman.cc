@@ -40,8 +40,9 @@ bool HuffmanTable::build(ByteSpan payload, bool dc) {
                 const size_t each = span >> size;
                 for (int bits = 0; bits < (1 << size); ++bits) {
                     const uint32_t value = static_cast<uint16_t>(extend(bits, size));
-                    std::fill_n(first + static_cast<size_t>(bits) * each, each,
-                                value << 16 | static_cast<uint32_t>(run) << kRunShift | static_cast<uint32_t>(length + size));
+                    std::fill_n(
+                        first + static_cast<size_t>(bits) * each, each,
+                        value << 16 | static_cast<uint32_t>(run) << kRunShift | static_cast<uint32_t>(length + size));
                 }
             } else {
                 std::fill_n(first, span,

@@ -23,7 +23,7 @@ constexpr uint8_t kNaturalOrder[80] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 3
 // The smallest JPEG there is: libjpeg starts on it, and we take its inverse DCT.
 constexpr uint8_t kTinyJpeg[] = {
     0xFF, 0xD8,                                                                                                // SOI
-    0xFF, 0xDB, 0, 67, 0,    1, 1, 1, 1,  1, 1,    1,    1,   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  // DQT: 64 ones
+    0xFF, 0xDB, 0, 67, 0,    1, 1, 1, 1,  1, 1,    1,    1,   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  // DQT, 64 ones
     1,    1,    1, 1,  1,    1, 1, 1, 1,  1, 1,    1,    1,   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
     1,    1,    1, 1,  1,    1, 1, 1, 1,  1,                                              //
     0xFF, 0xC0, 0, 11, 8,    0, 8, 0, 8,  1, 1,    0x11, 0,                               // SOF0: 8x8, one component

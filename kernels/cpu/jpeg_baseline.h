@@ -17,8 +17,8 @@ namespace feeder {
 enum class Block : uint8_t { dc_only, has_ac, bad };
 
 // Decodes only the restart segments that hold something of the box, of those only up to the last MCU needed, and does
-// the inverse DCT (libjpeg-turbo's, so pixels are the same) only of what is inside. It gives up on everything unusual: the caller
-// then asks libjpeg, which has the last word on damaged files. Keeps tables and buffers; one per thread.
+// the inverse DCT (libjpeg-turbo's, so pixels are the same) only of what is inside. It gives up on everything unusual:
+// the caller then asks libjpeg, which has the last word on damaged files. Keeps tables and buffers; one per thread.
 class BaselineDecoder {
   public:
     BaselineDecoder();

@@ -9,9 +9,10 @@ namespace feeder {
 
 // Note [seekable JPEG]
 // Restart markers make every restart interval independent: byte-aligned, with its DC prediction starting at zero. Where
-// the interval divides the MCU columns, intervals form a grid of segments, and any rectangle of that grid is a JPEG of its own:
-// the tables as they were, height and width changed in the frame header, the chosen segments, their RSTn renumbered.
-// Only segments at the image's right and bottom edge may hold partial MCUs, and there they stay at the edge.
+// the interval divides the MCU columns, intervals form a grid of segments, and any rectangle of that grid is a JPEG of
+// its own: the tables as they were, height and width changed in the frame header, the chosen segments, their RSTn
+// renumbered. Only segments at the image's right and bottom edge may hold partial MCUs, and there they stay at the
+// edge.
 
 // Where the cut lies in the stored image.
 struct CutPlace {

@@ -9,8 +9,8 @@
 
 namespace feeder {
 
-// Decodes the part of `file` that `box` (stored pixels, inside the image, not empty) needs. `planes` then points into `pixels`.
-// With Status::damaged the planes are filled as far as the data went; with other failures they are undefined.
+// Decodes the part of `file` that `box` (stored pixels, inside the image, not empty) needs. `planes` then points into
+// `pixels`. With Status::damaged the planes are filled as far as the data went; with other failures they are undefined.
 //
 // fast: raw planes, entropy-decoded down to the box's last row; the inverse DCT is done inside the box only. Unlike
 // jpeg_skip_scanlines and jpeg_crop_scanline this gives chroma at its own resolution.

@@ -20,8 +20,8 @@ Outcome color_model(const JpegHeader& header, ColorModel& model);
 // Rows and columns of whole MCUs that hold `box` and one chroma sample around it.
 PixelBox mcu_window(const JpegHeader& header, const PixelBox& box);
 
-// Describes the planes of `window` (aligned to MCUs, or ending at the image's edge) inside an image of header's size, and gives each plane
-// its place in `pixels`, with rows of whole blocks. False: no memory.
+// Describes the planes of `window` (aligned to MCUs, or ending at the image's edge) inside an image of header's size,
+// and gives each plane its place in `pixels`, with rows of whole blocks. False: no memory.
 bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes);
 
 }  // namespace feeder

@@ -56,15 +56,16 @@ int choose_segment_mcus(const McuGrid& grid, int segment_px) {
 }
 
 SegmentWindow segments_for(const JpegHeader& header, const SegmentGrid& grid, const PixelBox& box) {
-    // One chroma sample on each side: with it, upsampling inside the box sees the same neighbours as in the whole image.
+    // One chroma sample on each side: with it, upsampling inside the box sees the same neighbours as in the whole
+    // image.
     const int margin_x = header.components == 1 ? 0 : header.h_max;
     const int margin_y = header.components == 1 ? 0 : header.v_max;
     const int segment_width_px = grid.segment_mcus * grid.mcu.mcu_width_px;
     SegmentWindow window;
     window.first_column = std::max(0, box.left - margin_x) / segment_width_px;
     window.last_column = (std::min(header.width, box.right + margin_x) - 1) / segment_width_px;
-    // Smooth upsampling needs three chroma samples; a narrower cut (the sliver at the right edge) would be upsampled otherwise
-    // than the whole image.
+    // Smooth upsampling needs three chroma samples; a narrower cut (the sliver at the right edge) would be upsampled
+    // otherwise than the whole image.
     if (window.first_column > 0 && header.width - window.first_column * segment_width_px < 3 * header.h_max)
         --window.first_column;
     window.first_row = std::max(0, box.top - margin_y) / grid.mcu.mcu_height_px;

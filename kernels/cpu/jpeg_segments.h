@@ -29,8 +29,8 @@ struct McuGrid {
 
 McuGrid mcu_grid(const JpegHeader& header);
 
-// A JPEG is seekable when it is Huffman-coded and sequential with 8 bits, in one scan, and its restart interval divides its MCU
-// columns: then every MCU row is cut into the same columns of segments.
+// A JPEG is seekable when it is Huffman-coded and sequential with 8 bits, in one scan, and its restart interval divides
+// its MCU columns: then every MCU row is cut into the same columns of segments.
 struct SegmentGrid {
     McuGrid mcu;
     int segment_mcus = 0;      // the restart interval
@@ -41,8 +41,8 @@ struct SegmentGrid {
 
 SegmentGrid segment_grid(const JpegHeader& header);
 
-// The restart interval that `transcode` gives an image: the divisor of its MCU columns that comes nearest to `segment_px`
-// (by ratio, at most twice or half), else a whole MCU row.
+// The restart interval that `transcode` gives an image: the divisor of its MCU columns that comes nearest to
+// `segment_px` (by ratio, at most twice or half), else a whole MCU row.
 int choose_segment_mcus(const McuGrid& grid, int segment_px);
 
 // A rectangle of whole segments.
@@ -67,10 +67,12 @@ enum class MarkerScan {
     truncated,     // the file, or its entropy-coded data, ended before
 };
 
-// Finds the first `count` segments. When truncated, `segments` holds those that were begun, the last one perhaps cut short.
+// Finds the first `count` segments. When truncated, `segments` holds those that were begun, the last one perhaps cut
+// short.
 MarkerScan find_segments(ByteSpan file, size_t entropy_offset, size_t count, std::vector<Segment>& segments);
 
-// The position of the next marker (its 0xFF, with a byte other than 00 and FF behind it) at or after `from`; file.size() when there is none.
+// The position of the next marker (its 0xFF, with a byte other than 00 and FF behind it) at or after `from`;
+// file.size() when there is none.
 size_t find_marker(ByteSpan file, size_t from);
 // The same, one byte after the other: the reference, and what runs where there is no SSE2.
 size_t find_marker_portable(ByteSpan file, size_t from);

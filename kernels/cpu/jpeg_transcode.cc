@@ -53,7 +53,8 @@ void copy_metadata(j_decompress_ptr source, j_compress_ptr destination) {
     }
 }
 
-// Makes any JPEG that libjpeg knows sequential, over its coefficients. Owns both halves of libjpeg; see Note [libjpeg errors].
+// Makes any JPEG that libjpeg knows sequential, over its coefficients. Owns both halves of libjpeg; see Note [libjpeg
+// errors].
 class Transcoder {
   public:
     Transcoder() {
@@ -108,8 +109,8 @@ class Transcoder {
     bool incomplete() const { return incomplete_; }
 
   private:
-    // A progressive file that ends (properly) before its low frequencies are complete. libjpeg then guesses them from the
-    // neighbouring blocks, which it would not do for the sequential file that we would make of it.
+    // A progressive file that ends (properly) before its low frequencies are complete. libjpeg then guesses them from
+    // the neighbouring blocks, which it would not do for the sequential file that we would make of it.
     bool lacks_scans() const {
         if (!source_.progressive_mode || source_.coef_bits == nullptr) return false;
         for (int i = 0; i < source_.num_components; ++i) {

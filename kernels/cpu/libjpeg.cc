@@ -19,7 +19,7 @@ const char* const kMessages[] = {
 #undef JCOPYRIGHT_SHORT
 #undef JVERSION
 
-constexpr int kMaxScans = 500;
+constexpr int kMaxScans = 100;
 
 JpegErrors& errors_of(j_common_ptr cinfo) { return *reinterpret_cast<JpegErrors*>(cinfo->err); }
 
@@ -43,8 +43,8 @@ void format_message(j_common_ptr cinfo, char* buffer) {
     std::longjmp(errors.jump, 1);
 }
 
-// Which warnings mean that pixels are wrong. Unknown JFIF versions and Adobe transforms do not, nor do stray bytes in front of
-// a marker other than RSTn, which many encoders write.
+// Which warnings mean that pixels are wrong. Unknown JFIF versions and Adobe transforms do not, nor do stray bytes in
+// front of a marker other than RSTn, which many encoders write.
 bool means_damage(const jpeg_error_mgr& base) {
     switch (base.msg_code) {
         case JWRN_HIT_MARKER:

@@ -222,6 +222,18 @@ def test_restart_markers_out_of_order_are_damage() -> None:
     assert reasons[0]
 
 
+def test_an_absurd_number_of_scans_is_refused() -> None:
+    """Each costs a pass over the whole image, however short it is."""
+    data = jpegs.jpeg("progressive")
+    last = data.rindex(b"\xff\xda")
+    many = data[:last] + data[last:-2] * 120 + b"\xff\xd9"
+    _, statuses, reasons = decode([many], [(0, 0, 128, 96)])
+    assert statuses == [Status.CORRUPT]
+    assert "100 scans" in reasons[0]
+    with pytest.raises(native.Unsupported, match="100 scans"):
+        native.transcode(many, keep_metadata=True)
+
+
 def test_bytes_after_the_end_are_no_damage() -> None:
     data = jpegs.jpeg("4:2:0")
     for tail in (b"\0" * 100, b"\xff", b"\xff\xff", b"a second picture \xff\xd8\xff"):
