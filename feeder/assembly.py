@@ -184,7 +184,7 @@ class Assembly:
         rows, ring = len(making.request.ids), self._engine.ring
         # Half of the batches ahead stay possible, whatever the caller keeps.
         if ring.leased + 1 + max(1, self._engine.ahead // 2) <= ring.slots:
-            arrays = ring.lease(making.slot).head(rows)
+            arrays = ring.lease_view(making.slot).head(rows)
         else:
             if ring.leased >= HELD_BATCHES and not self._engine.warned:
                 self._engine.warned = True

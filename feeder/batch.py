@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Guard", "Layout", "Lease", "Region", "Ring", "SlotView", "available_bytes", "plan_slots"]
+__all__ = ["Guard", "Layout", "Lease", "Region", "Ring", "SlotView", "Slots", "available_bytes", "plan_slots"]
 
 _PAGE = 4096
 
@@ -136,37 +136,32 @@ class Guard(Protocol):
 class Lease:
     """Keeps a slot from being used again as long as an array on it lives."""
 
-    def __init__(self, ring: Ring, slot: int) -> None:
-        self._ring, self._slot = ring, slot
-        address = ring.address + slot * ring.layout.slot_bytes
-        shape = (ring.layout.slot_bytes,)
+    def __init__(self, slots: Slots, slot: int) -> None:
+        self._slots, self._slot = slots, slot
+        address = slots.address + slot * slots.slot_bytes
+        shape = (slots.slot_bytes,)
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
 
-    def view(self) -> SlotView:
-        """The slot's arrays; each keeps the lease alive."""
-        return SlotView.of(self._ring.layout, np.asarray(self))
-
     def __del__(self) -> None:
-        self._ring.release(self._slot)
+        self._slots.release(self._slot)
 
 
-class Ring:
-    """The slots, from the side that owns them.
+class Slots:
+    """Pieces of shared memory of one size, from the side that owns them.
 
     Args:
-        layout: Of each slot.
+        slot_bytes: Size of each; a multiple of the page size.
         slots: How many.
         guard: Asked before a slot that the caller had is used again; None: at once.
     """
 
-    def __init__(self, layout: Layout, slots: int, guard: Guard | None = None) -> None:
-        self.layout = layout
+    def __init__(self, slot_bytes: int, slots: int, guard: Guard | None = None) -> None:
+        self.slot_bytes = slot_bytes
         self.slots = slots
-        self.region = Region(layout.slot_bytes * slots)
+        self.region = Region(slot_bytes * slots)
         self.guard = guard
-        whole = self.region.array(np.uint8, (slots, layout.slot_bytes))
-        self.address = int(whole.__array_interface__["data"][0])
-        self.views = [SlotView.of(layout, whole[k]) for k in range(slots)]
+        self.whole = self.region.array(np.uint8, (slots, slot_bytes))
+        self.address = int(self.whole.__array_interface__["data"][0])
         self._free = deque(range(slots))
         self._leased = 0
         # Filled by finalizers, which run at any moment and in any thread: appending to a deque is atomic.
@@ -187,10 +182,14 @@ class Ring:
         """Gives back a slot that the caller never had."""
         self._free.append(slot)
 
-    def lease(self, slot: int) -> SlotView:
-        """Hands a filled slot to the caller: it comes free by itself when the last array on it is gone."""
+    def lease(self, slot: int) -> npt.NDArray[np.uint8]:
+        """Hands a filled slot to the caller: it comes free by itself when the last array on it is gone.
+
+        Returns:
+            uint8 [slot_bytes].
+        """
         self._leased += 1
-        return Lease(self, slot).view()
+        return np.asarray(Lease(self, slot))
 
     def release(self, slot: int) -> None:
         """Called by a lease that is gone."""
@@ -204,6 +203,25 @@ class Ring:
                 self._free.append(slot)
             else:
                 self._released.append((slot, mark))
+
+
+class Ring(Slots):
+    """Slots for batches of images; see Note [Slots].
+
+    Args:
+        layout: Of each slot.
+        slots: How many.
+        guard: Asked before a slot that the caller had is used again; None: at once.
+    """
+
+    def __init__(self, layout: Layout, slots: int, guard: Guard | None = None) -> None:
+        super().__init__(layout.slot_bytes, slots, guard)
+        self.layout = layout
+        self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
+
+    def lease_view(self, slot: int) -> SlotView:
+        """As :meth:`lease`: the arrays of the slot, each of which keeps it."""
+        return SlotView.of(self.layout, self.lease(slot))
 
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:

@@ -57,10 +57,12 @@ class FastPath:
         own_order: Whether feeder's order and rank split hold, and no explicit sampler.
     """
 
-    def __init__(self, loader: DataLoader, dataset: FeederDataset, shuffle: bool | Window, own_order: bool) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], dataset: FeederDataset, shuffle: bool | Window, own_order: bool
+    ) -> None:
         self.own_order = own_order
         self.dataset = dataset
-        self._loader: DataLoader = weakref.proxy(loader)
+        self._loader: DataLoader[Any] = weakref.proxy(loader)
         reader = dataset.reader
         sizes = reader.shard_sizes() if isinstance(shuffle, Window) else ()
         self.order = Order(len(dataset), loader.seed, shuffle, sizes)
@@ -83,7 +85,7 @@ class FastPath:
         assert loader.batch_size is not None
         return Split(len(self.dataset), loader.batch_size, rank, world_size, loader.drop_last, start)
 
-    def iterate(self, loader: DataLoader) -> FastIterator:
+    def iterate(self, loader: DataLoader[Any]) -> FastIterator:
         """The iterator over the next epoch, or over the rest of the one that was loaded; it keeps the loader alive."""
         place, self._next = self._next, Place(self._next.epoch + 1)
         split = self.split(place.start) if self.own_order else None
@@ -224,7 +226,7 @@ class FastIterator:
         split: This rank's part of the epoch from there; None with an explicit sampler.
     """
 
-    def __init__(self, path: FastPath, loader: DataLoader, place: Place, split: Split | None) -> None:
+    def __init__(self, path: FastPath, loader: DataLoader[Any], place: Place, split: Split | None) -> None:
         self.exhausted = False
         self._path, self._loader, self._place, self._split = path, loader, place, split
         self._steps = 0

@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from feeder.ends import pair
 from feeder.errors import WorkerError
 
 __all__ = ["ForkServer", "serve"]
@@ -44,7 +45,7 @@ class ForkServer:
     _shared_lock = threading.Lock()
 
     def __init__(self) -> None:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine, theirs = pair(socket.SOCK_SEQPACKET)
         code = (
             "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
             "from feeder.forkserver import serve; serve(int(sys.argv[1]))"

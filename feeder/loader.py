@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
@@ -11,12 +11,16 @@ import torch.utils.data
 from feeder.dataset import FeederDataset
 from feeder.errors import ArgumentError
 from feeder.fastpath import FastPath
+from feeder.generic_path import GenericPath
+from feeder.generic_state import make_resumable
 from feeder.order import Window
 
 __all__ = ["DataLoader"]
 
+_T_co = TypeVar("_T_co", covariant=True)
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in for torch's DataLoader.
 
     For a feeder dataset (with a recipe of fixed output size, no ``collate_fn``, and batches) the fast path yields
@@ -38,6 +42,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         hang_timeout_s: A worker that is silent for longer is replaced.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
             puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
+        snapshot_every_n_steps: For datasets that are not feeder's: how often workers send their dataset's state along;
+            a resume makes the batches since then again and drops them. 0: never.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
@@ -72,6 +78,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         worker_threads: int = 1,
         hang_timeout_s: float = 300.0,
         on_error: Literal["raise", "skip"] = "raise",
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
@@ -85,6 +92,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.seed, self.rank, self.world_size, self.backend = seed, rank, world_size, backend
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
         self.hang_timeout_s, self.on_error = hang_timeout_s, on_error
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         own_order = sampler is None and batch_sampler is None
         super().__init__(
             dataset,
@@ -107,6 +115,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         self._path: FastPath | None = None
         self._is_fast = False
+        self._generic = GenericPath()
+        make_resumable(self.sampler)
         self._path_arguments = shuffle if isinstance(shuffle, Window) else bool(shuffle), own_order
         if (
             isinstance(dataset, FeederDataset)
@@ -130,10 +140,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._path
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_path": None, "_iterator": None}
+        return self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath()}
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return super().__iter__() if self._fast is None else self._fast.iterate(self)
+        return self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
 
     def __len__(self) -> int:
         """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length."""
@@ -150,23 +160,28 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._need_fast("set_epoch").set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands: a few numbers, as JSON, the same on every rank.
+        """Where the iteration stands; batches that were made ahead and not handed out yet do not count.
 
-        Batches that were made ahead and not handed out yet do not count.
+        For a feeder dataset a few numbers, as JSON, the same on every rank. For any other dataset the state of
+        torchdata's StatefulDataLoader: the sampler's place, and what dataset and iterators give as theirs.
         """
-        return self._need_fast("state_dict").state_dict()
+        return self._generic.state_dict(self) if self._fast is None else self._fast.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where a state was taken; the world size, batch size and number of workers may be others.
 
         Raises:
-            ArgumentError: if the state is of another dataset, order, seed or backend.
+            ArgumentError: if the state is of another dataset, order, seed or backend; for any other dataset, if
+                workers have states of their own and their number is another (then on the next iteration).
         """
-        self._need_fast("load_state_dict").load_state_dict(state_dict)
+        if self._fast is None:
+            self._generic.load_state_dict(self, state_dict)
+        else:
+            self._fast.load_state_dict(state_dict)
 
     def stats(self) -> dict[str, Any]:
         """What the stages took, and the ledger of bad samples and replaced workers."""
-        return self._need_fast("stats").stats()
+        return self._generic.stats(self) if self._fast is None else self._fast.stats()
 
     def worker_pids(self) -> list[int]:
         """Process ids of the fast path's workers that run now."""
@@ -176,6 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Ends the workers. The loader can be iterated again."""
         if self._path is not None:
             self._path.close()
+        self._generic.close(self)
 
     def _need_fast(self, name: str) -> FastPath:
         if self._fast is None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from feeder.batch import Region, Ring, SlotView
 from feeder.board import Board, Part
+from feeder.ends import pair
 from feeder.errors import FeederError, WorkerError
 from feeder.forkserver import ForkServer
 
@@ -117,9 +118,8 @@ class _Forked:
 class _InContext:
     """A worker of a multiprocessing context."""
 
-    def __init__(self, context: Any, channel: socket.socket, inherited: list[int], job: tuple[Any, ...]) -> None:
-        closing = inherited if context.get_start_method() == "fork" else []
-        self._process = context.Process(target=_context_main, args=(channel, closing, job), daemon=True)
+    def __init__(self, context: Any, channel: socket.socket, job: tuple[Any, ...]) -> None:
+        self._process = context.Process(target=_context_main, args=(channel, job), daemon=True)
         self._process.start()
 
     def pid(self) -> int | None:
@@ -294,15 +294,14 @@ class Pool:
             self.close()
 
     def _start(self, number: int) -> _Worker:
-        mine, theirs = socket.socketpair()
+        mine, theirs = pair()
         with theirs:
-            inherited = [w.channel.fileno() for w in self._workers if not w.gone] + [mine.fileno()]
             context = self.options.context
             process: _Process
             if context is None:
                 process = _Forked(theirs)
             else:
-                process = _InContext(context, theirs, inherited, (self._work, self.options.init))
+                process = _InContext(context, theirs, (self._work, self.options.init))
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
         hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))
@@ -460,10 +459,8 @@ def _unpack(region: Region) -> Any:
     return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
-def _context_main(channel: socket.socket, closing: list[int], job: tuple[Work, Callable[[int], None] | None]) -> None:
+def _context_main(channel: socket.socket, job: tuple[Work, Callable[[int], None] | None]) -> None:
     """A worker's main function under a multiprocessing context."""
-    for descriptor in closing:
-        os.close(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work_loop(channel, *job)
 

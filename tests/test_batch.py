@@ -38,7 +38,7 @@ def test_slot_comes_free_with_the_last_tensor_on_it() -> None:
     slot = ring.acquire()
     assert slot == 0
     assert ring.acquire() is None
-    view = ring.lease(slot)
+    view = ring.lease_view(slot)
     images, labels = torch.from_numpy(view.images[:2]), torch.from_numpy(view.labels)
     del view
     part = images[1:, 0]
@@ -60,7 +60,7 @@ def test_held_batches_never_change() -> None:
         slot = ring.acquire()
         assert slot is not None
         _fill(ring, slot, value)
-        held.append((value, torch.from_numpy(ring.lease(slot).images)))
+        held.append((value, torch.from_numpy(ring.lease_view(slot).images)))
         for v, tensor in held:
             assert tensor.unique().tolist() == [v]
         if len(held) == 3:
@@ -72,7 +72,7 @@ def test_tensors_outlive_the_ring() -> None:
     slot = ring.acquire()
     assert slot is not None
     _fill(ring, slot, 7)
-    tensor = torch.from_numpy(ring.lease(slot).images)
+    tensor = torch.from_numpy(ring.lease_view(slot).images)
     ring.region.close()
     del ring
     gc.collect()

@@ -1,0 +1,185 @@
+"""Batches of any kind from a worker to the trainer: a small message, and the tensors' bytes in a slot.
+
+Note [Carrying]
+    A worker collates straight into the slot where it can (torch's ``default_collate``); other tensors are copied into
+    it when the batch is pickled. What doesn't fit, and tensors of special kinds, travel as torch's own loader sends
+    them, each in shared memory of its own. Writing into slots that are used again and again saves making, zeroing and
+    mapping fresh shared memory for every batch, which costs torch's loader more than the copy itself.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+__all__ = ["Packed", "Slot", "pack", "slot_collate", "unpack"]
+
+_ALIGN = 64
+# Smaller tensors go into the message: a slot's bookkeeping would cost more.
+_SMALLEST = 512
+
+
+class Slot:
+    """A slot that one batch is written into, from the worker's side.
+
+    Args:
+        memory: uint8 [size], writable shared memory; empty if the batch gets none.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+        self.used = 0
+        self.wanted = 0
+        self._address = int(memory.__array_interface__["data"][0]) if memory.size else 0
+        self._places: dict[int, int] = {}
+
+    def take(self, size: int) -> int | None:
+        """Offset of so many fresh bytes, or None if they don't fit."""
+        self.wanted += -(-size // _ALIGN) * _ALIGN
+        if self.used + size > self.memory.size:
+            return None
+        offset = self.used
+        self.used += -(-size // _ALIGN) * _ALIGN
+        return offset
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """A contiguous tensor in the slot, or None if it doesn't fit."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        offset = self.take(size) if size else None
+        if offset is None:
+            return None
+        return torch.from_numpy(self.memory[offset : offset + size]).view(dtype).view(shape)
+
+    def place(self, tensor: torch.Tensor) -> int | None:
+        """Offset of a tensor's storage in the slot, where it is written now if it wasn't; None if it can't be there."""
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if self.memory.size and self._address <= address < self._address + self.memory.size:
+            return address - self._address
+        if size < _SMALLEST or size > 2 * tensor.nbytes:  # a view of something much larger
+            return None
+        if address not in self._places:
+            offset = self.take(size)
+            if offset is None:
+                return None
+            source = torch.empty(0, dtype=torch.uint8).set_(storage)
+            torch.from_numpy(self.memory[offset : offset + size]).copy_(source)
+            self._places[address] = offset
+        return self._places[address]
+
+
+class Packed:
+    """A batch on its way.
+
+    Args:
+        message: The pickled batch; its tensors are offsets into the slot.
+        used: Bytes of the slot that it takes.
+        wanted: Bytes that it would take if the slot were large enough.
+    """
+
+    def __init__(self, message: bytes, used: int, wanted: int) -> None:
+        self.message, self.used, self.wanted = message, used, wanted
+
+
+class _Pickler(ForkingPickler):
+    """torch's pickling between processes, but for plain tensors that fit the slot."""
+
+    slot: Slot
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or not _is_plain(obj):
+            return NotImplemented
+        offset = self.slot.place(obj)
+        if offset is None:
+            return _reduce_small(obj) if obj.untyped_storage().nbytes() < _SMALLEST else NotImplemented
+        storage = obj.untyped_storage().nbytes()
+        return _on_slot, (offset, storage, obj.dtype, tuple(obj.shape), obj.stride(), obj.storage_offset())
+
+
+def pack(value: Any, slot: Slot) -> Packed:
+    """Pickles a batch, its tensors' bytes into the slot where they fit."""
+    file = io.BytesIO()
+    pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler.slot = slot
+    pickler.dump(value)
+    return Packed(file.getvalue(), slot.used, slot.wanted)
+
+
+_memory: list[npt.NDArray[np.uint8] | None] = []
+
+
+def unpack(message: bytes, memory: npt.NDArray[np.uint8] | None) -> Any:
+    """The batch of a message; its tensors stand on the slot's memory and keep it.
+
+    Args:
+        message: From :func:`pack`.
+        memory: uint8, the slot; None if nothing was put there.
+    """
+    _memory.append(memory)
+    try:
+        return pickle.loads(message)
+    finally:
+        _memory.pop()
+
+
+def slot_collate(collate_fn: Callable[[Any], Any]) -> Callable[[Any, Slot], Any]:
+    """The collate function with a slot to write into: torch's default one does, any other is called as it is."""
+    if collate_fn is not torch_collate.default_collate:
+        return lambda batch, slot: collate_fn(batch)
+
+    def collate(batch: Any, slot: Slot) -> Any:
+        # Taken at each call: callers may register types of their own at any time.
+        functions = dict(torch_collate.default_collate_fn_map)
+        if functions.get(torch.Tensor) is torch_collate.collate_tensor_fn:
+
+            def into_slot(tensors: Any, *, collate_fn_map: Any = None) -> Any:
+                first = tensors[0]
+                if all(type(t) is torch.Tensor and _is_plain(t) for t in tensors):
+                    out = slot.empty((len(tensors), *first.shape), first.dtype)
+                    # torch.stack would convert to the dtype of `out`; alone it promotes.
+                    if out is not None and all(t.dtype == first.dtype and t.shape == first.shape for t in tensors):
+                        return torch.stack(tensors, 0, out=out)
+                return torch_collate.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+
+            functions[torch.Tensor] = into_slot
+        return torch_collate.collate(batch, collate_fn_map=functions)
+
+    return collate
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.__dict__
+    )
+
+
+def _reduce_small(tensor: torch.Tensor) -> Any:
+    if tensor.nbytes == 0 or not tensor.is_contiguous():
+        return NotImplemented
+    return _small, (tensor.view(-1).view(torch.uint8).numpy().tobytes(), tensor.dtype, tuple(tensor.shape))
+
+
+def _small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+
+
+def _on_slot(
+    offset: int, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], start: int
+) -> torch.Tensor:
+    memory = _memory[-1]
+    assert memory is not None
+    return torch.from_numpy(memory[offset : offset + size]).view(dtype).as_strided(shape, stride, start)

@@ -1,0 +1,117 @@
+"""Which iterator a loader of any dataset hands out, and where it goes on."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from feeder.generic import HereIterator, Progress, WorkersIterator, epoch_is_over
+from feeder.generic_state import IndexIterator, ResumableRandomSampler, draw_seed
+
+if TYPE_CHECKING:
+    from feeder.loader import DataLoader
+
+__all__ = ["GenericPath"]
+
+
+class GenericPath:
+    """What a loader keeps between iterators. An iterator with workers is not kept: they end when the caller lets go."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] | None = None
+        self._here: HereIterator | None = None
+        self._progress: Progress | None = None
+        self._with_workers: weakref.ref[WorkersIterator] | None = None
+        self._prepared: HereIterator | WorkersIterator | None = None
+        self._next_base_seed: int | None = None
+        self._replacements: list[dict[str, Any]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """The iterator over the next epoch, or over the rest of the one that was loaded."""
+        iterator: Any = self._prepared
+        self._prepared = None
+        next_seeds = None
+        if self._loaded is not None and self._loaded["_iterator_finished"]:
+            next_seeds = self._loaded.get("_next_seeds")
+            if (sampler := epoch_is_over(self._loaded)) is not None:
+                indices = IndexIterator(loader._index_sampler)
+                indices.load(sampler)
+                collections.deque(indices, maxlen=0)  # what comes next is the sampler's next epoch
+                self._loaded = None
+                self._fix_seeds(loader, next_seeds)
+            elif next_seeds is not None:
+                self._next_base_seed = 0  # of the epoch that is over: not to be drawn again
+        if iterator is None:
+            iterator = loader._iterator if self._loaded is None else None
+            if iterator is not None:
+                iterator._reset(loader)
+            else:
+                iterator = self._new(loader)
+        if iterator.finished:  # the state was taken at the end of an epoch
+            self._fix_seeds(loader, next_seeds)
+            if isinstance(iterator, WorkersIterator) and loader.persistent_workers:
+                iterator._reset(loader)
+            else:
+                iterator = self._new(loader)
+        return iterator  # type: ignore[no-any-return]
+
+    def state_dict(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.state_dict`."""
+        if self._here is None and self._progress is None:
+            self._prepared = self._new(loader)
+        assert self._here is not None or self._progress is not None
+        source: Any = self._here if self._here is not None else self._progress
+        sampler = loader.sampler
+        if not source.finished or not isinstance(sampler, ResumableRandomSampler) or sampler.generator is not None:
+            return source.state_dict()  # type: ignore[no-any-return]
+        # The next epoch's order is torch's random state's, which is not ours to save: its seeds are drawn now, and
+        # before the dataset's state is taken, which may hold the random state.
+        if self._next_base_seed is None and sampler.next_seed is None:
+            self._fix_seeds(loader, [None if loader._iterator is not None else draw_seed(), draw_seed()])
+        return {**source.state_dict(), "_next_seeds": [self._next_base_seed, sampler.next_seed]}
+
+    def _fix_seeds(self, loader: DataLoader[Any], seeds: list[int | None] | None) -> None:
+        if seeds is not None:
+            self._next_base_seed = seeds[0]
+            if isinstance(loader.sampler, ResumableRandomSampler):
+                loader.sampler.next_seed = seeds[1]
+
+    def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
+        """See :meth:`feeder.DataLoader.load_state_dict`."""
+        self.close(loader)
+        self._here = self._progress = self._prepared = None
+        self._loaded = state or None
+
+    def stats(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`."""
+        return {"replaced_workers": list(self._replacements)}
+
+    def close(self, loader: DataLoader[Any]) -> None:
+        """Ends the workers."""
+        iterator = self._with_workers() if self._with_workers is not None else None
+        if iterator is not None:
+            iterator._shutdown_workers()
+        loader._iterator = None
+
+    def _new(self, loader: DataLoader[Any]) -> HereIterator | WorkersIterator:
+        state, self._loaded = self._loaded, None
+        base_seed, self._next_base_seed = self._next_base_seed, None
+        if loader.num_workers == 0:
+            self._here, self._progress = HereIterator(loader, state, base_seed), None
+            return self._here
+        loader.check_worker_number_rationality()
+        iterator = WorkersIterator(loader, state, base_seed)
+        iterator.replacements = self._replacements
+        self._here, self._progress = None, iterator.progress
+        self._with_workers = weakref.ref(iterator)
+        if loader.persistent_workers:
+            loader._iterator = iterator
+        return iterator

@@ -1,0 +1,179 @@
+"""Resume for datasets of any kind, by torchdata's state protocol: ``state_dict()`` and ``load_state_dict()``.
+
+The keys are those of torchdata's StatefulDataLoader, so that states pass between the two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+__all__ = [
+    "IndexIterator",
+    "ResumableRandomSampler",
+    "Stateful",
+    "draw_seed",
+    "load_if_stateful",
+    "make_resumable",
+    "state_of",
+]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A dataset, sampler or iterator that can say where it is, and go there."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def state_of(obj: Any) -> dict[str, Any] | None:
+    """The object's state; None if it has none to give."""
+    return obj.state_dict() if isinstance(obj, Stateful) else None
+
+
+def load_if_stateful(obj: Any, state: dict[str, Any] | None) -> None:
+    """Puts an object into a state, if it takes one."""
+    if state is not None and isinstance(obj, Stateful):
+        obj.load_state_dict(state)
+
+
+class ResumableRandomSampler(RandomSampler):
+    """torch's RandomSampler, with iterators that can be resumed. Same numbers, same use of the random state.
+
+    Attributes:
+        next_seed: The next iterator's seed, where a state has fixed it already; None: it is drawn as torch draws it.
+    """
+
+    next_seed: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return _ResumableRandomIterator(self)
+
+
+class _ResumableRandomIterator:
+    def __init__(self, sampler: ResumableRandomSampler) -> None:
+        self._sampler = sampler
+        self._yielded = 0
+        self._start: torch.Tensor | None = None
+        self._indices: Iterator[int] | None = None
+
+    def __iter__(self) -> _ResumableRandomIterator:
+        return self
+
+    def __next__(self) -> int:
+        value = next(self._begun())
+        self._yielded += 1
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        self._begun()
+        return {"yielded": self._yielded, "generator": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._start = state["generator"]
+        self._indices = None
+        for _ in itertools.islice(self._begun(), state["yielded"]):
+            pass
+        self._yielded = state["yielded"]
+
+    def _begun(self) -> Iterator[int]:
+        if self._indices is None:
+            generator = self._sampler.generator
+            if generator is None:
+                generator = torch.Generator()
+                if self._start is None:
+                    fixed, self._sampler.next_seed = self._sampler.next_seed, None
+                    generator.manual_seed(draw_seed() if fixed is None else fixed)
+            if self._start is None:
+                self._start = generator.get_state()
+            else:
+                generator.set_state(self._start)
+            plain = RandomSampler(
+                self._sampler.data_source,
+                self._sampler.replacement,
+                None if self._sampler._num_samples is None else self._sampler.num_samples,
+                generator,
+            )
+            self._indices = iter(plain)
+        return self._indices
+
+
+def draw_seed() -> int:
+    """A seed from torch's random state, as torch draws those of samplers and workers."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def make_resumable(sampler: Any) -> None:
+    """Gives the RandomSampler that torch's constructor made iterators that can be resumed."""
+    if type(sampler) is RandomSampler:
+        sampler.__class__ = ResumableRandomSampler
+
+
+class IndexIterator:
+    """Iterates over an index sampler (of batches, or of samples without automatic batches) and keeps its place.
+
+    Args:
+        sampler: The index sampler. A BatchSampler of torch's is taken apart, as its iterator has no state.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.yielded = 0
+        self._samples = 0
+        self._is_batches = type(sampler) is BatchSampler
+        self._source: Any = sampler.sampler if self._is_batches else sampler
+        self._iterator = iter(self._source)
+
+    def __iter__(self) -> IndexIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._is_batches:
+            value = next(self._iterator)
+        else:
+            value = list(itertools.islice(self._iterator, self.sampler.batch_size))
+            if not value or (self.sampler.drop_last and len(value) < self.sampler.batch_size):
+                raise StopIteration
+            self._samples += len(value)
+        self.yielded += 1
+        return value
+
+    def state(self) -> dict[str, Any]:
+        """Where it is, under torchdata's keys."""
+        own, iterator = state_of(self._source), state_of(self._iterator)
+        if not self._is_batches:
+            return {
+                "_index_sampler_state": own,
+                "_sampler_iter_state": iterator,
+                "_sampler_iter_yielded": self.yielded,
+            }
+        inner: dict[str, Any] = {"samples_yielded": self._samples}
+        if own is not None:
+            inner["sampler_state"] = own
+        if iterator is not None:
+            inner["sampler_iter_state"] = iterator
+        return {"_index_sampler_state": None, "_sampler_iter_state": inner, "_sampler_iter_yielded": self.yielded}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes to a place from :meth:`state`; counts off the samples before it where nothing has a state."""
+        inner = cast("dict[str, Any]", state["_sampler_iter_state"] or {})
+        own, iterator = state["_index_sampler_state"], inner or None
+        self.yielded = skip = state["_sampler_iter_yielded"]
+        if self._is_batches:
+            skip = self._samples = inner["samples_yielded"]
+            own, iterator = inner.get("sampler_state"), inner.get("sampler_iter_state")
+        if isinstance(self._source, _InfiniteConstantSampler):
+            return
+        load_if_stateful(self._source, own)
+        self._iterator = iter(self._source)
+        load_if_stateful(self._iterator, iterator)
+        if not isinstance(self._source, Stateful) and not isinstance(self._iterator, Stateful):
+            for _ in itertools.islice(self._iterator, skip):
+                pass

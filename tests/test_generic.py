@@ -1,0 +1,385 @@
+"""The path for datasets that are not feeder's: torch's meaning, with slots, replaced workers and resume."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from feeder.carry import Slot, pack, slot_collate, unpack
+from feeder.errors import ArgumentError
+from feeder.loader import DataLoader
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.fixture(autouse=True)
+def _quiet_about_worker_numbers() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+class _Tensors(Dataset[Any]):
+    """Large enough samples that batches go into slots."""
+
+    def __init__(self, count: int = 40, deed: str = "", at: int = -1, mark: str = "") -> None:
+        self.count, self.deed, self.at, self.mark = count, deed, at, mark
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.at:
+            first = not self.mark
+            if self.mark:
+                try:
+                    os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+                    first = True
+                except FileExistsError:
+                    pass
+            if first:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((3, 50, 60), float(i)), i
+
+
+class _Random(Dataset[Any]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> Any:
+        info = get_worker_info()
+        worker = -1 if info is None else info.id
+        return i, worker, torch.rand(()), random.random(), np.random.rand()
+
+
+class _Stream(IterableDataset[Any]):
+    def __init__(self, kill_at: int = -1) -> None:
+        self.kill_at = kill_at
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for i in range(start, 20, step):
+            if i == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield i
+
+
+class _Counting(Dataset[int]):
+    """Has a state of its own."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, i: int) -> int:
+        self.seen += 1
+        return 1000 * self.seen + i
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def _plain(batches: Any) -> Any:
+    return [[x.tolist() if isinstance(x, torch.Tensor) else x for x in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_random_numbers_are_those_of_torchs_loader(workers: int, shuffle: bool, seeded: bool) -> None:
+    found = []
+    for cls in (torch.utils.data.DataLoader, DataLoader):
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        generator = torch.Generator().manual_seed(4) if seeded else None
+        loader: Any = cls(_Random(), batch_size=4, shuffle=shuffle, num_workers=workers, generator=generator)
+        found.append([_plain(loader) for _ in range(2)] + [[torch.rand(()).item()]])
+    assert found[0] == found[1]
+
+
+def test_every_tensor_of_a_large_batch_arrives(tmp_path: Any) -> None:
+    loader = DataLoader(_Tensors(), batch_size=8, num_workers=2)
+    for _ in range(2):
+        for number, (images, labels) in enumerate(loader):
+            assert labels.tolist() == list(range(8 * number, 8 * number + 8))
+            assert images.shape == (8, 3, 50, 60)
+            assert images[:, 0, 0, 0].tolist() == labels.tolist()
+            assert (images == labels[:, None, None, None]).all()
+
+
+def test_held_batches_never_change() -> None:
+    loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, persistent_workers=True)
+    held = [*loader, *loader]
+    for number, (images, labels) in enumerate(held):
+        assert labels.tolist() == [4 * (number % 10) + k for k in range(4)]
+        assert (images == labels[:, None, None, None]).all()
+
+
+def test_slots_are_used_again_and_no_descriptor_is_left() -> None:
+    loader = DataLoader(_Tensors(400), batch_size=4, num_workers=2, persistent_workers=True)
+    for _ in loader:
+        pass
+    before = len(os.listdir("/proc/self/fd"))
+    addresses = {images.data_ptr() for images, _ in loader}
+    assert len(addresses) <= 6
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_batches_that_grow_still_arrive() -> None:
+    class Growing(Dataset[Any]):
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, i: int) -> torch.Tensor:
+            return torch.full((20_000 * (i + 1),), float(i))
+
+    for number, batch in enumerate(DataLoader(Growing(), batch_size=1, num_workers=2)):
+        assert batch.shape == (1, 20_000 * (number + 1))
+        assert (batch == number).all()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_dead_worker_of_a_map_style_dataset_is_replaced(tmp_path: Any, context: str) -> None:
+    dataset = _Tensors(at=13, mark=str(tmp_path / "mark"))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context)
+    labels = [label for _, batch in loader for label in batch.tolist()]
+    assert labels == list(range(40))
+    (event,) = loader.stats()["replaced_workers"]
+    assert "Killed" in event["cause"]
+
+
+def test_sample_that_kills_every_worker_is_named() -> None:
+    loader = DataLoader(_Tensors(at=13), batch_size=4, num_workers=2)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed") as caught:
+        for _ in loader:
+            pass
+    assert "13" in str(caught.value)
+
+
+def test_dead_worker_of_an_iterable_dataset_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="is killed by signal"):
+        list(DataLoader(_Stream(kill_at=7), batch_size=2, num_workers=2))
+
+
+def test_error_in_a_worker_carries_its_traceback_and_iteration_goes_on() -> None:
+    class Bad(Dataset[int]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, i: int) -> int:
+            if i == 2:
+                raise KeyError("no such thing")
+            return i
+
+    iterator = iter(DataLoader(Bad(), batch_size=2, num_workers=1))
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        next(iterator)
+    assert "in DataLoader worker process 0" in str(caught.value)
+    assert next(iterator).tolist() == [4, 5]
+
+
+def test_batch_that_cannot_be_pickled_is_an_error() -> None:
+    loader = DataLoader(range(4), batch_size=2, num_workers=1, collate_fn=lambda batch: threading.Lock())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pickle"):
+        next(iter(loader))
+
+
+def test_iterable_datasets_of_different_lengths() -> None:
+    class Uneven(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            info = get_worker_info()
+            assert info is not None
+            return iter(range(10 * info.id, 10 * info.id + 3 * (info.id + 1)))
+
+    loader = DataLoader(Uneven(), batch_size=2, num_workers=3, persistent_workers=True)
+    expected = [b.tolist() for b in torch.utils.data.DataLoader(Uneven(), batch_size=2, num_workers=3)]
+    for _ in range(3):
+        assert [b.tolist() for b in loader] == expected
+
+
+def test_breaking_off_a_persistent_loader_begins_anew() -> None:
+    loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, persistent_workers=True)
+    for stop in (0, 3, 5):
+        for number, (_, labels) in enumerate(loader):
+            assert labels.tolist() == list(range(4 * number, 4 * number + 4))
+            if number == stop:
+                break
+
+
+def test_two_loaders_with_forked_workers_close_promptly() -> None:
+    loaders = [DataLoader(_Tensors(), batch_size=4, num_workers=1, persistent_workers=True) for _ in range(2)]
+    for loader in loaders:
+        next(iter(loader))
+    processes = [process for loader in loaders for process in loader._iterator._workers]  # type: ignore[union-attr]
+    for loader in loaders:
+        loader.close()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+# --- carrying
+
+
+def _carried(value: Any, size: int = 1 << 16) -> Any:
+    memory = np.zeros(size, np.uint8)
+    packed = pack(value, Slot(memory))
+    return unpack(packed.message, memory if packed.used else None), packed
+
+
+def test_carried_batches_keep_their_structure() -> None:
+    value = {
+        "point": Point(torch.arange(300.0), torch.tensor(3)),
+        "list": [torch.ones(5, 60, dtype=torch.bfloat16), "text", b"bytes", None, 1.5],
+        "empty": torch.empty(0, 4),
+        "bool": torch.tensor([True, False]),
+        "complex": torch.ones(200, dtype=torch.complex64) * 1j,
+        "array": np.arange(5),
+    }
+    result, packed = _carried(value)
+    assert packed.used > 0
+    assert type(result["point"]) is Point
+    assert result["point"].x.tolist() == value["point"].x.tolist()  # type: ignore[attr-defined]
+    assert result["list"][0].dtype == torch.bfloat16
+    assert torch.equal(result["list"][0], value["list"][0])  # type: ignore[arg-type, index]
+    assert result["list"][1:] == ["text", b"bytes", None, 1.5]
+    assert result["empty"].shape == (0, 4)
+    assert result["bool"].tolist() == [True, False]
+    assert torch.equal(result["complex"], value["complex"])  # type: ignore[arg-type]
+    assert result["array"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_views_of_one_tensor_stay_views() -> None:
+    base = torch.arange(1000.0).view(10, 100)
+    (whole, turned, part), _ = _carried([base, base.t(), base[2:9]])
+    assert torch.equal(turned, base.t())
+    whole[3, 4] = -1
+    assert turned[4, 3] == part[1, 4] == -1
+
+
+def test_small_view_of_something_large_does_not_take_it_along() -> None:
+    large = torch.zeros(100_000)
+    (part,), packed = _carried([large[5:300]], size=1 << 20)
+    assert torch.equal(part, large[5:300])
+    assert packed.used == 0
+
+
+def test_batch_too_large_for_its_slot_says_what_it_wants() -> None:
+    value = [torch.arange(10_000.0), torch.arange(20_000.0)]
+    result, packed = _carried(value, size=50_000)
+    assert packed.used <= 50_000 < packed.wanted
+    assert all(torch.equal(a, b) for a, b in zip(result, value, strict=True))
+
+
+def test_leaves_that_require_grad_and_subclasses_are_left_to_torch() -> None:
+    leaf = torch.ones(300, requires_grad=True)
+    parameter = torch.nn.Parameter(torch.ones(300))
+    (a, b), packed = _carried([leaf, parameter])
+    assert a.requires_grad
+    assert isinstance(b, torch.nn.Parameter)
+    assert packed.used == 0
+
+
+def test_default_collate_writes_into_the_slot() -> None:
+    memory = np.zeros(1 << 16, np.uint8)
+    slot = Slot(memory)
+    collate = slot_collate(torch.utils.data.default_collate)
+    batch = [(torch.full((100,), float(i)), np.full(50, i), i) for i in range(4)]
+    images, arrays, numbers = collate(batch, slot)
+    assert slot.used >= 4 * 100 * 4 + 4 * 50 * 8
+    address = memory.__array_interface__["data"][0]
+    assert address <= images.data_ptr() < address + memory.size
+    assert images[:, 0].tolist() == [0, 1, 2, 3]
+    assert arrays[:, 0].tolist() == numbers.tolist() == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match="equal size"):
+        collate([torch.ones(3), torch.ones(4)], Slot(memory))
+
+
+# --- resume
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("interval", [1, 3])
+def test_resume_after_every_step(workers: int, interval: int) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    loader = DataLoader(range(30), snapshot_every_n_steps=interval, **options)  # type: ignore[arg-type]
+    seen: list[list[int]] = []
+    states = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        states.append(loader.state_dict())
+    assert sorted(i for batch in seen for i in batch) == list(range(30))
+    for step, state in enumerate(states, 1):
+        resumed = DataLoader(range(30), snapshot_every_n_steps=interval, **options)  # type: ignore[arg-type]
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == seen[step:]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 3), (3, 1)])
+def test_map_style_dataset_without_state_resumes_with_another_number_of_workers(before: int, after: int) -> None:
+    loader = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=before)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=after)  # type: ignore[arg-type]
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+
+
+def test_states_of_workers_do_not_fit_another_number_of_them() -> None:
+    loader = DataLoader(_Counting(), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    resumed = DataLoader(_Counting(), batch_size=4, num_workers=2)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+    for workers in (0, 3):
+        other = DataLoader(_Counting(), batch_size=4, num_workers=workers)
+        other.load_state_dict(state)
+        with pytest.raises(ArgumentError, match="num_workers=2"):
+            iter(other)
+
+
+def test_iterable_dataset_without_state_is_counted_off() -> None:
+    for workers in (0, 2):
+        loader = DataLoader(_Stream(), batch_size=3, num_workers=workers)
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+        state = loader.state_dict()
+        rest = [batch.tolist() for batch in iterator]
+        resumed = DataLoader(_Stream(), batch_size=3, num_workers=workers)
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == rest
+
+
+def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
+    loader = DataLoader(range(30), batch_size=4, shuffle=True)  # type: ignore[arg-type]
+    list(loader)
+    state = loader.state_dict()
+    expected = [batch.tolist() for batch in loader]
+    torch.manual_seed(12345)
+    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=1)  # type: ignore[arg-type]
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == expected
