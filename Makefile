@@ -34,7 +34,7 @@ lint: ## check style and types
 
 fuzz: ## fuzz the native kernels under sanitizers for FUZZ_SECONDS (60); needs clang
 	@scripts/env.sh test
-	PYTHON=$(abspath $(BIN))/python kernels/fuzz/run.sh $(FUZZ_SECONDS)
+	PATH="$(abspath $(BIN)):$$PATH" PYTHON=$(abspath $(BIN))/python kernels/fuzz/run.sh $(FUZZ_SECONDS)
 
 env: ## make or update the environment with all that tests and development need
 	@scripts/env.sh test
