@@ -22,6 +22,7 @@ from feeder.loader import DataLoader
 from feeder.measure import interleave, spread, table
 from feeder.source.base import looks_like_image
 from feeder.source.folder import class_names
+from feeder.versions import pillow_info
 
 __all__ = ["BenchOptions", "render", "throughput"]
 
@@ -91,6 +92,8 @@ def throughput(
     ours = _feeder_dataset(path, options)
     if len(ours) < options.batch_size:
         raise ArgumentError(f"{path}: holds {len(ours)} images, fewer than a batch of {options.batch_size}")
+    pillow = pillow_info()
+    rival = f"torch + {pillow.distribution if pillow else 'Pillow'}"  # pillow or pillow-simd, whichever is imported
     loaders: dict[str, Callable[[], TorchDataLoader[Any]]] = {
         "feeder": lambda: DataLoader(
             ours,
@@ -101,7 +104,7 @@ def throughput(
             persistent_workers=workers > 0,
             backend=options.backend,
         ),
-        "torch + Pillow": lambda: TorchDataLoader(
+        rival: lambda: TorchDataLoader(
             _PillowDataset(folder or path, options),
             options.batch_size,
             shuffle=True,
@@ -120,7 +123,7 @@ def throughput(
         return timing.images_per_s
 
     rates = interleave({name: (lambda name=name: run(name)) for name in loaders}, options.repeats, note)  # type: ignore[misc]
-    baseline = rates["torch + Pillow"]
+    baseline = rates[rival]
     return {
         "path": os.path.abspath(path),
         "images": len(ours),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def save(name: str, results: Mapping[str, Any], path: str) -> str:
 def _commit() -> str | None:
     """The commit of the checkout that feeder runs from, with a mark if it has changes; None for an installed feeder."""
     root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or shutil.which("git") is None:
         return None
 
     def git(*arguments: str) -> str:

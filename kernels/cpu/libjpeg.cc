@@ -146,7 +146,9 @@ Outcome fatal_outcome(const JpegErrors& errors) {
     switch (errors.base.msg_code) {
         case JERR_SOF_UNSUPPORTED:
         case JERR_BAD_PRECISION:
+#if JPEG_LIB_VERSION < 70  // later interfaces know arithmetic coding, and have no such code
         case JERR_ARITH_NOTIMPL:
+#endif
         case JERR_CCIR601_NOTIMPL:
         case JERR_FRACT_SAMPLE_NOTIMPL:
         case JERR_CONVERSION_NOTIMPL:
