@@ -125,7 +125,7 @@ def throughput(
     rates = interleave({name: (lambda name=name: run(name)) for name in loaders}, options.repeats, note)  # type: ignore[misc]
     baseline = rates[rival]
     return {
-        "path": os.path.abspath(path),
+        "dataset": os.path.basename(os.path.normpath(path)),
         "images": len(ours),
         "options": asdict(options) | {"workers": workers},
         "images_per_s": {name: spread(values) for name, values in rates.items()},

@@ -27,10 +27,10 @@ def machine() -> dict[str, Any]:
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "commit": _commit(),
-        "versions": versions(),
-        "arguments": sys.argv[1:],
+        "versions": {name: value for name, value in _without_paths(versions()).items() if name != "platform"},
+        "arguments": [os.path.basename(a) if os.path.isabs(a) else a for a in sys.argv[1:]],
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -69,6 +69,14 @@ def save(name: str, results: Mapping[str, Any], path: str) -> str:
         json.dump({"benchmark": name, "machine": machine(), **results}, file, indent=1)
         file.write("\n")
     return path
+
+
+def _without_paths(value: Any) -> Any:
+    """The same without what only says where things lie on one machine."""
+    if isinstance(value, dict):
+        found = {k: _without_paths(v) for k, v in value.items()}
+        return {k: v for k, v in found.items() if not (isinstance(v, str) and os.path.isabs(v))}
+    return value
 
 
 def _commit() -> str | None:

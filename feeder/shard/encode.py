@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from feeder.decode.base import MAX_PIXELS
 from feeder.errors import ArgumentError, BackendError
 from feeder.imageinfo import ImageInfo
 
@@ -109,7 +110,9 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
     from feeder._native import Status, Unsupported, transcode
 
     try:
-        return Encoded(transcode(data, keep_metadata=options.keep_metadata), info, outcome)
+        # The limit is that of decoding: a header of a few bytes may claim gigabytes of coefficients.
+        rewritten = transcode(data, keep_metadata=options.keep_metadata, max_pixels=MAX_PIXELS)
+        return Encoded(rewritten, info, outcome)
     except Unsupported as error:
         # Reasons for the unsupported are a few fixed texts; what is said of damage has numbers in it.
         reason = str(error) if error.status == Status.UNSUPPORTED else error.status.name.lower()
