@@ -161,6 +161,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.device.type == "cpu"
         and not tensor.requires_grad
         and not tensor.is_quantized
+        and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not tensor.__dict__

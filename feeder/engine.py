@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from feeder.assembly import HELD_BATCHES, part_rows
 from feeder.batch import Layout, Ring, plan_slots
+from feeder.device import CudaGuard, page_lock
 from feeder.errors import WorkerError
 from feeder.workers import Pool, PoolOptions, Replacement
 
@@ -25,12 +26,14 @@ class EngineOptions:
         persistent: Whether workers outlive the iterator.
         memory_limit_bytes: Of the ring; None: what is available.
         pool: How to run workers.
+        guard: Asked before slots are used again; with one they are page-locked.
     """
 
     ahead: int
     persistent: bool
     memory_limit_bytes: int | None
     pool: PoolOptions
+    guard: CudaGuard | None = None
 
 
 class Engine:
@@ -94,7 +97,9 @@ class Engine:
             assert size is not None
             layout = Layout(rows, (3, *size), self._work.recipe.storage_dtype.name)
             slots, self.ahead = plan_slots(layout, self._options.ahead, HELD_BATCHES, self._options.memory_limit_bytes)
-            self._ring = Ring(layout, slots)
+            self._ring = Ring(layout, slots, self._options.guard)
+            if self._options.guard is not None:
+                page_lock(self._ring)
         workers = self._options.pool.workers
         parts = self._ring.slots * len(part_rows(self._ring.layout.batch_size, workers))
         self._pool = Pool(self._work, self._ring, parts, self._options.pool)

@@ -17,6 +17,7 @@ from torch import distributed
 
 from feeder.assembly import Assembly, Finished, Request, assemble_here
 from feeder.decode.registry import get_decoder
+from feeder.device import feed_device, slot_guard
 from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
 from feeder.order import Order, Split, Window
@@ -154,7 +155,8 @@ class FastPath:
             context = torch.multiprocessing.get_context()
         pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, loader.worker_init_fn)
         ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
-        engine = Engine(self.work, EngineOptions(ahead, loader.persistent_workers, loader.memory_limit_bytes, pool))
+        options = EngineOptions(ahead, loader.persistent_workers, loader.memory_limit_bytes, pool, slot_guard(loader))
+        engine = Engine(self.work, options)
         if self._engine is None:
             self._engine = engine
         return engine
@@ -243,6 +245,7 @@ class FastIterator:
             self._assembly.fill()
         else:
             self._batches = assemble_here(path.work, requests, path.meters_here)
+        self._feed = feed_device(loader, self._next_finished)
 
     def __iter__(self) -> FastIterator:
         return self
@@ -254,7 +257,7 @@ class FastIterator:
         if self.exhausted:
             raise StopIteration
         try:
-            finished = next(self._batches)
+            finished, batch = self._next_finished() if self._feed is None else next(self._feed)
         except StopIteration:
             self.exhausted = True
             self.close()
@@ -265,7 +268,11 @@ class FastIterator:
         self._account(finished)
         if isinstance(finished, BaseException):
             raise finished
-        return self._batch(finished)
+        return tuple(batch)
+
+    def _next_finished(self) -> tuple[Finished | BaseException, Any]:
+        finished = next(self._batches)
+        return finished, None if isinstance(finished, BaseException) else self._batch(finished)
 
     def place(self) -> Place:
         """Where an iteration would go on after what was handed out."""
@@ -279,6 +286,7 @@ class FastIterator:
         if engine is not None and self._assembly is not None:
             engine.end_iterator(self._assembly.abandon())
         self._batches = iter(())
+        self._feed = None
 
     def __del__(self) -> None:
         if getattr(self, "_engine", None) is not None:

@@ -31,6 +31,7 @@ from torch.utils.data.dataloader import (
 
 from feeder.batch import Slots, available_bytes
 from feeder.carry import unpack
+from feeder.device import page_lock, slot_guard
 from feeder.ends import pair
 from feeder.errors import ArgumentError, WorkerError
 from feeder.generic_state import IndexIterator, load_if_stateful
@@ -184,6 +185,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             raise AssertionError("prefetch_factor must be greater than 0")
         self._in_order = loader.in_order
         self._interval = loader.snapshot_every_n_steps or 0
+        self._guard = slot_guard(loader)
         self._memory_limit_bytes = loader.memory_limit_bytes
         self._context = loader.multiprocessing_context or torch.multiprocessing
         self._init_fn = loader.worker_init_fn
@@ -536,7 +538,9 @@ class WorkersIterator(_BaseDataLoaderIter):
         limit = self._memory_limit_bytes if self._memory_limit_bytes is not None else available_bytes() // 2
         count = min(count, limit // size)
         if count >= 1:
-            self._slots = Slots(size, count)
+            self._slots = Slots(size, count, self._guard)
+            if self._guard is not None:
+                page_lock(self._slots)
 
     @functools.cached_property
     def _beginnings(self) -> dict[int, Result]:

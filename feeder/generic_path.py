@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from feeder.device import feed_device
 from feeder.generic import HereIterator, Progress, WorkersIterator, epoch_is_over
 from feeder.generic_state import IndexIterator, ResumableRandomSampler, draw_seed
 
@@ -26,6 +27,7 @@ class GenericPath:
         self._with_workers: weakref.ref[WorkersIterator] | None = None
         self._prepared: HereIterator | WorkersIterator | None = None
         self._next_base_seed: int | None = None
+        self._on_device: _OnDevice | None = None
         self._replacements: list[dict[str, Any]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -36,6 +38,14 @@ class GenericPath:
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The iterator over the next epoch, or over the rest of the one that was loaded."""
+        iterator: Iterator[Any] = self._host_iterator(loader)
+        if loader.target_device is None:
+            self._on_device = None
+            return iterator
+        self._on_device = _OnDevice(iterator, loader)
+        return self._on_device
+
+    def _host_iterator(self, loader: DataLoader[Any]) -> Any:
         iterator: Any = self._prepared
         self._prepared = None
         next_seeds = None
@@ -61,10 +71,12 @@ class GenericPath:
                 iterator._reset(loader)
             else:
                 iterator = self._new(loader)
-        return iterator  # type: ignore[no-any-return]
+        return iterator
 
     def state_dict(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
+        if self._on_device is not None and self._on_device.state is not None:
+            return self._on_device.state
         if self._here is None and self._progress is None:
             self._prepared = self._new(loader)
         assert self._here is not None or self._progress is not None
@@ -87,7 +99,7 @@ class GenericPath:
     def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
         self.close(loader)
-        self._here = self._progress = self._prepared = None
+        self._here = self._progress = self._prepared = self._on_device = None
         self._loaded = state or None
 
     def stats(self, loader: DataLoader[Any]) -> dict[str, Any]:
@@ -115,3 +127,35 @@ class GenericPath:
         if loader.persistent_workers:
             loader._iterator = iterator
         return iterator
+
+
+class _OnDevice:
+    """An iterator's batches on the device. Batches are copied ahead: the state is of what was handed out.
+
+    Attributes:
+        state: The state after the last batch; None before the first and after the end.
+    """
+
+    def __init__(self, iterator: Any, loader: DataLoader[Any]) -> None:
+        self.state: dict[str, Any] | None = iterator.state_dict()
+        self._iterator = iterator
+        self._feed = feed_device(loader, self._next)
+
+    def __iter__(self) -> _OnDevice:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __next__(self) -> Any:
+        try:
+            assert self._feed is not None
+            self.state, batch = next(self._feed)
+        except StopIteration:
+            self.state = None
+            raise
+        return batch
+
+    def _next(self) -> tuple[dict[str, Any], Any]:
+        batch = next(self._iterator)
+        return self._iterator.state_dict(), batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
@@ -9,6 +10,7 @@ import torch
 import torch.utils.data
 
 from feeder.dataset import FeederDataset
+from feeder.device import checked_device
 from feeder.errors import ArgumentError
 from feeder.fastpath import FastPath
 from feeder.generic_path import GenericPath
@@ -37,6 +39,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             the same number of batches. An explicit ``sampler`` or ``batch_sampler`` replaces order and rank split.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe.
+        device: Where batches are to be: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
+            GPU start from page-locked memory, on a stream of their own; what the caller gets may be used at once.
+        prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
         worker_threads: Threads that the backend may use in each worker.
         hang_timeout_s: A worker that is silent for longer is replaced.
@@ -74,6 +79,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         rank: int | None = None,
         world_size: int | None = None,
         backend: str = "auto",
+        device: str | torch.device | None = None,
+        prefetch_to_device: int = 2,
         memory_limit_bytes: int | None = None,
         worker_threads: int = 1,
         hang_timeout_s: float = 300.0,
@@ -88,6 +95,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
+        if prefetch_to_device < 0:
+            raise ArgumentError(f"prefetch_to_device must be 0 or more, got {prefetch_to_device}")
+        self.device, self.prefetch_to_device = device, prefetch_to_device
+        self.target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.seed, self.rank, self.world_size, self.backend = seed, rank, world_size, backend
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
@@ -139,8 +150,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._path = FastPath(self, self.dataset, *self._path_arguments)  # type: ignore[arg-type]
         return self._path
 
+    @functools.cached_property
+    def feeding_stream(self) -> Any:
+        """The stream of the copies to the GPU; None without one."""
+        if self.target_device is None or self.target_device.type != "cuda":
+            return None
+        return torch.cuda.Stream(self.target_device)  # type: ignore[no-untyped-call]
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath()}
+        state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath()}
+        state.pop("feeding_stream", None)
+        return state
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)

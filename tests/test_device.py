@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import collections
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feeder.dataset import ShardDataset
+from feeder.device import DeviceFeed, checked_device, move
+from feeder.errors import ArgumentError, DecodeError
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+from tests.loader_data import write_shards
+
+Point = collections.namedtuple("Point", "x y")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 50)
+
+
+def _dataset(shards: Path) -> ShardDataset:
+    return ShardDataset(shards, RandomResizedCrop(16), fields=("index", "key"))
+
+
+def _check(batches: list[Any], expected: list[Any]) -> None:
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        for a, b in zip(batch, other, strict=True):
+            assert torch.equal(a.cpu(), b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_move_keeps_the_structure() -> None:
+    value = {"a": [torch.ones(2), "text"], "b": (Point(torch.zeros(1), 3), None)}
+    moved = move(value, torch.device("cpu"))
+    assert moved["a"][0] is value["a"][0]
+    assert moved["a"][1] == "text"
+    assert type(moved["b"][0]) is Point
+    assert moved["b"][0].y == 3
+    assert moved["b"][1] is None
+
+
+@pytest.mark.parametrize("ahead", [0, 2, 20])
+def test_feed_runs_ahead_and_ends(ahead: int) -> None:
+    source = iter(range(10))
+    taken = []
+
+    def give() -> tuple[int, Any]:
+        taken.append(next(source))
+        return taken[-1], torch.tensor(taken[-1])
+
+    feed = DeviceFeed(give, torch.device("cpu"), ahead)
+    assert next(feed)[0] == 0
+    assert len(taken) == min(10, ahead + 1)
+    assert [item for item, _ in feed] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_batches_on_the_cpu_are_the_same(shards: Path, workers: int, ahead: int) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers}
+    loader = DataLoader(_dataset(shards), device="cpu", prefetch_to_device=ahead, **options)
+    batches = [[x.clone() if isinstance(x, torch.Tensor) else x for x in batch] for batch in loader]
+    _check(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_is_of_what_was_handed_out_and_not_of_what_is_ahead(shards: Path, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "device": "cpu"}
+    loader = DataLoader(_dataset(shards), **options)
+    plain = DataLoader(range(50), **options)  # type: ignore[arg-type]
+    for each in (loader, plain):
+        iterator = iter(each)
+        for _ in range(3):
+            next(iterator)
+        state = each.state_dict()
+        rest = [batch[2].tolist() if isinstance(batch, tuple) else batch.tolist() for batch in iterator]
+        resumed = DataLoader(each.dataset, **options)
+        resumed.load_state_dict(state)
+        again = [batch[2].tolist() if isinstance(batch, tuple) else batch.tolist() for batch in resumed]
+        assert again == rest
+        assert len(rest) == 4
+
+
+def test_bad_sample_is_raised_in_its_turn(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 32, bad=(17,)), RandomResizedCrop(16), fields=("index",))
+    iterator = iter(DataLoader(dataset, batch_size=8, device="cpu"))
+    assert [next(iterator)[2].tolist()[0] for _ in range(2)] == [0, 8]
+    with pytest.raises(DecodeError):
+        next(iterator)
+    assert next(iterator)[2].tolist()[0] == 24
+
+
+def test_workers_end_when_an_iterator_with_a_device_is_let_go(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=8, num_workers=1, device="cpu")
+    gc.disable()
+    try:
+        iterator = iter(loader)
+        next(iterator)
+        assert len(loader.worker_pids()) == 1
+        del iterator
+        assert loader.worker_pids() == []
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("device", ["nowhere", "meta", 1.5])
+def test_impossible_devices_are_refused(device: Any) -> None:
+    with pytest.raises(ArgumentError):
+        checked_device(device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_missing_gpu_is_said() -> None:
+    with pytest.raises(ArgumentError, match="no CUDA device"):
+        checked_device("cuda")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_on_the_gpu_are_the_same(shards: Path, workers: int) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=8, shuffle=True, num_workers=workers, device="cuda")
+    batches = list(loader)
+    assert batches[0][0].is_cuda
+    _check(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards: Path) -> None:
+    """The stream is held up, so that slots would be filled again long before the copies run."""
+    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2, pin_memory=True)
+    copies = []
+    for images, *_ in loader:
+        assert images.is_pinned()
+        torch.cuda._sleep(50_000_000)
+        copies.append(images.to("cuda", non_blocking=True))
+        del images
+    torch.cuda.synchronize()
+    expected = [images for images, *_ in DataLoader(_dataset(shards), batch_size=4)]
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(copies, expected, strict=True))
