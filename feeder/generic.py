@@ -165,6 +165,7 @@ class _Pending:
     slots: Slots | None = None
     slot: int | None = None
     result: Result | None = None
+    was_made: bool = False  # its message came, but what it points to went with the worker
     failures: int = 0
 
 
@@ -377,6 +378,7 @@ class WorkersIterator(_BaseDataLoaderIter):
         return None
 
     def _ask(self, number: int, pending: _Pending) -> None:
+        pending.was_made = False
         task = Task(number, pending.index, pending.slot, pending.snapshot)
         self._tell(pending.worker, task, pending.slots)
 
@@ -510,6 +512,8 @@ class WorkersIterator(_BaseDataLoaderIter):
             self._workers_list[worker].process.join(_POLL_MS / 1000)
             if self._workers_list[worker].process.is_alive():
                 raise
+            if pending is not None:
+                pending.was_made = True
             return
         finally:
             if memory is not None and pending is not None:
@@ -596,7 +600,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         numbers = [n for n in sorted(self._pending) if self._pending[n].worker == number]
         lost = [n for n in numbers if self._pending[n].result is None]
         cause = _cause(worker.process.pid, code)
-        first = self._pending[lost[0]] if lost else None
+        # The batch that it died at is the first that it had not made.
+        first = next((self._pending[n] for n in lost if not self._pending[n].was_made), None)
         if first is not None:
             first.failures += 1
         has_begun = worker.state is not None
