@@ -29,16 +29,16 @@ from feeder.board import Board, Part
 from feeder.ends import pair
 from feeder.errors import FeederError, WorkerError
 from feeder.forkserver import ForkServer
+from feeder.work import Report, Work
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
-
-    from feeder.work import Report, Work
 
 __all__ = ["Pool", "PoolOptions", "Replacement", "work_loop"]
 
 _log = logging.getLogger("feeder")
 
+_NOTHING_TO_ADD = Report()
 _HEAD = struct.Struct("<qq")  # part number (or _FAILED_START) and length of what follows
 _FAILED_START = -1
 _SAME_PART_LIMIT = 3
@@ -47,6 +47,7 @@ _GRACE_S = 1.0
 _CLOSE_S = 5.0
 _START_S = 60.0
 _WATCH_MS = 1000
+_LOOK_NS = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,8 @@ class Pool:
         self._fruitless = 0
         self._next = 0
         self._given_out_ns = 0
+        self._next_look_ns = 0
+        self._poll = select.poll()
         self._workers: list[_Worker] = []
         self._closed = False
         self._meters: dict[str, int] = {}
@@ -219,20 +222,24 @@ class Pool:
         now = time.monotonic_ns()
         for worker in self._workers:
             worker.waited_from_ns = now
-        while True:
-            results = [result for number in range(len(self._workers)) for result in self._read(number)]
-            for number, worker in enumerate(self._workers):
-                if worker.gone or self._hangs(number):
-                    results += self._replace(number)
-            if results:
-                return results
+        results: list[tuple[int, Report | BaseException]] = []
+        while not results:
             left = _WATCH_MS / 1000 if deadline is None else min(_WATCH_MS / 1000, deadline - time.monotonic())
             if left <= 0:
-                return []
-            poll = select.poll()
-            for worker in self._workers:
-                poll.register(worker.channel, select.POLLIN)
-            poll.poll(max(1, int(left * 1000)))
+                break
+            numbers = {worker.channel.fileno(): number for number, worker in enumerate(self._workers)}
+            for descriptor, _ in self._poll.poll(max(1, int(left * 1000))):
+                number = numbers[descriptor]
+                results += self._read(number)
+                if self._workers[number].gone:
+                    results += self._replace(number)
+            # Looking for silent workers takes locks: not after every part.
+            if time.monotonic_ns() >= self._next_look_ns:
+                self._next_look_ns = time.monotonic_ns() + _LOOK_NS
+                for number in range(len(self._workers)):
+                    if self._hangs(number):
+                        results += self._replace(number)
+        return results
 
     def abandon(self) -> None:
         """Gives up all parts that are out. Those that a worker has in hand are waited for and dropped."""
@@ -311,6 +318,7 @@ class Pool:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # died already: found at the next look at it
             socket.send_fds(mine, [hello], descriptors)
         mine.setblocking(False)
+        self._poll.register(mine, select.POLLIN)
         return _Worker(process, mine, waited_from_ns=time.monotonic_ns())
 
     def _read(self, number: int) -> list[tuple[int, Report | BaseException]]:
@@ -339,7 +347,7 @@ class Pool:
             self._fruitless = 0
             self._failures.pop(part, None)
             if self._outstanding.pop(part, None) is not None:
-                results.append((part, message))
+                results.append((part, _NOTHING_TO_ADD if message is None else message))
         return results
 
     def _hangs(self, number: int) -> bool:
@@ -394,6 +402,7 @@ class Pool:
             part is not None and self._failures[part.number] >= _SAME_PART_LIMIT
         ):
             raise WorkerError(self._hopeless(cause, keys))
+        self._poll.unregister(worker.channel)
         worker.channel.close()
         worker.process.forget()
         self._board.forget(number)
@@ -524,6 +533,8 @@ def _do(channel: socket.socket, board: Board, number: int, part: Part, view: Slo
             lambda: board.beat(number),
         )
         read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
+        if not message.fields and not message.substitutions:
+            message = None  # the trainer has enough to do
     except Exception as error:
         message = _portable(error)
     _send(channel, part.number, message)
