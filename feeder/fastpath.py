@@ -67,10 +67,11 @@ class FastPath:
         reader = dataset.reader
         sizes = reader.shard_sizes() if isinstance(shuffle, Window) else ()
         self.order = Order(len(dataset), loader.seed, shuffle, sizes)
-        self.backend = get_decoder(loader.backend, dataset.recipe).name
+        self.backend = get_decoder(loader.backend, dataset.recipe, fidelity=loader.fidelity).name
         skip = loader.on_error == "skip"
         threads = loader.worker_threads
-        self.work = Work(reader, dataset.recipe, self.backend, dataset.fields, loader.seed, skip, threads)
+        fields, fidelity = dataset.fields, loader.fidelity
+        self.work = Work(reader, dataset.recipe, self.backend, fields, loader.seed, skip, threads, fidelity)
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0}
@@ -199,6 +200,7 @@ class FastPath:
             "samples": len(self.dataset),
             "fingerprint": self._fingerprint,
             "backend": self.backend,
+            "fidelity": self.work.fidelity,
         }
 
     def _ranks(self) -> tuple[int, int]:

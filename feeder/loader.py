@@ -39,6 +39,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             the same number of batches. An explicit ``sampler`` or ``batch_sampler`` replaces order and rank split.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe.
+        fidelity: "fast", or "exact" for pixels within one level of Pillow's at the price of some speed.
         device: Where batches are to be: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
             GPU start from page-locked memory, on a stream of their own; what the caller gets may be used at once.
         prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
@@ -79,6 +80,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         rank: int | None = None,
         world_size: int | None = None,
         backend: str = "auto",
+        fidelity: Literal["fast", "exact"] = "fast",
         device: str | torch.device | None = None,
         prefetch_to_device: int = 2,
         memory_limit_bytes: int | None = None,
@@ -102,7 +104,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.seed, self.rank, self.world_size, self.backend = seed, rank, world_size, backend
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
-        self.hang_timeout_s, self.on_error = hang_timeout_s, on_error
+        self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
         self.snapshot_every_n_steps = snapshot_every_n_steps
         own_order = sampler is None and batch_sampler is None
         super().__init__(
@@ -137,10 +139,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ):
             self._is_fast = True
             self._path = FastPath(self, dataset, *self._path_arguments)
-        elif isinstance(shuffle, Window) or rank is not None or backend != "auto" or on_error != "raise":
+        elif isinstance(shuffle, Window) or (rank, backend, fidelity, on_error) != (None, "auto", "fast", "raise"):
             raise ArgumentError(
-                "shuffle=Window(...), rank, world_size, backend and on_error are for feeder's datasets, in batches, "
-                "with a recipe of fixed output size and no collate_fn of your own"
+                "shuffle=Window(...), rank, world_size, backend, fidelity and on_error are for feeder's datasets, in "
+                "batches, with a recipe of fixed output size and no collate_fn of your own"
             )
 
     @property

@@ -75,6 +75,7 @@ class Work:
         seed: Of the augmentation, 0 to 2**64-1.
         skip: Whether bad samples are replaced by substitutes, or raised.
         threads: Threads that the backend may use in this process.
+        fidelity: "fast", or "exact" for pixels within a level of Pillow's.
     """
 
     reader: Reader
@@ -84,6 +85,7 @@ class Work:
     seed: int = 0
     skip: bool = False
     threads: int = 1
+    fidelity: str = "fast"
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class Work:
     def decoder(self) -> Decoder:
         """The backend, made on first use in each process."""
         if self._decoder is None:
-            self._decoder = get_decoder(self.backend, self.recipe, threads=self.threads)
+            self._decoder = get_decoder(self.backend, self.recipe, threads=self.threads, fidelity=self.fidelity)
         return self._decoder
 
     def run(

@@ -20,7 +20,9 @@ from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
 from feeder.order import Window
+from feeder.shard import shard
 from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
+from tests import images
 from tests.loader_data import encode, write_shards
 
 RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
@@ -481,3 +483,26 @@ def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_pa
     ]:
         with pytest.raises(ArgumentError, match=reason):
             fitting.load_state_dict(bad)
+
+
+def test_exact_fidelity_is_within_a_level_of_pillow_and_part_of_the_state(tmp_path: Path) -> None:
+    photos = tmp_path / "images" / "c"
+    photos.mkdir(parents=True)
+    for i in range(8):
+        (photos / f"{i}.jpg").write_bytes(images.encode(images.pixels(i, 160, 120), quality=90))
+    shard(str(tmp_path / "images"), str(tmp_path / "shards"))
+    dataset = ShardDataset(str(tmp_path / "shards"), RandomResizedCrop(48))
+
+    def pixels(**options: Any) -> torch.Tensor:
+        (batch,) = DataLoader(dataset, batch_size=8, **options)
+        return batch[0].to(torch.int32)
+
+    reference = pixels(backend="pillow")
+    exact, fast = pixels(backend="cpu", fidelity="exact"), pixels(backend="cpu")
+    assert (exact - reference).abs().max() <= 1
+    assert not torch.equal(fast, exact)
+    state = DataLoader(dataset, fidelity="exact").state_dict()
+    with pytest.raises(ArgumentError, match="its fidelity is 'exact', this loader's is 'fast'"):
+        DataLoader(dataset).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="fidelity"):
+        DataLoader(dataset, fidelity="best")  # type: ignore[arg-type]
