@@ -116,6 +116,27 @@ def test_an_earlier_batch_is_never_written_again() -> None:
     assert not torch.equal(kept[0][0], kept[1][0])
 
 
+def test_a_batch_that_was_started_is_finished_as_any_other() -> None:
+    decoder, plain = DaliDecoder(), DaliDecoder()
+    buffers = [jpeg(k) for k in range(3)]
+    bad = [buffers[0], buffers[1][:300] + b"\xff\xd9", buffers[2]]
+    draws = draw(BASE, 3)
+    batches = [staged(decoder, each, BASE, draws) for each in (buffers, bad, buffers[::-1])]
+    decoder.start(batches[0])
+    with pytest.raises(ArgumentError, match="started already"):
+        decoder.start(batches[1])
+    with pytest.raises(ArgumentError, match="finish that one first"):
+        decoder.finish(batches[1], BASE, draws)
+    for number, batch in enumerate(batches):
+        images, errors = decoder.finish(batch, BASE, draws)
+        if number + 1 < len(batches):
+            decoder.start(batches[number + 1])
+        expected, failed = plain.finish(batch, BASE, draws)
+        assert [str(error) for error in errors] == [str(error) for error in failed]
+        assert torch.equal(images, expected)
+        assert (errors[1] is None) == (number != 1)
+
+
 def test_two_decoders_take_turns_without_touching_each_other() -> None:
     train, validation = DaliDecoder(), DaliDecoder()
     center = T.Recipe.of([T.Resize(64), T.CenterCrop(48)])

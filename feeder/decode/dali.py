@@ -102,6 +102,7 @@ class DaliDecoder:
             "resizes": fidelity == "fast",
         }
         self._pipeline: DaliPipeline | None = None
+        self._started: Staged | None = None
         # DALI's memory that a kernel may still read, with the event after that kernel.
         self._in_use: deque[tuple[Any, Any]] = deque()
         if self.device.type == "cuda":
@@ -151,6 +152,28 @@ class DaliDecoder:
             target.copy_(images)
         return [error or late for error, late in zip(errors, failed, strict=True)]
 
+    def start(self, staged: Staged) -> None:
+        """Starts to decode a batch; :meth:`finish` of the same batch then waits for what is left to do.
+
+        Meanwhile the batch before it can be used, which is the caller's own. Its payloads must stay as they are until
+        it is finished. A batch that the memory limit cuts in parts is only started by ``finish``.
+
+        Args:
+            staged: N samples.
+
+        Raises:
+            ArgumentError: if another batch was started and is not finished.
+        """
+        if self._started is not None:
+            raise ArgumentError("a batch is started already; finish it before the next is started")
+        parts = self._parts(staged, np.flatnonzero(staged.rows["kind"] == Kind.JPEG))
+        if len(parts) == 1:
+            try:
+                self._submit(staged, parts[0])
+            except RuntimeError:
+                return  # finish meets it again, and takes the images one by one
+            self._started = staged
+
     def finish(
         self,
         staged: Staged,
@@ -179,6 +202,8 @@ class DaliDecoder:
 
         from feeder import _gpu
 
+        if self._started is not None and self._started is not staged:
+            raise ArgumentError("another batch is started; finish that one first")
         size = (int(draws.base_size[0, 0]), int(draws.base_size[0, 1]))
         images, errors, borrowed = self._decode(staged, 3 * size[0] * size[1])
         fused = fused_parameters(recipe, draws)
@@ -210,6 +235,7 @@ class DaliDecoder:
         self._in_use.clear()
         if self._pipeline is not None:
             self._pipeline.close()
+        self._started = None
 
     def _decode(self, staged: Staged, length: int) -> tuple[torch.Tensor, list[DecodeError | None], list[Any]]:
         """The resized images, uint8 [N, length] on the device; errors; and whose memory they stand on."""
@@ -282,14 +308,20 @@ class DaliDecoder:
         return done
 
     def _submit_and_collect(self, staged: Staged, rows: npt.NDArray[np.int64]) -> _Done:
+        if self._started is None:
+            self._submit(staged, rows)
+        self._started = None
         assert self._pipeline is not None
-        self._pipeline.submit(staged.rows[rows], [staged.payloads[row] for row in rows.tolist()])
         borrowed = self._pipeline.collect(self._stream())
         images = self._tensor(borrowed)
         if not self._pipeline.options.resizes:
             images = self._resize(images, staged.rows[rows])
         self.dali_images += len(rows)
         return _Done(rows, images, borrowed)
+
+    def _submit(self, staged: Staged, rows: npt.NDArray[np.int64]) -> None:
+        assert self._pipeline is not None
+        self._pipeline.submit(staged.rows[rows], [staged.payloads[row] for row in rows.tolist()])
 
     def _resize(self, images: torch.Tensor, rows: npt.NDArray[np.void]) -> torch.Tensor:
         """Crops, uint8 [N, L], to stored images of the output's size, uint8 [N, H * W * 3]."""
