@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from feeder import transforms as T
+from feeder.decode.base import Decoder
 from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
+from tests import conformance
 from tests.conformance import MEAN, STD, decode, encode, natural_image
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
@@ -21,6 +24,17 @@ from feeder.decode.dali import DaliDecoder
 
 BASE = T.Recipe.of([T.RandomResizedCrop(48), T.RandomHorizontalFlip()])
 HEIGHT, WIDTH = 120, 160
+
+# The others make decoders of their own, without a device.
+GPU_CHECKS = [
+    conformance.check_bad_images_stay_alone,
+    conformance.check_dtypes,
+    conformance.check_fidelity,
+    conformance.check_formats,
+    conformance.check_further_ops,
+    conformance.check_geometry,
+    conformance.check_orientations,
+]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -210,6 +224,22 @@ def test_a_cuda_device_that_is_not_there_is_refused_with_the_remedy() -> None:
         DaliDecoder(device="cuda")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_auto_takes_dali_for_a_cuda_device_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    assert get_decoder("auto", BASE).name != "dali"
+    assert "dali" not in caplog.text
+    assert get_decoder("auto", BASE, device="cuda").name != "dali"
+    assert "finds none" in caplog.text  # it says why not dali
+    monkeypatch.setattr("feeder.decode.dali.DaliDecoder", lambda *, device, **options: DaliDecoder(**options))
+    assert get_decoder("auto", BASE, device="cuda").name == "dali"
+    gaussian = T.Recipe.of([*BASE.ops, T.GaussianBlur(3)])
+    assert get_decoder("auto", gaussian, device="cuda").name != "dali"
+    assert "can't run GaussianBlur" in caplog.text
+
+
 def test_bad_options_are_argument_errors() -> None:
     for options in (
         {"threads": 0},
@@ -239,6 +269,10 @@ class TestOnTheGpu:
 
     def batch(self, count: int = 32) -> list[bytes]:
         return [jpeg(k, subsampling="4:2:0") for k in range(count)]
+
+    @pytest.mark.parametrize("check", GPU_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+    def test_the_device_conforms(self, check: Callable[[Decoder], None]) -> None:
+        check(DaliDecoder(device="cuda"))
 
     def test_pixels_are_those_of_the_cpu_pipeline(self) -> None:
         buffers = self.batch()

@@ -61,7 +61,8 @@ class FusedParameters(NamedTuple):
 
         color = erase = None
         if self.steps is not None and self.factors is not None:
-            color = _gpu.Color(move(self.steps), move(self.factors))
+            has_contrast = bool((self.steps == _gpu.CONTRAST).any())
+            color = _gpu.Color(move(self.steps), move(self.factors), has_contrast)
         if self.boxes is not None and self.value is not None:
             erase = _gpu.Erase(move(self.boxes), move(self.value))
         return {"color": color, "erase": erase}

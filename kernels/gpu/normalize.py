@@ -72,7 +72,7 @@ def normalize(
     if count == 0:
         return out
     mean = None
-    if color is not None and bool((color.steps == CONTRAST).any()):
+    if color is not None and color.has_contrast:
         mean = gray_mean(images, size, color, layout=layout, using=using)
     if runs_triton(images.device, using):
         from feeder._gpu.normalize_kernel import launch

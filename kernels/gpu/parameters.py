@@ -30,10 +30,12 @@ class Color:
     Args:
         steps: integers [N, K]: 0 (none), BRIGHTNESS, CONTRAST or SATURATION; at most one CONTRAST a sample.
         factors: float32 [N, K]; 1 changes nothing.
+        has_contrast: Whether any step is CONTRAST; False saves the pass that takes the means.
     """
 
     steps: torch.Tensor
     factors: torch.Tensor
+    has_contrast: bool = True
 
 
 @dataclass(frozen=True)
