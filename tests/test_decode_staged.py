@@ -86,21 +86,26 @@ def test_what_jpeg_decoders_disagree_on_is_decoded_here() -> None:
     rgb = natural_image(3, 60, 80)
     from PIL import Image
 
+    named = encode(rgb, keep_rgb=True)
+    numbered = named.replace(b"R\x11\0G\x11\0B\x11\0", b"\1\x11\0\2\x11\0\3\x11\0")
+    numbered = numbered.replace(b"\3R\0G\0B\0", b"\3\1\0\2\0\3\0")  # only its Adobe marker still says RGB
+    assert numbered.count(b"R\0") < named.count(b"R\0")
     buffers = [
         encode(rgb),
         encode(Image.fromarray(rgb).convert("L")),
         encode(Image.fromarray(rgb).convert("CMYK")),
-        encode(rgb, keep_rgb=True),
+        named,
+        numbered,
         encode(rgb, "png"),
     ]
-    stager, ones, draws = Stager(), np.ones(5, np.uint8), draw(5)
+    stager, ones, draws = Stager(), np.ones(6, np.uint8), draw(6)
     staged, errors = stager.stage(buffers, ones, RECIPE, draws)
-    assert errors == [None] * 5
-    assert staged.rows["kind"].tolist() == [Kind.JPEG] * 2 + [Kind.PIXELS] * 3
-    assert [len(payload) for payload in staged.payloads[2:]] == [32 * 32 * 3] * 3
-    assert staged.rows["turn"][2:].tolist() == [0] * 3
+    assert errors == [None] * 6
+    assert staged.rows["kind"].tolist() == [Kind.JPEG] * 2 + [Kind.PIXELS] * 4
+    assert [len(payload) for payload in staged.payloads[2:]] == [32 * 32 * 3] * 4
+    assert staged.rows["turn"][2:].tolist() == [0] * 4
     staged, _ = Stager(outlier_pixels=60 * 80 - 1).stage(buffers, ones, RECIPE, draws)
-    assert staged.rows["kind"].tolist() == [Kind.PIXELS] * 5
+    assert staged.rows["kind"].tolist() == [Kind.PIXELS] * 6
 
 
 def test_seekable_images_are_cut_to_their_window() -> None:
