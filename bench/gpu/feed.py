@@ -1,9 +1,10 @@
 """images/s on one GPU: RandomResizedCrop(224), flip and normalize to float16 channels_last, batch 256.
 
-Rows, each with 4, 8 and 16 CPU workers or threads: feeder with DALI on seekable shards and on kept ones, feeder's CPU
-kernels with kernel 1 after the copy, a plain DALI pipeline at the best of several settings, torch's DataLoader with
-Pillow. Equal: the images, the work, the batch, that it ends on the GPU. Goals at each number of workers: DALI on
-seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0; at 4 workers 4 times torch's DataLoader.
+Rows, each with 4, 8 and 16 CPU workers or threads: feeder with DALI on seekable shards and on kept ones (stager threads
+and the decoder, without a DataLoader), feeder's CPU kernels with kernel 1 after the copy, a plain DALI pipeline at the
+best of several settings, torch's DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the
+GPU. Goals at each number of workers: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0;
+at 4 workers 4 times torch's DataLoader.
 
     python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--seconds 10] [--repeats 3]
 """
@@ -18,10 +19,9 @@ from typing import Any
 import torch
 
 import feeder
-from bench.gpu.common import MEAN, STD, arguments, direct_feed, loader_feed, on_gpu, rate, recipe
+from bench.gpu.common import MEAN, STD, arguments, direct_feed, on_gpu, rate, recipe
 from feeder import _gpu
 from feeder.bench import BenchOptions, _PillowDataset
-from feeder.errors import FeederError
 from feeder.measure import interleave, spread, table
 
 BATCH = 256
@@ -99,35 +99,15 @@ def best_plain(shards: str, threads: int, seconds: float) -> tuple[float, int]:
     return max(rates, key=lambda each: rates[each])
 
 
-def dali_feed(shards: str, workers: int) -> tuple[Iterator[torch.Tensor], str]:
-    """The loader's feed, or the stager's where the loader has none; and which."""
-    feed = loader_feed(shards, "dali", workers, BATCH)
-    try:
-        first = next(feed)
-    except FeederError as error:
-        return direct_feed(shards, workers, BATCH), f"stager threads without the loader: {error}"
-
-    def chained() -> Iterator[torch.Tensor]:
-        yield first
-        yield from feed
-
-    return chained(), "feeder.DataLoader"
-
-
 def measure(options: Any) -> dict[str, Any]:
     result: dict[str, Any] = {"batch": BATCH, "seconds": options.seconds, "workers": {}, "goals": {}}
     for workers in WORKERS:
         load, depth = best_plain(options.keep, workers, min(3.0, options.seconds))
-        by: dict[str, str] = {}
         details: dict[str, list[dict[str, float]]] = {}
 
-        def dali(shards: str, name: str, by: dict[str, str] = by, workers: int = workers) -> Iterator[torch.Tensor]:
-            feed, by[name] = dali_feed(shards, workers)
-            return feed
-
         feeds: dict[str, Callable[[], Iterator[torch.Tensor]]] = {
-            "feeder dali, seekable": lambda dali=dali: dali(options.seekable, "seekable"),
-            "feeder dali, keep": lambda dali=dali: dali(options.keep, "keep"),
+            "feeder dali, seekable": lambda w=workers: direct_feed(options.seekable, w, BATCH),
+            "feeder dali, keep": lambda w=workers: direct_feed(options.keep, w, BATCH),
             "feeder cpu + kernel 1": lambda workers=workers: cpu_feed(options.seekable, workers),
             "plain DALI": lambda w=workers, load=load, depth=depth: plain_dali(options.keep, w, load, depth),
             "torch + Pillow": lambda workers=workers: torch_feed(options.images, workers),
@@ -146,7 +126,6 @@ def measure(options: Any) -> dict[str, Any]:
                 name: spread([each["cores_per_1000_images_per_s"] for each in found]) for name, found in details.items()
             },
             "plain_dali": {"hw_decoder_load": load, "prefetch_queue_depth": depth},
-            "dali_by": by,
         }
         result["goals"][workers] = {
             "seekable / plain DALI (1.3)": middle["feeder dali, seekable"] / middle["plain DALI"],

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu.common import arguments, on_gpu
-from bench.gpu.feed import BATCH, cpu_feed, dali_feed
+from bench.gpu.common import arguments, direct_feed, on_gpu
+from bench.gpu.feed import BATCH, cpu_feed
 from bench.gpu.resnet import resnet50
 from feeder.measure import interleave, spread, table
 
@@ -94,7 +94,7 @@ def measure(options: Any) -> dict[str, Any]:
     trainer = Trainer()
     feeds: dict[str, Callable[[], Iterator[torch.Tensor]]] = {
         "resident batch": resident,
-        "feeder dali": lambda: dali_feed(options.seekable, options.workers)[0],
+        "feeder dali": lambda: direct_feed(options.seekable, options.workers, BATCH),
         "feeder cpu + kernel 1": lambda: cpu_feed(options.seekable, options.workers),
     }
     used: dict[str, list[float | None]] = {name: [] for name in feeds}
