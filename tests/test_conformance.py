@@ -11,7 +11,7 @@ from feeder.decode.registry import available_decoders, get_decoder
 from tests import conformance
 
 # A new backend is one more name here.
-BACKENDS = ("pillow", "cpu")
+BACKENDS = ("pillow", "cpu", "dali")
 
 CHECKS = [
     conformance.check_bad_images_stay_alone,

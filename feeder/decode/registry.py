@@ -35,6 +35,7 @@ _BUILT_IN = {
 # "auto" takes the first that is installed and can run the recipe. All ranks have the same packages and the same
 # recipe, so all choose alike; nothing is measured.
 _AUTO = ("cpu", "pillow")
+_AUTO_ON_CUDA = ("dali", *_AUTO)
 
 
 def decoder_names() -> tuple[str, ...]:
@@ -54,23 +55,28 @@ def get_decoder(
     threads: int = 1,
     max_pixels: int = MAX_PIXELS,
     fidelity: str = "fast",
+    device: str = "cpu",
 ) -> Decoder:
     """Makes a backend. One that is asked for by name never falls back to another.
 
     Args:
-        name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the native backend "cpu" if
-            it is built and can run the recipe, else "pillow".
+        name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the first of these that is
+            installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native backend
+            "cpu", "pillow".
         recipe: What the backend shall run; checked here.
         threads: How many threads it may use for one batch.
         max_pixels: Larger images are refused.
         fidelity: "fast", or "exact" for Pillow's pixels to about one level.
+        device: Where the batches are wanted: "cpu", or a CUDA device. Only "dali" decodes there.
 
     Raises:
         ArgumentError: if there is no backend of that name.
         BackendError: if it is not installed, with the remedy, or can't run the recipe.
     """
     check_options(max_pixels, threads, fidelity)
-    options = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
+    options: dict[str, Any] = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
+    if name == "dali":
+        options["device"] = device
     if name != "auto":
         decoder = _make(name, options)
         if isinstance(decoder, BackendError):
@@ -79,9 +85,9 @@ def get_decoder(
             decoder.check(recipe)
         return decoder
     reasons = []
-    for candidate in _AUTO:
+    for candidate in _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO:
         try:
-            decoder = get_decoder(candidate, recipe, threads=threads, max_pixels=max_pixels, fidelity=fidelity)
+            decoder = get_decoder(candidate, recipe, **options, device=device)
         except BackendError as error:
             reasons.append(str(error))
             continue

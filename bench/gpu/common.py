@@ -1,0 +1,176 @@
+"""What the GPU benchmarks share: the arguments, the skip without a GPU, timing, the feeds that are compared."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import inspect
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+import feeder
+from feeder import transforms as T
+from feeder.errors import BackendError
+from feeder.measure import save
+
+__all__ = [
+    "MEAN",
+    "STD",
+    "Row",
+    "arguments",
+    "cpu_seconds",
+    "direct_feed",
+    "gpu",
+    "loader_feed",
+    "on_gpu",
+    "rate",
+    "recipe",
+]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Row = dict[str, Any]
+
+
+def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
+    """Parses --json OUT and, by keyword, further options with their defaults (None: required)."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--json", required=True, metavar="OUT", help="where the result goes")
+    for name, default in more.items():
+        kind = str if default is None else type(default)
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, type=kind, required=default is None)
+    return parser.parse_args()
+
+
+def gpu() -> dict[str, Any]:
+    """Name, memory and driver side of the GPU."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "multiprocessors": properties.multi_processor_count,
+        "torch_cuda": torch.version.cuda,
+    }
+
+
+def on_gpu(name: str, path: str, measure: Callable[[], dict[str, Any]]) -> None:
+    """Measures and saves; without a GPU saves why it was skipped."""
+    if torch.cuda.is_available():
+        save(name, {"gpu": gpu(), **measure()}, path)
+    else:
+        save(name, {"skipped": "no CUDA device"}, path)
+        print(f"{name}: skipped, no CUDA device")
+
+
+def recipe(dtype: str = "float16") -> T.Recipe:
+    """The work of all throughput rows."""
+    ops: list[T.Op] = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
+    if dtype != "uint8":
+        ops += [T.Normalize(MEAN, STD), T.ToDtype(dtype)]
+    return T.Recipe.of(ops)
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of all below it that live or have been waited for."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    parents, used = {}, {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry)] = int(fields[1])
+            used[int(entry)] = sum(map(int, fields[11:15])) / ticks
+    ours = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in ours} - ours
+        if not more:
+            return sum(used.get(pid, 0.0) for pid in ours)
+        ours |= more
+
+
+def rate(batches: Iterator[torch.Tensor], seconds: float) -> Row:
+    """images/s of a feed whose batches end up on the GPU, and the CPU cores that 1,000 images/s take.
+
+    The first batches (start-up, pools, autotuning) are not counted.
+    """
+    for _ in range(5):
+        next(batches)
+    torch.cuda.synchronize()
+    images, began, cpu = 0, time.perf_counter(), cpu_seconds()
+    while time.perf_counter() - began < seconds:
+        images += len(next(batches))
+    torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    return {"images_per_s": images / took, "cores_per_1000_images_per_s": (cpu_seconds() - cpu) / images * 1000}
+
+
+def loader_feed(shards: str, backend: str, workers: int, batch_size: int) -> Iterator[torch.Tensor]:
+    """Batches of a feeder.DataLoader on the GPU, float16 and channels_last, without end.
+
+    Raises:
+        BackendError: if this version's loader has no device feed.
+    """
+    if "device" not in inspect.signature(feeder.DataLoader.__init__).parameters:
+        raise BackendError("this version's DataLoader has no device=")
+    loader = feeder.DataLoader(
+        feeder.ShardDataset(shards, transform=recipe()),
+        batch_size,
+        shuffle=True,
+        num_workers=workers,
+        drop_last=True,
+        persistent_workers=True,
+        backend=backend,
+        device="cuda",
+    )
+    while True:
+        for images, *_ in loader:
+            yield images.to(memory_format=torch.channels_last)
+
+
+def direct_feed(shards: str, workers: int, batch_size: int, device: str = "cuda") -> Iterator[torch.Tensor]:
+    """DALI batches from stager threads, without the loader, without end."""
+    from feeder.decode.dali import DaliDecoder
+
+    dataset = feeder.ShardDataset(shards, transform=recipe())
+    work = dataset.recipe
+    here = threading.local()  # a reader uses its memory again at the next read
+    decoder = DaliDecoder(device=device, threads=workers)
+
+    def stage(epoch: int) -> Any:
+        if not hasattr(here, "reader"):
+            here.reader = copy.copy(dataset.reader)
+        ids = np.random.default_rng(epoch).integers(0, len(dataset), batch_size)
+        encoded = here.reader.read(ids)
+        draws = work.draw(0, epoch, ids, encoded.sizes)
+        staged, errors = decoder.stager.stage(encoded.buffers, encoded.orientations, work, draws)
+        if any(errors):
+            raise RuntimeError(str(next(filter(None, errors))))
+        return staged, draws
+
+    with ThreadPoolExecutor(workers) as pool:
+        queue = deque(pool.submit(stage, epoch) for epoch in range(2 * workers))
+        epoch = len(queue)
+        current = queue.popleft().result()
+        decoder.start(current[0])
+        while True:
+            queue.append(pool.submit(stage, epoch))
+            epoch += 1
+            images, _ = decoder.finish(current[0], work, current[1], channels_last=True)
+            current = queue.popleft().result()
+            decoder.start(current[0])
+            yield images
+
+
+if __name__ == "__main__":
+    sys.exit("this is no benchmark; run bench/gpu.sh")

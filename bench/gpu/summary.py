@@ -1,0 +1,65 @@
+"""Gathers the results of bench/gpu.sh into one readable file.
+
+python -m bench.gpu.summary OUTDIR
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+__all__ = ["summarize"]
+
+
+def summarize(folder: Path) -> str:
+    """What the JUnit file, the logs and the JSON files of a run say."""
+    lines: list[str] = []
+    for path in sorted(folder.glob("*.xml")):
+        lines += [f"tests ({path.stem}): {_tests(path)}"]
+    status = folder / "status.txt"
+    for line in status.read_text().splitlines() if status.exists() else []:
+        lines.append(line)
+    for path in sorted(folder.glob("gpu-*.json")):
+        result: dict[str, Any] = json.loads(path.read_text())
+        lines += ["", path.stem]
+        if "skipped" in result:
+            lines.append(f"  skipped: {result['skipped']}")
+            continue
+        lines.append(f"  on {result['gpu']['name']}, commit {result['machine']['commit']}")
+        log = path.with_suffix(".log")
+        tail = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
+        lines += [f"  {line}" for line in tail[-12:]]
+        for name, value in _goals(result):
+            lines.append(f"  {name}: {value:.3f}")
+    return "\n".join(lines) + "\n"
+
+
+def _tests(path: Path) -> str:
+    suites = ElementTree.parse(path).getroot().iter("testsuite")
+    counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+    for suite in suites:
+        for name in counts:
+            counts[name] += int(suite.get(name, "0"))
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _goals(result: Any, prefix: str = "") -> list[tuple[str, float]]:
+    """Every number under "goals", and those whose name ends with the goal in parentheses."""
+    found: list[tuple[str, float]] = []
+    if isinstance(result, dict):
+        for name, value in result.items():
+            if isinstance(value, float) and str(name).endswith(")"):
+                found.append((f"{prefix}{name}", value))
+            elif isinstance(value, dict):
+                found += _goals(value, f"{name} workers, " if str(name).isdigit() else prefix)
+    return found
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    text = summarize(target)
+    (target / "summary.txt").write_text(text)
+    print(text, end="")

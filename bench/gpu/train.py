@@ -1,0 +1,131 @@
+"""ResNet-50 training, AMP, channels_last, batch 256: fed by each backend against fed from one resident batch.
+
+Goals: the best backend at least 0.98 of the resident batch's images/s; GPU utilisation at least 97 %. Equal: the model,
+the step, the batch. GPU utilisation is NVML's, as nvidia-smi reports it ten times a second.
+
+    python -m bench.gpu.train --seekable SHARDS --json OUT [--workers 16] [--steps 100] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from bench.gpu.common import arguments, direct_feed, on_gpu
+from bench.gpu.feed import BATCH, cpu_feed
+from bench.gpu.resnet import resnet50
+from feeder.measure import interleave, spread, table
+
+
+class Utilisation:
+    """The GPU's utilisation while the context is open, percent; None where nvidia-smi does not tell."""
+
+    def __enter__(self) -> Utilisation:
+        command = [
+            "nvidia-smi",
+            "--query-gpu=utilization.gpu",
+            "--format=csv,noheader,nounits",
+            "-lms",
+            "100",
+            "-i",
+            "0",
+        ]
+        self.mean: float | None = None
+        try:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        except OSError:
+            self._process = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            text, _ = self._process.communicate()
+            found = [float(line) for line in text.split() if line.strip().isdigit()]
+            self.mean = statistics.mean(found) if found else None
+
+
+class Trainer:
+    """A model and its step."""
+
+    def __init__(self) -> None:
+        torch.backends.cudnn.benchmark = True
+        self.model = resnet50().cuda().to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.labels = torch.randint(0, 1000, (BATCH,), device="cuda")
+
+    def step(self, images: torch.Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.float16):
+            loss = torch.nn.functional.cross_entropy(self.model(images), self.labels)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def run(self, batches: Iterator[torch.Tensor], steps: int) -> tuple[float, float | None]:
+        """images/s and utilisation."""
+        for _ in range(10):
+            self.step(next(batches))
+        torch.cuda.synchronize()
+        with Utilisation() as utilisation:
+            began = time.perf_counter()
+            for _ in range(steps):
+                self.step(next(batches))
+            torch.cuda.synchronize()
+            took = time.perf_counter() - began
+        return BATCH * steps / took, utilisation.mean
+
+
+def resident() -> Iterator[torch.Tensor]:
+    """One batch, again and again."""
+    shape = (BATCH, 3, 224, 224)
+    images = torch.randn(shape, device="cuda").to(torch.float16, memory_format=torch.channels_last)
+    while True:
+        yield images
+
+
+def measure(options: Any) -> dict[str, Any]:
+    trainer = Trainer()
+    feeds: dict[str, Callable[[], Iterator[torch.Tensor]]] = {
+        "resident batch": resident,
+        "feeder dali": lambda: direct_feed(options.seekable, options.workers, BATCH),
+        "feeder cpu + kernel 1": lambda: cpu_feed(options.seekable, options.workers),
+    }
+    used: dict[str, list[float | None]] = {name: [] for name in feeds}
+
+    def run(name: str) -> float:
+        images_per_s, utilisation = trainer.run(feeds[name](), options.steps)
+        used[name].append(utilisation)
+        return images_per_s
+
+    rates = interleave({name: (lambda name=name: run(name)) for name in feeds}, options.repeats)
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    rows = [["ResNet-50", "images/s", "of resident", "GPU used"]]
+    for name, value in middle.items():
+        known = [each for each in used[name] if each is not None]
+        share = f"{statistics.mean(known):.0f} %" if known else "unknown"
+        rows.append([name, f"{value:,.0f}", f"{value / middle['resident batch']:.3f}", share])
+    print(table(rows))
+    best = max(value for name, value in middle.items() if name.startswith("feeder"))
+    return {
+        "batch": BATCH,
+        "workers": options.workers,
+        "goals": {"best of resident (0.98)": best / middle["resident batch"]},
+        "images_per_s": {name: spread(values) for name, values in rates.items()},
+        "gpu_utilisation_percent": used,
+    }
+
+
+def main() -> None:
+    options = arguments(__doc__, seekable=None, workers=16, steps=100, repeats=3)
+    on_gpu("gpu-train", options.json, lambda: measure(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The ops that feeder's fused GPU kernels run after the resize, and their parameters for a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import BackendError
+from feeder.transforms import (
+    ColorJitter,
+    Draws,
+    Normalize,
+    Op,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    Recipe,
+    ToDtype,
+)
+from feeder.transforms.op import Params
+from feeder.transforms.values import compose_affine
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FusedParameters", "check_fused", "fused_parameters"]
+
+_JITTER = ("brightness", "contrast", "saturation")  # steps 1, 2 and 3 of feeder._gpu.Color
+_SATURATION = 3
+_RUNS = "ColorJitter without hue, RandomGrayscale, RandomHorizontalFlip, RandomErasing with numbers, ToDtype, Normalize"
+
+
+class FusedParameters(NamedTuple):
+    """What :func:`feeder._gpu.normalize` takes for N samples, as numpy arrays.
+
+    Attributes:
+        flip: uint8 [N], 1 where the ops after the base path mirror the image.
+        steps: uint8 [N, K], see :class:`feeder._gpu.Color`; None without color ops.
+        factors: float32 [N, K]; None without color ops.
+        boxes: int32 [N, 4], see :class:`feeder._gpu.Erase`; None without erasing.
+        value: float32 [3], what is written there; None without erasing.
+    """
+
+    flip: npt.NDArray[np.uint8]
+    steps: npt.NDArray[np.uint8] | None
+    factors: npt.NDArray[np.float32] | None
+    boxes: npt.NDArray[np.int32] | None
+    value: npt.NDArray[np.float32] | None
+
+    def tensors(self, device: torch.device) -> dict[str, object]:
+        """The keyword arguments ``color`` and ``erase``, on a device."""
+        import torch
+
+        from feeder import _gpu
+
+        def move(array: npt.NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+        color = erase = None
+        if self.steps is not None and self.factors is not None:
+            has_contrast = bool((self.steps == _gpu.CONTRAST).any())
+            color = _gpu.Color(move(self.steps), move(self.factors), has_contrast)
+        if self.boxes is not None and self.value is not None:
+            erase = _gpu.Erase(move(self.boxes), move(self.value))
+        return {"color": color, "erase": erase}
+
+
+def check_fused(recipe: Recipe, backend: str) -> None:
+    """Refuses, by the op's name, a recipe with an op after the base path that the kernels don't run.
+
+    Raises:
+        BackendError: naming the op and the backends that can run it.
+    """
+    erased = contrasts = 0
+    for op in recipe.rest:
+        problem = None
+        if isinstance(op, ColorJitter):
+            contrasts += op.contrast is not None
+            if op.hue is not None:
+                problem = "it shifts the hue"
+            elif erased:
+                problem = "it stands after RandomErasing"
+            elif contrasts > 1:
+                problem = "it is the second one that changes contrast"
+        elif isinstance(op, RandomGrayscale):
+            problem = "it stands after RandomErasing" if erased else None
+        elif isinstance(op, RandomErasing):
+            erased += 1
+            if op.value is None:
+                problem = "its value is 'random'"
+            elif erased > 1:
+                problem = "it is the second one"
+        elif type(op) not in (RandomHorizontalFlip, ToDtype, Normalize):
+            problem = "it is none of those ops"
+        if problem is not None:
+            names = ", ".join(type(each).__name__ for each in recipe.rest)
+            raise BackendError(
+                f"backend {backend!r} can't run {type(op).__name__}: {problem}. After crop and resize it runs {_RUNS}; "
+                f"this recipe has {names} there. Use backend='cpu', or leave the op out"
+            )
+
+
+@dataclass
+class _Erasing:
+    boxes: npt.NDArray[np.int32]
+    value: npt.NDArray[np.float32]
+
+
+def fused_parameters(recipe: Recipe, draws: Draws) -> FusedParameters:
+    """The parameters of a recipe's ops after the base path.
+
+    Args:
+        recipe: One that :func:`check_fused` lets pass.
+        draws: What was drawn for N samples.
+    """
+    flip = np.zeros(len(draws), np.uint8)
+    steps: list[npt.NDArray[np.uint8]] = []
+    factors: list[npt.NDArray[np.float32]] = []
+    erasing: _Erasing | None = None
+    is_float = False
+    for number in range(recipe.base_length, len(recipe.ops)):
+        op, params = recipe.ops[number], draws.ops[number]
+        if isinstance(op, ColorJitter):
+            _jitter(params, steps, factors)
+        elif isinstance(op, RandomGrayscale):
+            steps.append(np.where(params["gray"], _SATURATION, 0).astype(np.uint8))
+            factors.append(np.zeros(len(draws), np.float32))
+        elif isinstance(op, RandomHorizontalFlip):
+            flip ^= params["flip"].astype(np.uint8)
+            if erasing is not None:
+                _mirror(erasing.boxes, params["flip"], draws.base_size[:, 1])
+        elif isinstance(op, RandomErasing):
+            erasing = _erase(op, params, recipe.ops[number + 1 :], is_float)
+        else:
+            is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
+    return FusedParameters(
+        flip,
+        np.stack(steps, axis=1) if steps else None,
+        np.stack(factors, axis=1) if factors else None,
+        erasing.boxes if erasing else None,
+        erasing.value if erasing else None,
+    )
+
+
+def _jitter(params: Params, steps: list[npt.NDArray[np.uint8]], factors: list[npt.NDArray[np.float32]]) -> None:
+    """The steps of each sample in its own order; what the op leaves alone is no step."""
+    order = params["order"]
+    kinds = np.array([k + 1 if name in params else 0 for k, name in enumerate(_JITTER)] + [0], np.uint8)
+    nothing = np.ones(len(order))
+    table = np.stack([params.get(name, nothing) for name in _JITTER] + [nothing], axis=1).astype(np.float32)
+    in_order = np.take_along_axis(table, order, axis=1)
+    for column in range(order.shape[1]):
+        steps.append(kinds[order[:, column]])
+        factors.append(in_order[:, column])
+
+
+def _erase(op: RandomErasing, params: Params, later: tuple[Op, ...], is_float: bool) -> _Erasing:
+    """Rectangles, and their value as the ops that follow leave it."""
+    top, left = params["i"], params["j"]
+    boxes = np.stack([top, left, top + params["h"], left + params["w"]], axis=1)
+    value = np.array(op.value, np.float32)
+    if not is_float:
+        value = np.clip(value, 0, 255).astype(np.uint8).astype(np.float32)
+    if any(isinstance(each, (ToDtype, Normalize)) for each in later):
+        scale, bias = compose_affine(later, is_float=is_float)
+        value = value * scale + bias
+    return _Erasing(np.where(params["erase"][:, None], boxes, 0).astype(np.int32), value)
+
+
+def _mirror(boxes: npt.NDArray[np.int32], flips: npt.NDArray[np.bool_], width: npt.NDArray[np.int32]) -> None:
+    """Mirrors the rectangles (top, left, bottom, right) of the flipped samples left to right; empty ones stay empty."""
+    rows = np.flatnonzero(flips)
+    left, right = boxes[rows, 1].copy(), boxes[rows, 3].copy()
+    boxes[rows, 1], boxes[rows, 3] = width[rows] - right, width[rows] - left

@@ -1,0 +1,215 @@
+"""Kernel 1: uint8 images to normalized floats, turned, colored, erased and mixed, in one pass over the batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from feeder._gpu.dispatch import runs_triton
+from feeder._gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
+from feeder.errors import ArgumentError
+
+__all__ = ["finish_reference", "gray_mean", "normalize", "normalize_reference", "stored_reference"]
+
+_LAYOUTS = ("nhwc", "nchw")
+
+
+def normalize(
+    images: torch.Tensor,
+    size: tuple[int, int],
+    *,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "nhwc",
+    channels_last: bool = False,
+    turn: torch.Tensor | None = None,
+    color: Color | None = None,
+    erase: Erase | None = None,
+    mix: Mix | None = None,
+    out: torch.Tensor | None = None,
+    using: str = "auto",
+) -> torch.Tensor:
+    """Turns, colors, normalizes, erases and mixes a batch: out = pixel (0-255) * scale + bias.
+
+    Tolerance: for outputs of the usual size (under 5), the kernel and the reference are both within 1e-6, and half a
+    unit in the last place of ``dtype``, of exact arithmetic. Where ``color`` is given, a blend that lies on the edge
+    between two levels may take the other.
+
+    Args:
+        images: uint8, contiguous, N images of ``size`` as stored (see Note [Turns]), each of 3 * H * W bytes.
+        size: (H, W) of the output.
+        scale: float32 [3]; None is 1.
+        bias: float32 [3]; None is 0.
+        dtype: float32, float16, bfloat16; or uint8, which takes neither scale, bias nor mix.
+        layout: "nhwc" or "nchw": how a stored image's bytes lie.
+        channels_last: Memory format of the output.
+        turn: integers [N], 0-7, see Note [Turns]; None is 0.
+        color: Brightness, contrast and saturation.
+        erase: Rectangles to overwrite.
+        mix: The partner of each sample.
+        out: [N, 3, H, W] of ``dtype`` and memory format, filled; None makes one.
+        using: "auto", "triton" or "torch".
+
+    Returns:
+        [N, 3, H, W].
+
+    Raises:
+        ArgumentError: for an argument that does not fit.
+    """
+    height, width = size
+    if layout not in _LAYOUTS:
+        raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
+    if images.dtype != torch.uint8 or not images.is_contiguous() or images.ndim < 1:
+        raise ArgumentError(f"images must be contiguous uint8 [N, ...], got {images.dtype} {list(images.shape)}")
+    count = len(images)
+    if images.numel() != count * 3 * height * width:
+        raise ArgumentError(f"images must be {count} of {height}x{width}x3 bytes, got shape {list(images.shape)}")
+    if dtype == torch.uint8 and not (scale is None and bias is None and mix is None):
+        raise ArgumentError("dtype uint8 takes no scale, bias or mix; ask for a float dtype")
+    out = output_tensor(count, size, dtype, channels_last, images, out)
+    if count == 0:
+        return out
+    mean = None
+    if color is not None and color.has_contrast:
+        mean = gray_mean(images, size, color, layout=layout, using=using)
+    if runs_triton(images.device, using):
+        from feeder._gpu.normalize_kernel import launch
+
+        launch(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
+    else:
+        normalize_reference(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
+    return out
+
+
+def gray_mean(
+    images: torch.Tensor, size: tuple[int, int], color: Color, *, layout: str = "nhwc", using: str = "auto"
+) -> torch.Tensor:
+    """The gray level that each image's contrast step blends with: float32 [N], whole numbers.
+
+    The kernel gives exactly the reference's numbers, but for levels on the edge between two in the steps before.
+
+    Args:
+        images: As in :func:`normalize`.
+        size: As in :func:`normalize`.
+        color: Its steps before the contrast come first; for images without that step the number means nothing.
+        layout: As in :func:`normalize`.
+        using: As in :func:`normalize`.
+    """
+    if runs_triton(images.device, using):
+        from feeder._gpu.normalize_kernel import launch_gray_mean
+
+        return launch_gray_mean(images, size, color, layout)
+    # A turn moves pixels and leaves the mean as it is.
+    pixels = stored_reference(images, size, layout)
+    mean = torch.zeros(len(pixels), device=images.device)
+    for column in range(color.steps.shape[1]):
+        here = color.steps[:, column] == CONTRAST
+        if bool(here.any()):
+            average = _gray(pixels).sum((1, 2), dtype=torch.float64) / math.prod(size)
+            mean = torch.where(here, torch.floor(average + 0.5).float(), mean)
+        pixels = _step(pixels, color, column, mean)
+    return mean
+
+
+def normalize_reference(
+    images: torch.Tensor,
+    size: tuple[int, int],
+    out: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    layout: str,
+    turn: torch.Tensor | None,
+    color: Color | None,
+    mean: torch.Tensor | None,
+    erase: Erase | None,
+    mix: Mix | None,
+) -> None:
+    """The reference of :func:`normalize`, in torch ops on any device."""
+    pixels = _turned(images, size, layout, turn)
+    if color is not None:
+        nothing = torch.zeros(len(pixels), device=images.device)
+        for column in range(color.steps.shape[1]):
+            pixels = _step(pixels, color, column, nothing if mean is None else mean)
+    finish_reference(pixels, out, scale, bias, erase, mix)
+
+
+def finish_reference(
+    pixels: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    erase: Erase | None,
+    mix: Mix | None,
+) -> None:
+    """Normalizes, erases and mixes.
+
+    Args:
+        pixels: [N, H, W, 3], uint8 or float32, 0-255.
+        out: [N, 3, H, W], filled.
+        scale: float32 [3] or None.
+        bias: float32 [3] or None.
+        erase: Rectangles to overwrite.
+        mix: The partner of each sample.
+    """
+    height, width = pixels.shape[1:3]
+    values = pixels
+    if scale is not None or bias is not None or mix is not None:
+        values = values.float()
+    if scale is not None:
+        values = values * scale
+    if bias is not None:
+        values = values + bias
+    rows = torch.arange(height, device=pixels.device)[:, None]
+    columns = torch.arange(width, device=pixels.device)[None, :]
+    if erase is not None:
+        top, left, bottom, right = (side[:, None, None] for side in erase.boxes.unbind(1))
+        inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+        values = torch.where(inside[..., None], erase.value.to(values.dtype), values)
+    if mix is not None:
+        mixed = mix.lam * values + (1.0 - mix.lam) * values[mix.partner.long()]
+        first_row, first_column, last_row, last_column = mix.box or (0, 0, height, width)
+        within = (rows >= first_row) & (rows < last_row) & (columns >= first_column) & (columns < last_column)
+        values = torch.where(within[..., None], mixed, values)
+    out.copy_(values.permute(0, 3, 1, 2))
+
+
+def stored_reference(images: torch.Tensor, size: tuple[int, int], layout: str) -> torch.Tensor:
+    """Images that are not turned, as uint8 [N, H, W, 3]."""
+    if layout == "nhwc":
+        return images.reshape(len(images), *size, 3)
+    return images.reshape(len(images), 3, *size).permute(0, 2, 3, 1)
+
+
+def _turned(images: torch.Tensor, size: tuple[int, int], layout: str, turn: torch.Tensor | None) -> torch.Tensor:
+    """uint8 [N, H, W, 3], turned."""
+    if turn is None:
+        return stored_reference(images, size, layout)
+    result = torch.empty((len(images), *size, 3), dtype=torch.uint8, device=images.device)
+    for code in range(8):
+        rows = (turn == code).nonzero().flatten()
+        if len(rows) == 0:
+            continue
+        stored = stored_reference(images[rows], size[::-1] if code & 4 else size, layout)
+        mirrored = [axis for bit, axis in ((1, 2), (2, 1)) if code & bit]
+        upright = stored.flip(mirrored) if mirrored else stored
+        result[rows] = upright.transpose(1, 2) if code & 4 else upright
+    return result
+
+
+def _gray(pixels: torch.Tensor) -> torch.Tensor:
+    """Pillow's gray level, int32: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
+    red, green, blue = pixels.int().unbind(-1)
+    weighted: torch.Tensor = red * 19595 + green * 38470 + blue * 7471 + 32768
+    return weighted >> 16
+
+
+def _step(pixels: torch.Tensor, color: Color, column: int, mean: torch.Tensor) -> torch.Tensor:
+    """One step of color, as uint8."""
+    step = color.steps[:, column, None, None, None]
+    factor = color.factors[:, column, None, None, None].float()
+    gray = _gray(pixels)[..., None].float()
+    target = torch.where(step == CONTRAST, mean[:, None, None, None], torch.where(step == BRIGHTNESS, 0.0, gray))
+    blended = (target + factor * (pixels.float() - target)).clamp(0.0, 255.0).to(torch.uint8)
+    return torch.where(step == 0, pixels, blended)

@@ -1,0 +1,166 @@
+"""Kernel 2: antialiased bilinear crop-resize of uint8 images of different sizes, turned, normalized and erased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from feeder._gpu.dispatch import runs_triton
+from feeder._gpu.normalize import finish_reference
+from feeder._gpu.parameters import Erase, output_tensor
+from feeder.errors import ArgumentError
+
+__all__ = ["Ragged", "crop_resize", "crop_resize_reference"]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Images of different sizes in one tensor.
+
+    Args:
+        data: uint8 [bytes]: every image's [H, W, 3], contiguous, somewhere in it.
+        offsets: int64 [N]: where each starts.
+        sizes: integers [N, 2]: (height, width) of each.
+    """
+
+    data: torch.Tensor
+    offsets: torch.Tensor
+    sizes: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @classmethod
+    def of(cls, images: list[torch.Tensor]) -> Ragged:
+        """Gathers uint8 [H, W, 3] images, all on one device, N of them and at least one."""
+        lengths = torch.tensor([0, *(image.numel() for image in images)], dtype=torch.int64)
+        sizes = torch.tensor([image.shape[:2] for image in images], dtype=torch.int32)
+        data = torch.cat([image.reshape(-1) for image in images])
+        return cls(data, lengths.cumsum(0)[:-1].to(data.device), sizes.to(data.device))
+
+    def check(self, boxes: torch.Tensor) -> None:
+        """Checks that images lie in the data and boxes in the images.
+
+        Args:
+            boxes: integers [N, 4], (left, top, right, bottom).
+
+        Raises:
+            ArgumentError: naming the first image that does not fit.
+        """
+        offsets, sizes, limits = self.offsets.cpu(), self.sizes.cpu().long(), boxes.cpu().long()
+        if self.data.dtype != torch.uint8 or self.data.ndim != 1 or not self.data.is_contiguous():
+            raise ArgumentError(f"data must be contiguous uint8 [bytes], got {self.data.dtype} {list(self.data.shape)}")
+        if sizes.shape != (len(offsets), 2) or limits.shape != (len(offsets), 4):
+            raise ArgumentError(f"sizes must be [N, 2] and boxes [N, 4], got {list(sizes.shape)}, {list(limits.shape)}")
+        inside = (limits[:, :2] >= 0).all(1) & (limits[:, :2] < limits[:, 2:]).all(1)
+        inside &= (limits[:, 2:] <= sizes.flip(1)).all(1)
+        inside &= (offsets >= 0) & (offsets + 3 * sizes.prod(1) <= self.data.numel())
+        if not bool(inside.all()):
+            row = int((~inside).nonzero()[0])
+            raise ArgumentError(
+                f"image {row} of {sizes[row].tolist()} (height, width) at byte {int(offsets[row])} of "
+                f"{self.data.numel()} does not hold its support box {limits[row].tolist()} (left, top, right, bottom)"
+            )
+
+
+def crop_resize(
+    images: Ragged,
+    source: torch.Tensor,
+    support: torch.Tensor,
+    size: tuple[int, int],
+    *,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    channels_last: bool = False,
+    turn: torch.Tensor | None = None,
+    erase: Erase | None = None,
+    out: torch.Tensor | None = None,
+    using: str = "auto",
+) -> torch.Tensor:
+    """Crops, resizes, turns, normalizes and erases: out = pixel (0-255, not rounded) * scale + bias.
+
+    The filter is Pillow's BILINEAR: a triangle, as wide as the scale where the image shrinks, cut at the support box.
+    The kernel is within 0.01 level of :func:`crop_resize_reference` before it rounds to ``dtype``; the reference is
+    within 1 level of Pillow, which rounds to uint8 between its two passes.
+
+    Args:
+        images: N images as stored.
+        source: float [N, 4], (left, top, right, bottom) in stored pixels: what maps onto the output.
+        support: integers [N, 4], the stored pixels that the filter may read.
+        size: (H, W) of the output.
+        scale: float32 [3]; None is 1.
+        bias: float32 [3]; None is 0.
+        dtype: uint8 (rounded to nearest, neither scale nor bias), float16, bfloat16 or float32.
+        channels_last: Memory format of the output.
+        turn: integers [N], 0-7, see Note [Turns] in ``parameters.py``.
+        erase: Rectangles to overwrite.
+        out: [N, 3, H, W] of ``dtype`` and memory format, filled; None makes one.
+        using: "auto", "triton" or "torch".
+
+    Returns:
+        [N, 3, H, W].
+
+    Raises:
+        ArgumentError: for an argument that does not fit.
+    """
+    images.check(support)
+    if source.shape != (len(images), 4):
+        raise ArgumentError(f"source must be [{len(images)}, 4], got {list(source.shape)}")
+    if dtype == torch.uint8 and not (scale is None and bias is None):
+        raise ArgumentError("dtype uint8 takes no scale or bias; ask for a float dtype")
+    out = output_tensor(len(images), size, dtype, channels_last, images.data, out)
+    if len(images) == 0:
+        return out
+    if runs_triton(images.data.device, using):
+        from feeder._gpu.resize_kernel import launch
+
+        launch(images, source, support, size, out, scale, bias, turn, erase)
+    else:
+        crop_resize_reference(images, source, support, size, out, scale, bias, turn, erase)
+    return out
+
+
+def crop_resize_reference(
+    images: Ragged,
+    source: torch.Tensor,
+    support: torch.Tensor,
+    size: tuple[int, int],
+    out: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    turn: torch.Tensor | None,
+    erase: Erase | None,
+) -> None:
+    """The reference of :func:`crop_resize`, in torch ops on any device: the filter as two matrices an image."""
+    pixels = torch.empty((len(images), *size, 3), device=images.data.device)
+    codes = [0] * len(images) if turn is None else turn.tolist()
+    boxes = zip(images.offsets.tolist(), images.sizes.tolist(), source.tolist(), support.tolist(), codes, strict=True)
+    for row, (offset, (height, width), outer, (left, top, right, bottom), code) in enumerate(boxes):
+        image = images.data[offset : offset + 3 * height * width].view(height, width, 3)
+        window = image[top:bottom, left:right].float()
+        stored = size[::-1] if code & 4 else size
+        rows = _weights(outer[1] - top, outer[3] - top, bottom - top, stored[0]).to(window)
+        columns = _weights(outer[0] - left, outer[2] - left, right - left, stored[1]).to(window)
+        resized = torch.einsum("yh,hwc,xw->yxc", rows, window, columns)
+        mirrored = [axis for bit, axis in ((1, 1), (2, 0)) if code & bit]
+        upright = resized.flip(mirrored) if mirrored else resized
+        pixels[row] = upright.transpose(0, 1) if code & 4 else upright
+    if out.dtype == torch.uint8:
+        # Half up, as Pillow rounds.
+        pixels = torch.floor(pixels + 0.5).clamp_(0, 255)
+    finish_reference(pixels, out, scale, bias, erase, None)
+
+
+def _weights(low: float, high: float, length: int, size: int) -> torch.Tensor:
+    """What each input pixel counts in each output pixel, float64 [size, length]; Pillow's precompute_coeffs."""
+    step = (high - low) / size
+    support = max(step, 1.0)
+    center = low + (torch.arange(size, dtype=torch.float64) + 0.5) * step
+    first = torch.clamp(torch.floor(center - support + 0.5), min=0)[:, None]
+    last = torch.clamp(torch.floor(center + support + 0.5), max=length)[:, None]
+    pixel = torch.arange(length, dtype=torch.float64)[None, :]
+    weight = torch.clamp(1.0 - ((pixel - center[:, None] + 0.5) / support).abs(), min=0.0)
+    weight = torch.where((pixel >= first) & (pixel < last), weight, 0.0)
+    return weight / weight.sum(1, keepdim=True)

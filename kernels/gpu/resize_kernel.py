@@ -1,0 +1,124 @@
+"""The Triton side of kernel 2; its reference and its tolerance stand in ``resize.py``."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from feeder._gpu.normalize_kernel import finish_value, inside_box, on_device, or_nothing, store_pixel, turned
+from feeder._gpu.parameters import Erase
+from feeder._gpu.resize import Ragged
+
+__all__ = ["launch"]
+
+_BLOCK = 128
+
+
+@triton.jit
+def _crop_resize_kernel(
+    data, out, offsets, sizes, sources, supports, height, width, scale, bias, turns, boxes, erase_value,
+    TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr, ROUND: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(1)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = pixel < height * width
+    y = pixel // width
+    x = pixel % width
+    turn = 0
+    if TURN:
+        turn = tl.load(turns + image).to(tl.int32)
+    row, column, stored_height, stored_width = turned(y, x, turn, height, width)
+
+    left = tl.load(sources + image * 4)
+    top = tl.load(sources + image * 4 + 1)
+    step_x = (tl.load(sources + image * 4 + 2) - left) / stored_width
+    step_y = (tl.load(sources + image * 4 + 3) - top) / stored_height
+    reach_x = tl.maximum(step_x, 1.0)
+    reach_y = tl.maximum(step_y, 1.0)
+    center_x = left + (column.to(tl.float32) + 0.5) * step_x
+    center_y = top + (row.to(tl.float32) + 0.5) * step_y
+    first_x = tl.maximum(tl.floor(center_x - reach_x + 0.5).to(tl.int32), tl.load(supports + image * 4))
+    first_y = tl.maximum(tl.floor(center_y - reach_y + 0.5).to(tl.int32), tl.load(supports + image * 4 + 1))
+    last_x = tl.minimum(tl.floor(center_x + reach_x + 0.5).to(tl.int32), tl.load(supports + image * 4 + 2))
+    last_y = tl.minimum(tl.floor(center_y + reach_y + 0.5).to(tl.int32), tl.load(supports + image * 4 + 3))
+    taps_x = tl.ceil(reach_x).to(tl.int32) * 2 + 1
+    taps_y = tl.ceil(reach_y).to(tl.int32) * 2 + 1
+
+    stride = tl.load(sizes + image * 2 + 1)
+    start = data + tl.load(offsets + image)
+    red = tl.zeros([BLOCK], tl.float32)
+    green = tl.zeros([BLOCK], tl.float32)
+    blue = tl.zeros([BLOCK], tl.float32)
+    total_y = tl.zeros([BLOCK], tl.float32)
+    total_x = tl.zeros([BLOCK], tl.float32)
+    for tap_y in range(taps_y):
+        from_y = first_y + tap_y
+        good_y = mask & (from_y < last_y)
+        weight_y = tl.maximum(1.0 - tl.abs((from_y.to(tl.float32) - center_y + 0.5) / reach_y), 0.0)
+        weight_y = tl.where(good_y, weight_y, 0.0)
+        total_y += weight_y
+        total_x = tl.zeros([BLOCK], tl.float32)
+        line = from_y.to(tl.int64) * stride
+        for tap_x in range(taps_x):
+            from_x = first_x + tap_x
+            good_x = from_x < last_x
+            weight_x = tl.maximum(1.0 - tl.abs((from_x.to(tl.float32) - center_x + 0.5) / reach_x), 0.0)
+            weight_x = tl.where(good_x, weight_x, 0.0)
+            total_x += weight_x
+            weight = weight_x * weight_y
+            place = start + (line + from_x) * 3
+            good = good_y & good_x
+            red += weight * tl.load(place, mask=good, other=0).to(tl.float32)
+            green += weight * tl.load(place + 1, mask=good, other=0).to(tl.float32)
+            blue += weight * tl.load(place + 2, mask=good, other=0).to(tl.float32)
+    total = tl.where(mask, total_y * total_x, 1.0)
+    red = red / total
+    green = green / total
+    blue = blue / total
+    if ROUND:
+        red = tl.minimum(tl.floor(red + 0.5), 255.0)
+        green = tl.minimum(tl.floor(green + 0.5), 255.0)
+        blue = tl.minimum(tl.floor(blue + 0.5), 255.0)
+    inside = mask
+    if ERASE:
+        inside = inside_box(boxes + image * 4, y, x)
+    red = finish_value(red, 0, scale, bias, inside, erase_value, AFFINE, ERASE)
+    green = finish_value(green, 1, scale, bias, inside, erase_value, AFFINE, ERASE)
+    blue = finish_value(blue, 2, scale, bias, inside, erase_value, AFFINE, ERASE)
+    store_pixel(out, image, pixel, height * width, mask, red, green, blue, CHANNELS_LAST)
+
+
+def launch(
+    images: Ragged,
+    source: torch.Tensor,
+    support: torch.Tensor,
+    size: tuple[int, int],
+    out: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    turn: torch.Tensor | None,
+    erase: Erase | None,
+) -> None:
+    """Launches kernel 2 on the current stream; arguments as in ``crop_resize_reference``."""
+    height, width = size
+    data = images.data
+    # The boxes are made relative to the support's corner in float64, so that float32 keeps their fractions.
+    scales = on_device(torch.ones(3) if scale is None else scale, torch.float32, data)
+    biases = on_device(torch.zeros(3) if bias is None else bias, torch.float32, data)
+    turns = on_device(turn, torch.int32, data)
+    boxes = on_device(None if erase is None else erase.boxes, torch.int32, data)
+    erase_value = on_device(None if erase is None else erase.value, torch.float32, data)
+    corner = support[:, :2].to(source.device, torch.float64)
+    relative_source = source.double() - torch.cat([corner, corner], 1)
+    relative_support = support.long() - torch.cat([support[:, :2], support[:, :2]], 1).long()
+    skipped = support[:, 1].long() * images.sizes[:, 1].long().to(support.device) + support[:, 0].long()
+    offsets = images.offsets + 3 * skipped.to(images.offsets.device)
+    _crop_resize_kernel[(triton.cdiv(height * width, _BLOCK), len(images))](
+        data, out, on_device(offsets, torch.int64, data), on_device(images.sizes, torch.int32, data),
+        on_device(relative_source, torch.float32, data), on_device(relative_support, torch.int32, data),
+        height, width, scales, biases, or_nothing(turns, scales), or_nothing(boxes, scales),
+        or_nothing(erase_value, scales), TURN=turn is not None, AFFINE=scale is not None or bias is not None,
+        ERASE=erase is not None, ROUND=out.dtype == torch.uint8, CHANNELS_LAST=not out.is_contiguous(), BLOCK=_BLOCK,
+    )  # fmt: skip

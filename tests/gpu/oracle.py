@@ -1,0 +1,73 @@
+"""What the fused ops should give, in float64 and one pixel at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["color", "finish", "resize", "turn"]
+
+Pixels = npt.NDArray[Any]
+
+
+def turn(stored: Pixels, code: int) -> Pixels:
+    """A stored image [H, W, 3], mirrored and then with rows and columns swapped."""
+    mirrored = stored[:, ::-1] if code & 1 else stored
+    mirrored = mirrored[::-1] if code & 2 else mirrored
+    return mirrored.transpose(1, 0, 2) if code & 4 else mirrored
+
+
+def color(image: Pixels, steps: list[int], factors: list[float]) -> Pixels:
+    """Brightness (1), contrast (2) and saturation (3) of an image [H, W, 3] with whole values."""
+    pixels = image.astype(np.float64)
+    for step, factor in zip(steps, factors, strict=True):
+        if step == 0:
+            continue
+        gray = (pixels.astype(np.int64) @ np.array([19595, 38470, 7471]) + 32768) // 65536
+        target = {1: 0.0, 2: np.floor(gray.mean() + 0.5), 3: gray[..., None].astype(np.float64)}[step]
+        pixels = np.floor(np.clip(target + np.float64(np.float32(factor)) * (pixels - target), 0, 255))
+    return pixels
+
+
+def finish(
+    pixels: list[Pixels],
+    scale: Pixels,
+    bias: Pixels,
+    erase: list[tuple[int, int, int, int]] | None = None,
+    value: Pixels | None = None,
+    mix: tuple[list[int], float, tuple[int, int, int, int]] | None = None,
+) -> Pixels:
+    """Normalized, erased and mixed: float64 [N, 3, H, W]."""
+    values = [image * scale.astype(np.float64) + bias.astype(np.float64) for image in pixels]
+    for row, (top, left, bottom, right) in enumerate(erase or []):
+        values[row][top:bottom, left:right] = value
+    if mix is not None:
+        partners, lam, (top, left, bottom, right) = mix
+        own = [image.copy() for image in values]
+        for row, partner in enumerate(partners):
+            here = np.s_[top:bottom, left:right]
+            values[row][here] = lam * own[row][here] + (1 - lam) * own[partner][here]
+    return np.stack(values).transpose(0, 3, 1, 2)
+
+
+def resize(image: Pixels, source: list[float], support: list[int], size: tuple[int, int]) -> Pixels:
+    """Pillow's BILINEAR with a box, without its rounding: float64 [H, W, 3]."""
+    left, top, right, bottom = support
+    window = image[top:bottom, left:right].astype(np.float64)
+    for axis, (low, high, count) in enumerate(
+        ((source[1] - top, source[3] - top, size[0]), (source[0] - left, source[2] - left, size[1]))
+    ):
+        step = (high - low) / count
+        reach = max(step, 1.0)
+        lines = []
+        for k in range(count):
+            center = low + (k + 0.5) * step
+            first = max(int(center - reach + 0.5), 0)
+            last = min(int(center + reach + 0.5), window.shape[axis])
+            weights = np.array([max(0.0, 1 - abs((i - center + 0.5) / reach)) for i in range(first, last)])
+            taken = np.take(window, range(first, last), axis=axis)
+            lines.append(np.tensordot(weights / weights.sum(), taken, axes=(0, axis)))
+        window = np.stack(lines, axis=axis)
+    return window

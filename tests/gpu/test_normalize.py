@@ -1,0 +1,150 @@
+"""Kernel 1 and its reference against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feeder import _gpu
+from feeder.errors import ArgumentError
+from tests.gpu import oracle
+
+SIZE = (19, 37)  # more pixels than fit one block with none to spare
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+SCALE, BIAS = (1 / 255 / STD).astype(np.float32), (-MEAN / STD).astype(np.float32)
+ULP = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+USING = [
+    "torch",
+    pytest.param("triton", marks=pytest.mark.skipif(not _gpu.has_triton(), reason="Triton is not installed")),
+]
+
+
+def stored(turns: list[int], seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, (*(SIZE[::-1] if code & 4 else SIZE), 3), np.uint8) for code in turns]
+
+
+def pack(images: list[Any], layout: str, device: torch.device) -> torch.Tensor:
+    if layout == "nchw":
+        images = [image.transpose(2, 0, 1) for image in images]
+    return torch.from_numpy(np.stack([np.ascontiguousarray(image).ravel() for image in images])).to(device)
+
+
+def assert_close(found: torch.Tensor, expected: Any, dtype: torch.dtype, using: str) -> None:
+    assert found.dtype == dtype
+    # Triton's interpreter cuts off what does not fit bfloat16; the GPU and the reference round it.
+    cuts = using == "triton" and dtype == torch.bfloat16 and found.device.type == "cpu"
+    values = found.cpu().double().numpy()
+    # Half a unit for rounding to the dtype, and 1e-6 for float32's product and sum before it, which may cancel.
+    limit = (1.0 if cuts else 0.5) * ULP[dtype] * np.abs(expected) * 1.001 + 1e-6
+    worst = (np.abs(values - expected) / limit).max()
+    assert worst <= 1.0, f"{worst} of what is allowed"
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("using", USING)
+def test_turned_and_normalized(
+    using: str, dtype: torch.dtype, layout: str, channels_last: bool, device: torch.device
+) -> None:
+    turns = list(range(8))
+    images = stored(turns)
+    found = _gpu.normalize(
+        pack(images, layout, device), SIZE, scale=torch.from_numpy(SCALE).to(device),
+        bias=torch.from_numpy(BIAS).to(device), dtype=dtype, layout=layout, channels_last=channels_last,
+        turn=torch.tensor(turns, device=device), using=using,
+    )  # fmt: skip
+    assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    expected = oracle.finish([oracle.turn(image, code) for image, code in zip(images, turns, strict=True)], SCALE, BIAS)
+    assert_close(found, expected, dtype, using)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("using", USING)
+def test_everything_in_one_pass(using: str, channels_last: bool, device: torch.device) -> None:
+    turns = [0, 1, 2, 7, 4]
+    images = stored(turns, seed=1)
+    steps = [[1, 2, 3], [3, 2, 1], [2, 1, 3], [0, 1, 0], [0, 0, 3]]
+    factors = [[0.75, 1.5, 0.5], [1.25, 0.5, 1.5], [0.25, 2.0, 1.75], [9.0, 0.5, 9.0], [9.0, 9.0, 0.0]]
+    erase = [(0, 0, 5, 7), (0, 0, 0, 0), (18, 30, 19, 37), (3, 3, 3, 9), (0, 0, 19, 37)]
+    value = np.array([0.5, -1.0, 2.0], np.float32)
+    colored = [
+        oracle.color(oracle.turn(image, code), *both)
+        for image, code, *both in zip(images, turns, steps, factors, strict=True)
+    ]
+    for mix in (([4, 0, 1, 2, 3], 0.3, (0, 0, *SIZE)), ([4, 0, 1, 2, 3], 0.0, (4, 6, 12, 31)), None):
+        found = _gpu.normalize(
+            pack(images, "nhwc", device), SIZE, scale=torch.from_numpy(SCALE).to(device),
+            bias=torch.from_numpy(BIAS).to(device), channels_last=channels_last,
+            turn=torch.tensor(turns, device=device),
+            color=_gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device)),
+            erase=_gpu.Erase(torch.tensor(erase, device=device), torch.from_numpy(value).to(device)),
+            mix=None if mix is None else _gpu.Mix(torch.tensor(mix[0], device=device), mix[1], mix[2]), using=using,
+        )  # fmt: skip
+        expected = oracle.finish(colored, SCALE, BIAS, erase, value, mix)
+        difference = np.abs(found.cpu().double().numpy() - expected)
+        level = SCALE.max()
+        # These factors have few bits, so that no blend lies on the edge between two levels by rounding.
+        assert difference.max() <= 1e-5 * level * 255, difference.max() / level
+
+
+@pytest.mark.parametrize("using", USING)
+def test_the_mean_for_contrast_is_of_the_image_as_it_is_then(using: str, device: torch.device) -> None:
+    images = stored([0, 0, 0], seed=2)
+    steps, factors = [[1, 2], [2, 1], [3, 2]], [[0.5, 1.0], [1.0, 0.5], [0.0, 1.0]]
+    parameters = _gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device))
+    found = _gpu.gray_mean(pack(images, "nhwc", device), SIZE, parameters, using=using)
+    dimmed = [oracle.color(images[0], [1], [0.5]), images[1], oracle.color(images[2], [3], [0.0])]
+    expected = [np.floor(oracle.color(image, [3], [0.0]).mean((0, 1)) + 0.5)[0] for image in dimmed]
+    np.testing.assert_array_equal(found.cpu().numpy(), expected)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("using", USING)
+def test_uint8_keeps_its_levels(using: str, channels_last: bool, device: torch.device) -> None:
+    turns = [3, 5]
+    images = stored(turns)
+    found = _gpu.normalize(
+        pack(images, "nhwc", device), SIZE, dtype=torch.uint8, channels_last=channels_last,
+        turn=torch.tensor(turns, device=device), using=using,
+    )  # fmt: skip
+    expected = np.stack([oracle.turn(image, code) for image, code in zip(images, turns, strict=True)])
+    np.testing.assert_array_equal(found.permute(0, 2, 3, 1).cpu().numpy(), expected)
+
+
+@pytest.mark.parametrize("using", USING)
+def test_writes_into_the_callers_tensor_only(using: str, device: torch.device) -> None:
+    images = pack(stored([0, 0]), "nhwc", device)
+    whole = torch.full((4, 3, *SIZE), 7.0, device=device)
+    assert _gpu.normalize(images, SIZE, out=whole[1:3], using=using).data_ptr() == whole[1].data_ptr()
+    assert bool((whole[0] == 7).all())
+    assert bool((whole[3] == 7).all())
+    torch.testing.assert_close(whole[1:3], images.reshape(2, *SIZE, 3).permute(0, 3, 1, 2).float())
+
+
+def test_no_images_are_no_work() -> None:
+    assert _gpu.normalize(torch.zeros((0, 12), dtype=torch.uint8), (2, 2)).shape == (0, 3, 2, 2)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    images = torch.zeros((2, 2 * 3 * 3), dtype=torch.uint8)
+    ones = torch.ones(3)
+    for bad, message in (
+        ({"size": (2, 4)}, "2x4x3"),
+        ({"layout": "hwc"}, "layout"),
+        ({"dtype": torch.float64}, "dtype"),
+        ({"dtype": torch.uint8, "scale": ones}, "uint8 takes no scale"),
+        ({"out": torch.zeros(2, 3, 2, 2)}, "out must be"),
+        ({"out": torch.zeros(2, 3, 2, 3), "channels_last": True}, "channels_last"),
+        ({"using": "cuda"}, "using"),
+    ):
+        arguments: dict[str, Any] = {"size": (2, 3)} | bad
+        with pytest.raises(ArgumentError, match=message):
+            _gpu.normalize(images, **arguments)
+    with pytest.raises(ArgumentError, match="uint8"):
+        _gpu.normalize(images.float(), (2, 3))

@@ -1,0 +1,85 @@
+"""Kernel 2 and its reference against float64 and Pillow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feeder import _gpu
+from feeder.errors import ArgumentError
+from tests.conformance import natural_image
+from tests.gpu import oracle
+from tests.gpu.test_normalize import BIAS, SCALE, USING
+
+SIZE = (12, 17)
+IMAGES = [natural_image(k, *size) for k, size in enumerate(((40, 61), (9, 7), (64, 30), (13, 90), (1, 1)))]
+SUPPORT = [[3, 2, 60, 39], [0, 0, 7, 9], [0, 0, 30, 64], [11, 4, 90, 13], [0, 0, 1, 1]]
+SOURCE = [[3.0, 2.0, 60.0, 39.0], [0.4, 1.3, 5.9, 8.8], [2.25, 10.5, 28.0, 61.75], [11.5, 4, 89, 12.5], [0, 0, 1, 1]]
+TURNS = [0, 1, 6, 5, 7]
+
+
+def ragged(device: torch.device) -> _gpu.Ragged:
+    return _gpu.Ragged.of([torch.from_numpy(image).to(device) for image in IMAGES])
+
+
+def tensors(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(SOURCE, dtype=torch.float64, device=device), torch.tensor(SUPPORT, device=device)
+
+
+def expected_pixels(turns: list[int]) -> list[Any]:
+    return [
+        oracle.turn(oracle.resize(image, source, support, SIZE[::-1] if code & 4 else SIZE), code)
+        for image, source, support, code in zip(IMAGES, SOURCE, SUPPORT, turns, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("using", USING)
+def test_resized_turned_normalized_and_erased(using: str, channels_last: bool, device: torch.device) -> None:
+    erase = [(0, 0, 3, 4), (0, 0, 0, 0), (11, 16, 12, 17), (2, 2, 9, 9), (0, 0, 0, 0)]
+    value = np.array([1.0, 2.0, 3.0], np.float32)
+    found = _gpu.crop_resize(
+        ragged(device), *tensors(device), SIZE, scale=torch.from_numpy(SCALE).to(device),
+        bias=torch.from_numpy(BIAS).to(device), channels_last=channels_last, turn=torch.tensor(TURNS, device=device),
+        erase=_gpu.Erase(torch.tensor(erase, device=device), torch.from_numpy(value).to(device)), using=using,
+    )  # fmt: skip
+    assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    expected = oracle.finish(expected_pixels(TURNS), SCALE, BIAS, erase, value)
+    assert np.abs(found.cpu().double().numpy() - expected).max() <= 0.01 * SCALE.max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("using", USING)
+def test_every_dtype_is_the_pixels_rounded_to_it(using: str, dtype: torch.dtype, device: torch.device) -> None:
+    found = _gpu.crop_resize(ragged(device), *tensors(device), SIZE, dtype=dtype, using=using)
+    assert found.dtype == dtype
+    expected = np.stack(expected_pixels([0] * 5)).transpose(0, 3, 1, 2)
+    unit = {torch.float16: 2.0**-11 * 256, torch.bfloat16: 2.0**-8 * 256, torch.uint8: 0.5}[dtype]
+    assert np.abs(found.cpu().double().numpy() - expected).max() <= unit + 0.01
+
+
+@pytest.mark.parametrize("using", USING)
+def test_pixels_are_pillows_to_a_level(using: str, device: torch.device) -> None:
+    found = _gpu.crop_resize(ragged(device), *tensors(device), SIZE, dtype=torch.uint8, using=using)
+    for row, (image, source, (left, top, right, bottom)) in enumerate(zip(IMAGES, SOURCE, SUPPORT, strict=True)):
+        box = (source[0] - left, source[1] - top, source[2] - left, source[3] - top)
+        cropped = Image.fromarray(image[top:bottom, left:right])
+        pillow = np.asarray(cropped.resize(SIZE[::-1], Image.Resampling.BILINEAR, box=box))
+        assert np.abs(found[row].permute(1, 2, 0).cpu().numpy().astype(int) - pillow).max() <= 1
+
+
+def test_boxes_outside_their_image_are_refused(device: torch.device) -> None:
+    images = ragged(device)
+    source, support = tensors(device)
+    for row, box in ((0, [0, 0, 62, 40]), (1, [-1, 0, 7, 9]), (2, [5, 5, 5, 9])):
+        bad = support.clone()
+        bad[row] = torch.tensor(box, device=device)
+        with pytest.raises(ArgumentError, match=f"image {row} .*support box"):
+            _gpu.crop_resize(images, source, bad, SIZE)
+    short = _gpu.Ragged(images.data[:-1], images.offsets, images.sizes)
+    with pytest.raises(ArgumentError, match="image 4"):
+        _gpu.crop_resize(short, source, support, SIZE)

@@ -1,0 +1,328 @@
+"""What only the DALI backend has to hold; what every backend has to is in test_conformance.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from feeder import transforms as T
+from feeder.decode.base import Decoder
+from feeder.decode.registry import available_decoders, get_decoder
+from feeder.errors import ArgumentError, BackendError, DecodeError
+from tests import conformance
+from tests.conformance import MEAN, STD, decode, encode, natural_image
+
+pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+from feeder.decode.dali import DaliDecoder
+
+BASE = T.Recipe.of([T.RandomResizedCrop(48), T.RandomHorizontalFlip()])
+HEIGHT, WIDTH = 120, 160
+
+# The others make decoders of their own, without a device.
+GPU_CHECKS = [
+    conformance.check_bad_images_stay_alone,
+    conformance.check_dtypes,
+    conformance.check_fidelity,
+    conformance.check_formats,
+    conformance.check_further_ops,
+    conformance.check_geometry,
+    conformance.check_orientations,
+]
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def jpeg(seed: int = 0, **options: Any) -> bytes:
+    return encode(natural_image(seed, HEIGHT, WIDTH), **options)
+
+
+def draw(recipe: T.Recipe, count: int, epoch: int = 0) -> T.Draws:
+    return recipe.draw(1, epoch, np.arange(count), [[HEIGHT, WIDTH]] * count)
+
+
+def run(decoder: DaliDecoder, buffers: list[bytes], recipe: T.Recipe = BASE, epoch: int = 0) -> npt.NDArray[Any]:
+    ones = np.ones(len(buffers), np.uint8)
+    return decode(decoder, buffers, recipe, draw(recipe, len(buffers), epoch), ones)
+
+
+def staged(decoder: DaliDecoder, buffers: list[bytes], recipe: T.Recipe, draws: T.Draws) -> Any:
+    batch, errors = decoder.stager.stage(buffers, np.ones(len(buffers), np.uint8), recipe, draws)
+    assert errors == [None] * len(buffers)
+    return batch
+
+
+def test_an_image_that_dali_fails_on_leaves_the_others_as_they_are() -> None:
+    good = [jpeg(k) for k in range(4)]
+    # Its header and end are in order, so only the decoder finds out.
+    bad = good[0][:300] + b"\xff\xd9"
+    decoder = DaliDecoder()
+    alone = run(decoder, good)
+    buffers = [*good[:2], bad, *good[2:]]
+    draws = draw(BASE, 4).take(np.array([0, 1, 0, 2, 3]))
+    out = np.zeros((5, 3, 48, 48), np.uint8)
+    errors = decoder.decode(buffers, np.ones(5, np.uint8), BASE, draws, out)
+    assert [error is None for error in errors] == [True, True, False, True, True]
+    assert isinstance(errors[2], DecodeError)
+    np.testing.assert_array_equal(out[[0, 1, 3, 4]], alone)
+    assert decoder.redone_images == 5
+    np.testing.assert_array_equal(run(decoder, good), alone)
+
+
+def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
+    buffers = [jpeg(k) for k in range(5)] * 15
+    whole = run(DaliDecoder(), buffers)
+    few = DaliDecoder(gpu_memory_limit_bytes=3 * HEIGHT * WIDTH)
+    np.testing.assert_array_equal(run(few, buffers), whole)
+    assert few.dali_images == len(buffers)
+    for row in (0, 63, 64, 74):
+        draws = draw(BASE, len(buffers)).take([row])
+        np.testing.assert_array_equal(decode(few, [buffers[row]], BASE, draws, np.ones(1, np.uint8))[0], whole[row])
+
+
+def test_outliers_are_decoded_by_the_cpu_backend_and_join_the_batch() -> None:
+    small, large = jpeg(1), encode(natural_image(2, 200, 300))
+    recipe, ones = BASE, np.ones(3, np.uint8)
+    draws = recipe.draw(0, 0, np.arange(3), [[HEIGHT, WIDTH], [200, 300], [HEIGHT, WIDTH]])
+    decoder = DaliDecoder(outlier_pixels=200 * 300 - 1)
+    out = decode(decoder, [small, large, small], recipe, draws, ones)
+    assert (decoder.dali_images, decoder.cpu_images) == (2, 1)
+    here = get_decoder("cpu" if "cpu" in available_decoders() else "pillow")
+    np.testing.assert_array_equal(out[1], decode(here, [large], recipe, draws.take([1]), ones[:1])[0])
+    np.testing.assert_array_equal(out[[0, 2]], decode(decoder, [small] * 2, recipe, draws.take([0, 2]), ones[:2]))
+
+
+def test_seekable_images_give_the_pixels_of_whole_ones() -> None:
+    if "cpu" not in available_decoders():
+        pytest.skip("feeder._native is not built")
+    from feeder import _native
+
+    originals = [encode(natural_image(k, 300, 400), subsampling="4:2:0") for k in range(6)]
+    seekable = [_native.transcode(data, keep_metadata=True) for data in originals]
+    recipe = T.Recipe.of([T.RandomResizedCrop(64, scale=(0.05, 0.5))])
+    draws = recipe.draw(0, 0, np.arange(6), [[300, 400]] * 6)
+    ones = np.ones(6, np.uint8)
+    found, expected = (decode(DaliDecoder(), each, recipe, draws, ones).astype(int) for each in (seekable, originals))
+    difference = np.abs(found - expected)
+    # A cut lacks its neighbours' chroma, so only pixels at its edge may differ.
+    assert difference.mean() < 0.05
+    assert difference[:, :, 4:-4, 4:-4].max() <= 1
+
+
+def test_an_earlier_batch_is_never_written_again() -> None:
+    decoder = DaliDecoder()
+    recipe = T.Recipe.of([*BASE.ops, T.Normalize(MEAN, STD)])
+    buffers = [jpeg(k) for k in range(3)]
+    kept = []
+    for epoch in range(4):
+        draws = draw(recipe, 3, epoch)
+        images, _ = decoder.finish(staged(decoder, buffers, recipe, draws), recipe, draws)
+        kept.append((images, images.clone()))
+    decoder.close()
+    for images, copy in kept:
+        assert torch.equal(images, copy)
+    assert not torch.equal(kept[0][0], kept[1][0])
+
+
+def test_a_batch_that_was_started_is_finished_as_any_other() -> None:
+    decoder, plain = DaliDecoder(), DaliDecoder()
+    buffers = [jpeg(k) for k in range(3)]
+    bad = [buffers[0], buffers[1][:300] + b"\xff\xd9", buffers[2]]
+    draws = draw(BASE, 3)
+    batches = [staged(decoder, each, BASE, draws) for each in (buffers, bad, buffers[::-1])]
+    decoder.start(batches[0])
+    with pytest.raises(ArgumentError, match="started already"):
+        decoder.start(batches[1])
+    with pytest.raises(ArgumentError, match="finish that one first"):
+        decoder.finish(batches[1], BASE, draws)
+    for number, batch in enumerate(batches):
+        images, errors = decoder.finish(batch, BASE, draws)
+        if number + 1 < len(batches):
+            decoder.start(batches[number + 1])
+        expected, failed = plain.finish(batch, BASE, draws)
+        assert [str(error) for error in errors] == [str(error) for error in failed]
+        assert torch.equal(images, expected)
+        assert (errors[1] is None) == (number != 1)
+
+
+def test_two_decoders_take_turns_without_touching_each_other() -> None:
+    train, validation = DaliDecoder(), DaliDecoder()
+    center = T.Recipe.of([T.Resize(64), T.CenterCrop(48)])
+    buffers = [jpeg(k) for k in range(4)]
+    first, second = run(train, buffers), run(validation, buffers, center)
+    for _ in range(3):
+        np.testing.assert_array_equal(run(train, buffers), first)
+        np.testing.assert_array_equal(run(validation, buffers, center), second)
+    train.close()
+    np.testing.assert_array_equal(run(validation, buffers, center), second)
+    np.testing.assert_array_equal(run(train, buffers), first)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [T.ColorJitter(0.4, 0.4, 0.4)],
+        [T.RandomGrayscale(0.5), T.ColorJitter(contrast=0.5)],
+        [T.ColorJitter(0.4), T.RandomErasing(1.0, value=(300.0, 20.0, -5.0)), T.RandomHorizontalFlip()],
+        [T.ColorJitter(0.3), T.ToDtype("float32"), T.RandomErasing(1.0, value=3.0), T.Normalize(MEAN, STD)],
+        [T.RandomHorizontalFlip(1.0), T.Normalize(MEAN, STD), T.RandomErasing(0.5), T.RandomHorizontalFlip(0.5)],
+    ],
+    ids=lambda rest: "-".join(type(op).__name__ for op in rest),
+)
+def test_ops_after_the_resize_are_pillows(rest: list[T.Op]) -> None:
+    # Nothing is scaled, so that the pixels which these ops get are Pillow's.
+    recipe = T.Recipe.of([T.Resize((HEIGHT, WIDTH)), *rest])
+    decoder = DaliDecoder(fidelity="exact")
+    decoder.check(recipe)
+    buffers = [jpeg(k, subsampling="4:4:4") for k in range(8)]
+    found = run(decoder, buffers, recipe).astype(np.float64)
+    expected = decode(get_decoder("pillow"), buffers, recipe, draw(recipe, 8), np.ones(8, np.uint8))
+    level = np.array([1.0]) if recipe.affine is None else recipe.affine[0].astype(np.float64)
+    difference = np.abs(found - expected) / level.reshape(-1, 1, 1)
+    # A blend on the edge between two levels may take the other.
+    assert difference.max() <= 1.001
+    assert difference.mean() <= 0.001
+
+
+@pytest.mark.parametrize(
+    ("ops", "name"),
+    [
+        ([T.ColorJitter(hue=0.1)], "ColorJitter: it shifts the hue"),
+        ([T.RandomErasing(value=0.0), T.ColorJitter(0.1)], "ColorJitter: it stands after RandomErasing"),
+        ([T.RandomErasing(value=0.0), T.RandomGrayscale()], "RandomGrayscale: it stands after"),
+        ([T.ColorJitter(contrast=0.1), T.ColorJitter(contrast=0.1)], "ColorJitter: it is the second"),
+        ([T.ToDtype("float32"), T.RandomErasing(value="random")], "RandomErasing: its value"),
+        ([T.GaussianBlur(3)], "GaussianBlur"),
+        ([T.Lambda(abs)], "Lambda"),
+        ([T.RandAugment()], "RandAugment"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_recipe_that_cant_run_is_refused_by_the_ops_name(ops: list[T.Op], name: str) -> None:
+    recipe = T.Recipe.of([T.RandomResizedCrop(32), *ops])
+    with pytest.raises(BackendError, match=rf"'dali' can't run {name}.*backend='cpu'"):
+        get_decoder("dali", recipe)
+
+
+def test_missing_dali_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(BackendError, match=r"pip install 'feeder-data\[dali-cuda13\]'") as caught:
+        get_decoder("dali")
+    assert "\n" not in str(caught.value)
+    assert "dali" not in available_decoders()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_cuda_device_that_is_not_there_is_refused_with_the_remedy() -> None:
+    with pytest.raises(BackendError, match=r"device='cpu'"):
+        DaliDecoder(device="cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_auto_takes_dali_for_a_cuda_device_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    assert get_decoder("auto", BASE).name != "dali"
+    assert "dali" not in caplog.text
+    assert get_decoder("auto", BASE, device="cuda").name != "dali"
+    assert "finds none" in caplog.text  # it says why not dali
+    monkeypatch.setattr("feeder.decode.dali.DaliDecoder", lambda *, device, **options: DaliDecoder(**options))
+    assert get_decoder("auto", BASE, device="cuda").name == "dali"
+    gaussian = T.Recipe.of([*BASE.ops, T.GaussianBlur(3)])
+    assert get_decoder("auto", gaussian, device="cuda").name != "dali"
+    assert "can't run GaussianBlur" in caplog.text
+
+
+def test_bad_options_are_argument_errors() -> None:
+    for options in (
+        {"threads": 0},
+        {"fidelity": "slow"},
+        {"gpu_memory_limit_bytes": 0},
+        {"hw_decoder_load": 1.5},
+        {"device": "meta"},
+        {"outlier_pixels": -1},
+    ):
+        with pytest.raises(ArgumentError, match=next(iter(options))):
+            DaliDecoder(**options)  # type: ignore[arg-type]
+
+
+def test_wrong_outputs_are_argument_errors() -> None:
+    decoder, draws, ones = DaliDecoder(), draw(BASE, 1), np.ones(1, np.uint8)
+    for out in (np.zeros((2, 3, 48, 48), np.uint8), np.zeros((1, 3, 48, 48)), np.zeros((1, 3, 48, 47), np.uint8)):
+        with pytest.raises(ArgumentError, match=r"out must be|one length"):
+            decoder.decode([jpeg()], ones, BASE, draws, out)
+
+
+@pytest.mark.gpu
+@needs_gpu
+class TestOnTheGpu:
+    """Needs a CUDA device; run by bench/gpu.sh."""
+
+    recipe = T.Recipe.of([*BASE.ops, T.Normalize(MEAN, STD), T.ToDtype("float16")])
+
+    def batch(self, count: int = 32) -> list[bytes]:
+        return [jpeg(k, subsampling="4:2:0") for k in range(count)]
+
+    @pytest.mark.parametrize("check", GPU_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+    def test_the_device_conforms(self, check: Callable[[Decoder], None]) -> None:
+        check(DaliDecoder(device="cuda"))
+
+    def test_pixels_are_those_of_the_cpu_pipeline(self) -> None:
+        buffers = self.batch()
+        found, expected = (run(DaliDecoder(device=device), buffers).astype(int) for device in ("cuda", "cpu"))
+        difference = np.abs(found - expected)
+        assert difference.mean() <= 0.6
+        assert np.quantile(difference, 0.999) <= 8
+
+    def test_an_image_that_dali_fails_on_leaves_the_others_as_they_are(self) -> None:
+        good = self.batch(8)
+        decoder = DaliDecoder(device="cuda")
+        alone = run(decoder, good)
+        buffers = [*good, good[0][:300] + b"\xff\xd9"]
+        draws = draw(BASE, 8).take(np.array([*range(8), 0]))
+        out = np.zeros((9, 3, 48, 48), np.uint8)
+        errors = decoder.decode(buffers, np.ones(9, np.uint8), BASE, draws, out)
+        assert [error is None for error in errors] == [True] * 8 + [False]
+        np.testing.assert_array_equal(out[:8], alone)
+
+    def test_held_batches_stay_as_they_are_on_several_streams(self) -> None:
+        """200 batches on four streams against the CPU: some hardware decoders are known to have ignored streams."""
+        buffers = self.batch()
+        decoder = DaliDecoder(device="cuda")
+        streams = [torch.cuda.Stream() for _ in range(4)]
+        expected = {}
+        kept: list[tuple[int, torch.Tensor]] = []
+        for iteration in range(200):
+            epoch = iteration % 8
+            draws = draw(self.recipe, len(buffers), epoch)
+            if epoch not in expected:
+                expected[epoch] = torch.from_numpy(run(DaliDecoder(), buffers, self.recipe, epoch).astype(np.float32))
+            with torch.cuda.stream(streams[iteration % 4]):
+                images, errors = decoder.finish(
+                    staged(decoder, buffers, self.recipe, draws), self.recipe, draws, channels_last=True
+                )
+            assert errors == [None] * len(buffers)
+            kept = [*kept[-15:], (epoch, images)]
+            if iteration % 16 == 15:
+                torch.cuda.synchronize()
+                for number, held in kept:
+                    difference = (held.float().cpu() - expected[number]).abs() / (1 / 255 / 0.225)
+                    assert difference.mean() <= 0.7, iteration
+                    assert difference.flatten().quantile(0.999) <= 9, iteration
+
+    def test_memory_on_the_gpu_stays_flat(self) -> None:
+        decoder, buffers = DaliDecoder(device="cuda"), self.batch()
+        free = []
+        for epoch in range(60):
+            draws = draw(self.recipe, len(buffers), epoch)
+            decoder.finish(staged(decoder, buffers, self.recipe, draws), self.recipe, draws)
+            torch.cuda.synchronize()
+            free.append(torch.cuda.mem_get_info()[0])
+        assert free[19] - free[59] <= 8 << 20
