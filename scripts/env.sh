@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 level="${1:-test}"
 case "$level" in
     run) extras="" ;;
-    test) extras="[dev,dali-cuda13]" ;;
+    test) extras="[dev,dali-cuda13,gpu]" ;;
     *) echo "usage: scripts/env.sh run|test" >&2 && exit 2 ;;
 esac
 mkdir -p "${VENV:=.venv}"
