@@ -23,7 +23,7 @@ __all__ = ["HELD_BATCHES", "Assembly", "Finished", "Request", "assemble_here", "
 
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
-_LARGEST_PART = 32
+_LARGEST_PART = 64
 _SMALLEST_PART = 4
 
 
@@ -204,7 +204,7 @@ class Assembly:
 def part_rows(rows: int, workers: int) -> list[tuple[int, int]]:
     """Splits a batch into parts as (first row, number of rows): one for each worker or more, none of them large.
 
-    A part costs about 0.3 ms besides decoding, which is 1-2 % of a part of 32.
+    A part costs a worker about 0.3 ms besides decoding, and the trainer about 0.15 ms.
     """
     largest = min(_LARGEST_PART, max(_SMALLEST_PART, -(-rows // workers)))
     count = -(-rows // largest)

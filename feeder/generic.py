@@ -484,7 +484,7 @@ class WorkersIterator(_BaseDataLoaderIter):
     def _read(self, number: int) -> None:
         worker = self._workers_list[number]
         try:
-            data = worker.connection.recv(1 << 20, socket.MSG_DONTWAIT)
+            data = worker.connection.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except ConnectionResetError:

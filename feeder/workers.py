@@ -47,7 +47,8 @@ _GRACE_S = 1.0
 _CLOSE_S = 5.0
 _START_S = 60.0
 _WATCH_MS = 1000
-_LOOK_NS = 200_000_000
+_LOOK_S = 1.0
+_RECEIVE_BYTES = 1 << 16  # larger buffers are mapped and unmapped at every call
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,8 @@ class Pool:
             worker.waited_from_ns = now
         results: list[tuple[int, Report | BaseException]] = []
         while not results:
-            left = _WATCH_MS / 1000 if deadline is None else min(_WATCH_MS / 1000, deadline - time.monotonic())
+            wait = min(_LOOK_S, self.options.hang_timeout_s / 4)
+            left = wait if deadline is None else min(wait, deadline - time.monotonic())
             if left <= 0:
                 break
             numbers = {worker.channel.fileno(): number for number, worker in enumerate(self._workers)}
@@ -235,7 +237,7 @@ class Pool:
                     results += self._replace(number)
             # Looking for silent workers takes locks: not after every part.
             if time.monotonic_ns() >= self._next_look_ns:
-                self._next_look_ns = time.monotonic_ns() + _LOOK_NS
+                self._next_look_ns = time.monotonic_ns() + int(min(_LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
                 for number in range(len(self._workers)):
                     if self._hangs(number):
                         results += self._replace(number)
@@ -326,7 +328,7 @@ class Pool:
         results: list[tuple[int, Report | BaseException]] = []
         while not worker.gone:
             try:
-                data = worker.channel.recv(1 << 18)
+                data = worker.channel.recv(_RECEIVE_BYTES)
             except BlockingIOError:
                 break
             except (ConnectionResetError, InterruptedError):
@@ -334,7 +336,7 @@ class Pool:
             worker.gone = not data
             worker.buffer += data
             worker.waited_from_ns = time.monotonic_ns()
-            if len(data) < 1 << 18:
+            if len(data) < _RECEIVE_BYTES:
                 break
         while len(worker.buffer) >= _HEAD.size:
             part, length = _HEAD.unpack_from(worker.buffer)
