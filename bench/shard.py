@@ -64,7 +64,10 @@ def timed_shard(source: Path, target: Path) -> float:
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "feeder", "shard", str(source), "--out", str(target), "-q"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "feeder", "shard", str(source), "--out", str(target), "--encode", "keep", "-q"],
+        check=True,
+    )
     return time.perf_counter() - start
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import feeder
-from feeder.errors import FeederError
+from feeder.errors import ArgumentError, FeederError
 
 __all__ = ["main"]
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except FeederError as error:
         print(f"feeder: {error}", file=sys.stderr)
-        return EXIT_ERROR
+        return EXIT_USAGE if isinstance(error, ArgumentError) else EXIT_ERROR
     except KeyboardInterrupt:
         hint = f": {arguments.on_interrupt}" if "on_interrupt" in arguments else ""
         print(f"\nfeeder: interrupted{hint}", file=sys.stderr)
@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         sys.stdout = None
         return 0
+    except OSError as error:
+        print(f"feeder: {error.filename or 'error'}: {error.strerror or error}", file=sys.stderr)
+        return EXIT_ERROR
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -170,8 +173,7 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     if not summary.written_shards:
         print(f"nothing to do: {what}\n  in        {summary.out}")
         return
-    rate = summary.samples / summary.seconds
-    speed = f"{rate:,.0f} images/s, {summary.bytes / 1e6 / summary.seconds:,.0f} MB/s"
+    speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
     resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
     print(f"{what}{resumed}\n  to        {summary.out}\n  in        {summary.seconds:.1f} s ({speed})")
     if set(summary.encoded) != {"kept"}:

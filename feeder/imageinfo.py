@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+import zlib
 from typing import NamedTuple
 
 __all__ = ["IMAGE_EXTENSIONS", "ImageInfo", "check_complete", "image_info", "is_image_field"]
@@ -71,15 +72,15 @@ def image_info(data: bytes) -> ImageInfo:
 def check_complete(data: bytes, info: ImageInfo) -> None:
     """Checks that an encoded image was not cut off.
 
-    JPEG and PNG by their end markers, which costs no decoding; where one is missing, and for other formats, by
-    decoding the image.
+    JPEG by its end marker and PNG by its chunks' checksums, which costs no decoding; where they are not right, and for
+    other formats, by decoding the image.
 
     Raises:
         ValueError: saying what is wrong.
     """
     if info.extension == "jpg" and (data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", _scan_start(data)) > 0):
         return
-    if info.extension == "png" and data.find(b"IEND", -64) > 0:
+    if info.extension == "png" and _png_is_whole(data):
         return
     from PIL import Image
 
@@ -90,6 +91,20 @@ def check_complete(data: bytes, info: ImageInfo) -> None:
                 image.load()
     except Exception as error:  # Pillow raises nearly every kind on damaged files
         raise ValueError(f"truncated or damaged {info.extension}: {error}") from None
+
+
+def _png_is_whole(data: bytes) -> bool:
+    """Whether all chunks up to the end marker are there and have the right checksums."""
+    position = 8
+    while position + 12 <= len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        end = position + 8 + length
+        if end + 4 > len(data) or zlib.crc32(data[position + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return False
+        if data[position + 4 : position + 8] == b"IEND":
+            return True
+        position = end + 4
+    return False
 
 
 def _checked(extension: str, width: int, height: int, orientation: int) -> ImageInfo:

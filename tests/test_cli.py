@@ -180,7 +180,7 @@ def test_parity_from_the_command_line(tree: Path) -> None:
     done = run("parity", tree, "--backend", "pillow", "--images", "4")
     assert "pillow" in done.stdout
     assert json.loads(run("parity", tree, "--backend", "pillow", "--images", "4", "--json").stdout)
-    assert "no-such" in run("parity", tree, "--backend", "no-such", code=1).stderr
+    assert "no-such" in run("parity", tree, "--backend", "no-such", code=2).stderr
 
 
 def test_public_names_are_sorted_and_all_load() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +159,31 @@ def test_an_image_that_must_be_decoded_and_cannot_be_is_rejected(tmp_path: Path)
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         EncodeOptions(**options)  # type: ignore[arg-type]
+
+
+def png(*chunks: tuple[bytes, bytes]) -> bytes:
+    parts = [struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def header(width: int, height: int) -> tuple[bytes, bytes]:
+    return b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+
+
+def test_what_no_decoder_can_read_is_rejected_and_advice_never_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    (folder / "good.jpg").write_bytes(encode(pixels(1)))
+    data = encode(pixels(2, 100, 100))
+    (folder / "headers.jpg").write_bytes(data[:300] + b"\xff\xd9")
+    (folder / "huge.png").write_bytes(png(header(60_000, 60_000), (b"IDAT", b"x"), (b"IEND", b"")))
+    flipped = bytearray(encode(pixels(3), "PNG"))
+    flipped[60] ^= 1
+    (folder / "flipped.png").write_bytes(flipped)
+    (folder / "nonsense.png").write_bytes(png(header(9, 9), (b"IDAT", b"nonsense"), (b"IEND", b"")))
+    shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1))
+    listed = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
+    reasons = {row["path"]: row["reason"] for row in listed}
+    assert reasons.keys() >= {"c/headers.jpg", "c/huge.png", "c/flipped.png"}
+    assert "60000x60000 is more than" in reasons["c/huge.png"]
+    assert "c/good.jpg" in {path for path, _, _ in samples_of(tmp_path / "out")}

@@ -422,3 +422,28 @@ def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
 )
 def test_the_default_output_stands_beside_the_source(source: str, out: str) -> None:
     assert default_out(source) == out
+
+
+def test_a_finished_set_that_lost_a_shard_is_no_success(tree: Path, tmp_path: Path) -> None:
+    shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=20))
+    (tmp_path / "out" / "shard-000001.tar").unlink()
+    with pytest.raises(ShardError, match=r"shard-000001\.tar: is missing"):
+        shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=20))
+
+
+def test_a_dry_run_says_that_the_real_one_would_be_refused(tree: Path, tmp_path: Path) -> None:
+    shard(str(tree), str(tmp_path / "out"))
+    with pytest.raises(ShardError, match="seed=0, asked for seed=4"):
+        shard(str(tree), str(tmp_path / "out"), ShardOptions(seed=4), dry_run=True)
+
+
+def test_a_refused_run_leaves_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no such manifest"):
+        shard(str(tmp_path / "gone.csv"), str(tmp_path / "out"))
+    assert not (tmp_path / "out" / ".work").exists()
+
+
+@pytest.mark.parametrize("label", ["cat", -3, 2**70])
+def test_write_shards_takes_class_indices_only(tmp_path: Path, label: object) -> None:
+    with pytest.raises(SourceError, match="expected a class index"):
+        write_shards([{"jpg": encode(pixels(0)), "cls": label}], tmp_path / "out")

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import resource
 import shutil
 import tarfile
 import tempfile
@@ -343,15 +344,88 @@ def test_a_manifest_that_cannot_be_used_says_why(
         sharded(images / "list.csv", tmp_path, columns)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n"x",3\n', "can't be read|stray quote on line 2"),
+        ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n', "unexpected end of data"),
+        ("path,label\nclass-0/img-000.jpg,-7\n", "holds the label -7"),
+        ("path,label\nclass-0/img-000.jpg,99999999999999999999\n", "holds the label 9999"),
+    ],
+)
+def test_nothing_is_lost_by_a_stray_quote_or_a_wild_label(
+    images: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    (images / "list.csv").write_text(text)
+    with pytest.raises(SourceError, match=message):
+        sharded(images / "list.csv", tmp_path)
+
+
+def test_columns_are_found_whatever_the_first_row_lacks(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text(
+        '{"path": null}\n{"path": "class-0/img-000.jpg"}\n{"path": "class-0/img-001.jpg", "label": 5}\n'
+        '{"path": "class-0/img-002.jpg", "label": -1}\n'
+    )
+    out = sharded(images / "list.jsonl", tmp_path)
+    assert {path[-7:-4]: label for path, _, label in samples_of(out)} == {"000": -1, "001": 5, "002": -1}
+    (images / "list.csv").write_text("path, label\nclass-0/img-000.jpg, 4\n")
+    shard(str(images / "list.csv"), str(tmp_path / "b"), kept())
+    assert [label for _, _, label in samples_of(tmp_path / "b")] == [4]
+
+
+def test_labels_that_look_like_numbers_but_are_written_oddly_are_names(images: Path, tmp_path: Path) -> None:
+    rows = [{"path": f"class-0/img-00{i}.jpg", "label": label} for i, label in enumerate(["001", "1", "1_0"])]
+    out = sharded(write_manifest(images, "csv", rows), tmp_path)
+    assert Manifest.read(str(out)).classes == ["001", "1", "1_0"]  # type: ignore[union-attr]
+
+
+def test_rows_that_cannot_be_written_as_json_are_listed(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text(
+        '{"path": "class-0/img-000.jpg", "note": "\\ud800"}\n{"path": "class-0/img-001.jpg", "note": NaN}\n'
+        '{"path": "class-0/img-002.jpg", "note": "fine"}\n'
+    )
+    found = rejected(sharded(images / "list.jsonl", tmp_path))
+    assert sorted(found) == ["list.jsonl#1", "list.jsonl#2"]
+    assert all("can't be written as JSON" in reason for reason in found.values())
+
+
+def test_a_list_as_label_is_an_error(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text('{"path": "class-0/img-000.jpg", "label": [1, 2]}\n')
+    with pytest.raises(SourceError, match=r"holds \[1, 2\]; labels are"):
+        sharded(images / "list.jsonl", tmp_path)
+
+
+class StopAtOnce(Progress):
+    def advance(self, samples: int, size_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_manifest_run_resumes_from_another_working_folder(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = write_manifest(images, "csv", ROWS)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(manifest), str(tmp_path / "out"), progress=StopAtOnce())
+    monkeypatch.chdir(images)
+    shard("list.csv", str(tmp_path / "out"))
+
+
+def test_a_finished_set_notices_renamed_classes_and_other_columns(images: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(images, "csv", ROWS)
+    shard(str(manifest), str(tmp_path / "out"))
+    for old, new in (("dog", "dug"), ("é", "è")):
+        text = manifest.read_text()
+        manifest.write_text(text.replace(old, new))
+        with pytest.raises(ShardError, match="labels or columns differ"):
+            shard(str(manifest), str(tmp_path / "out"))
+        manifest.write_text(text)
+    assert shard(str(manifest), str(tmp_path / "out")).written_shards == 0
+
+
 def test_a_changed_manifest_is_noticed_on_resume(images: Path, tmp_path: Path) -> None:
     manifest = write_manifest(images, "csv", ROWS)
-
-    class Stop(Progress):
-        def advance(self, samples: int, size_bytes: int) -> None:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        shard(str(manifest), str(tmp_path / "out"), progress=Stop())
+        shard(str(manifest), str(tmp_path / "out"), progress=StopAtOnce())
     manifest.write_text(manifest.read_text().replace("dog", "cow"))
     with pytest.raises(ShardError, match=r"list\.csv had \d+ bytes"):
         shard(str(manifest), str(tmp_path / "out"))
@@ -504,3 +578,30 @@ def test_a_pattern_that_names_no_file_says_which(tmp_path: Path) -> None:
     write_tar(tmp_path / "t-0.tar", tar_members(1))
     with pytest.raises(SourceError, match=r"no tar at .*t-1\.tar"):
         shard(str(tmp_path / "t-{0..1}.tar"), str(tmp_path / "out"))
+
+
+def test_more_tars_than_descriptors_are_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for i in range(260):
+        write_tar(tmp_path / "in" / f"t-{i:03d}.tar", [("a.jpg", encode(pixels(i)))])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 180, limits[1]))
+    try:
+        out = sharded(tmp_path / "in", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(samples_of(out)) == 260
+    assert rejected(out) == {}
+
+
+def test_labels_in_upper_case_fields_count_and_text_labels_are_noted(tmp_path: Path) -> None:
+    write_tar(tmp_path / "t.tar", [("a.JPG", JPEG), ("a.CLS", b"3"), ("b.jpg", encode(pixels(2))), ("b.cls", b"cat")])
+    notes: list[str] = []
+
+    class Notes(Progress):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    shard(str(tmp_path / "t.tar"), str(tmp_path / "out"), progress=Notes())
+    assert {path[-1]: label for path, _, label in samples_of(tmp_path / "out")} == {"a": 3, "b": -1}
+    assert any("the cls field of 1 samples is no class index" in note for note in notes)

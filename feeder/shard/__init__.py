@@ -112,6 +112,7 @@ def _run(
 ) -> ShardSummary:
     started = time.monotonic()
     if dry_run:
+        OutputFolder.preview(out, options.settings())
         with tempfile.TemporaryDirectory() as scratch:
             source = open_it(scratch)
             plan = plan_shards(source, options)
@@ -128,6 +129,7 @@ def _run(
             bytes=int(source.table.sizes().sum()),
             classes=len(source.classes or ()),
             written_shards=0,
+            written_samples=0,
             seconds=time.monotonic() - started,
             max_bad=options.max_bad,
             notes=source.notes,

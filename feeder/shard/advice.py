@@ -30,21 +30,28 @@ def decode_advice(index: Index, manifest: Manifest) -> str | None:
     from PIL import Image
 
     original_s = jpeg_s = 0.0
+    measured = 0
     for row in rows:
         with open(index.shard_path(int(index.shard[row])), "rb") as file:
             file.seek(int(index.offset[row]))
             data = file.read(int(index.length[row]))
         start = time.perf_counter()
-        image = Image.open(io.BytesIO(data)).convert("RGB")
+        try:
+            image = Image.open(io.BytesIO(data)).convert("RGB")
+        except Exception:  # Pillow raises nearly every kind; advice must not fail a set that is finished
+            continue
         original_s += time.perf_counter() - start
+        measured += 1
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=_QUALITY)
         start = time.perf_counter()
         Image.open(buffer).convert("RGB")
         jpeg_s += time.perf_counter() - start
-    original_ms, jpeg_ms = 1000 * original_s / len(rows), 1000 * jpeg_s / len(rows)
+    if not measured:
+        return None
+    original_ms, jpeg_ms = 1000 * original_s / measured, 1000 * jpeg_s / measured
     return (
         f"{sum(slow.values())} of {manifest.samples} images are no JPEGs; a {name} took "
         f"{original_ms:.1f} ms to decode here, the same image as JPEG (quality {_QUALITY}) {jpeg_ms:.1f} ms "
-        f"(mean of {len(rows)}): --encode jpeg makes such copies, which are lossy"
+        f"(mean of {measured}): --encode jpeg makes such copies, which are lossy"
     )

@@ -114,9 +114,11 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
         rewritten = transcode(data, keep_metadata=options.keep_metadata, max_pixels=MAX_PIXELS)
         return Encoded(rewritten, info, outcome)
     except Unsupported as error:
-        # Reasons for the unsupported are a few fixed texts; what is said of damage has numbers in it.
-        reason = str(error) if error.status == Status.UNSUPPORTED else error.status.name.lower()
-        return Encoded(data, info, f"kept ({reason})")
+        if error.status == Status.UNSUPPORTED:
+            return Encoded(data, info, f"kept ({error})")
+        if error.status != Status.DAMAGED:  # no pixels could be made
+            raise ValueError(f"damaged jpg: {error}") from None
+        return Encoded(data, info, "kept (damaged)")  # what is said of damage has numbers in it: no text to count by
 
 
 def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:

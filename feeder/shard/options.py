@@ -78,6 +78,7 @@ class ShardSummary:
         bytes: Bytes of all shards.
         classes: Number of class names; 0 if there are none.
         written_shards: Shards written by this run, the others being there already.
+        written_samples: Samples in these.
         seconds: Wall time of this run.
         max_bad: The share of bad inputs that was allowed.
         notes: Lines of advice.
@@ -94,6 +95,7 @@ class ShardSummary:
     bytes: int
     classes: int
     written_shards: int
+    written_samples: int
     seconds: float
     max_bad: float
     notes: list[str]

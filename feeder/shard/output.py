@@ -62,8 +62,13 @@ class OutputFolder:
             )
         os.makedirs(path, exist_ok=True)
         with exclusive_lock(os.path.join(path, _LOCK)):
-            os.makedirs(os.path.join(path, _WORK), exist_ok=True)
-            yield cls(path)
+            folder = cls(path)
+            os.makedirs(folder.work, exist_ok=True)
+            try:
+                yield folder
+            finally:
+                if not os.path.exists(folder._plan_path):  # nothing to resume
+                    folder.finish()
 
     def file(self, name: str) -> str:
         """Full path of a result."""
@@ -80,12 +85,36 @@ class OutputFolder:
             ShardError: naming the first difference.
         """
         self._compare_settings("holds a shard set made with", manifest.settings, settings)
-        if manifest.source != {"kind": source.kind, "digest": source.table.digest()}:
+        for record in manifest.shards:
+            path = self.file(record.name)
+            size = os.stat(path).st_size if os.path.exists(path) else None
+            if size != record.size_bytes:
+                found = "is missing" if size is None else f"has {size} bytes, expected {record.size_bytes}"
+                raise ShardError(
+                    f"{path}: {found}, though the set was finished: restore it (`feeder inspect --verify` names all "
+                    "damage), or remove the folder and run again"
+                )
+        now = len(source.table) + len(source.rejected)
+        if manifest.source != {"kind": source.kind, "digest": source.digest()}:
             raise ShardError(
-                f"{self.path}: holds the shards of another dataset, or of this one before it changed (its paths, sizes "
-                f"or labels differ; {manifest.inputs} inputs then, {len(source.table) + len(source.rejected)} now); "
-                "nothing is overwritten: choose another --out"
+                f"{self.path}: holds the shards of another dataset, or of this one before it changed (its paths, "
+                f"sizes, labels or columns differ; {manifest.inputs} inputs then, {now} now); nothing is "
+                " overwritten: choose another --out"
             )
+
+    @classmethod
+    def preview(cls, path: str, settings: dict[str, Any]) -> None:
+        """Checks, without writing, whether a run with these settings would be refused.
+
+        Raises:
+            ShardError: as :meth:`locked` and :meth:`check_complete` do.
+        """
+        foreign = _foreign_entry(path)
+        if foreign is not None:
+            raise ShardError(f"{path}: holds {foreign!r} and no shard set of feeder; choose another --out")
+        manifest = Manifest.read(path)
+        if manifest is not None:
+            cls(path)._compare_settings("holds a shard set made with", manifest.settings, settings)
 
     def begin(self, settings: dict[str, Any], source: Source) -> bool:
         """Records the plan of a new run, or checks it against the recorded one.
@@ -165,13 +194,11 @@ def _first_difference(
     row = _first_difference_row(old, new)
     if row is not None:
         return row
-    for rejected, others, when in (
-        (old_plan["rejected"], new_plan["rejected"], "then, not now"),
-        (new_plan["rejected"], old_plan["rejected"], "now, not then"),
-    ):
-        for path, reason in rejected:
-            if [path, reason] not in others:
-                return f"{path!r} was rejected {when} ({reason})"
+    then, now = ({(path, reason) for path, reason in plan["rejected"]} for plan in (old_plan, new_plan))
+    for differing, when in ((then - now, "then, not now"), (now - then, "now, not then")):
+        if differing:
+            path, reason = min(differing)
+            return f"{path!r} was rejected {when} ({reason})"
     return None
 
 

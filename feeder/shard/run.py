@@ -55,9 +55,14 @@ class Run:
             folder.check_complete(manifest, settings, source)
             self._write_dali_indexes()
             folder.finish()
-            return self._summary(manifest, 0)
+            return self._summary(manifest, [])
         if not len(source.table):
-            raise SourceError(f"{source.root}: no image found ({len(source.rejected)} inputs, all rejected)")
+            reasons = "; ".join(f"{r.path}: {r.reason}" for r in source.rejected[:3])
+            hint = " (paths with backslashes? use /)" if "\\" in reasons else ""
+            raise SourceError(
+                f"{source.root}: no image found ({len(source.rejected)} inputs, all rejected"
+                + (f", first {reasons}{hint})" if reasons else ")")
+            )
         if folder.begin(settings, source):
             self._progress.note(f"resuming the unfinished run in {folder.path}")
         plan = plan_shards(source, self._options)
@@ -75,7 +80,7 @@ class Run:
         if advice:
             self._progress.note(f"advice: {advice}")
             source.notes.append(advice)
-        return self._summary(manifest, len(plan) - len(done))
+        return self._summary(manifest, [r for n, r in enumerate(manifest.shards) if n not in done])
 
     def _finished(self, number: int) -> _Written | None:
         """What is known of a shard that an earlier run finished."""
@@ -141,7 +146,7 @@ class Run:
         samples = sum(w.record.samples for w in written)
         manifest = Manifest(
             settings=self._options.settings(),
-            source={"kind": source.kind, "digest": source.table.digest()},
+            source={"kind": source.kind, "digest": source.digest()},
             inputs=len(source.table) + len(source.rejected),
             samples=samples,
             rejected=len(rejected),
@@ -167,7 +172,7 @@ class Run:
                 with atomic_file(self._folder.file(os.path.splitext(entry.name)[0] + ".idx")) as file:
                     file.writelines(_dali_lines(index, number))
 
-    def _summary(self, manifest: Manifest, written_shards: int) -> ShardSummary:
+    def _summary(self, manifest: Manifest, written: list[ShardRecord]) -> ShardSummary:
         return ShardSummary(
             out=self._folder.path,
             kind=self._source.kind,
@@ -179,7 +184,8 @@ class Run:
             shards=len(manifest.shards),
             bytes=sum(s.size_bytes for s in manifest.shards),
             classes=len(manifest.classes or ()),
-            written_shards=written_shards,
+            written_shards=len(written),
+            written_samples=sum(record.samples for record in written),
             seconds=time.monotonic() - self._started,
             max_bad=self._options.max_bad,
             notes=self._source.notes,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import zlib
 
+from feeder.decode.base import MAX_PIXELS
 from feeder.errors import SourceError
 from feeder.imageinfo import check_complete, image_info
 from feeder.index import IndexBuilder
@@ -16,6 +18,9 @@ from feeder.source.tars import primary_image
 from feeder.tar import TarWriter
 
 __all__ = ["ShardWriter"]
+
+# Other errors, such as too many open files, say nothing about the sample, which must not get lost by them.
+_FAULTS_OF_A_FILE = (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class ShardWriter:
@@ -36,11 +41,17 @@ class ShardWriter:
         try:
             image, fields = self._read(i)
             info = image_info(image[1])
+            if info.width_px * info.height_px > MAX_PIXELS:
+                raise ValueError(
+                    f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes"
+                )
             check_complete(image[1], info)
             encoded = encode(image[1], info, self._encoding)
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError):
                 raise SourceError(f"{error.filename!r}: vanished while it was being sharded; run again") from None
+            if isinstance(error, OSError) and error.errno not in _FAULTS_OF_A_FILE:
+                raise
             reason = f"unreadable: {error.strerror}" if isinstance(error, OSError) else str(error)
             path = os.fsdecode(table.path(i))
             bad = looks_like_image(path) or not self._source.kind.endswith(("folder", "folders"))

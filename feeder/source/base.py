@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from array import array
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ __all__ = ["NO_FILE", "Container", "Part", "Rejection", "SampleTable", "Source",
 
 NO_FILE = -(2**63)
 _CHUNK = 1 << 16
+_OPEN_CONTAINERS = 128
+# Formats that we don't decode: such a file claims to be an image all the same.
+_OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
 
 
 class Rejection(NamedTuple):
@@ -160,6 +164,7 @@ class Source:
         rejected: Inputs that can't be samples, found while listing.
         notes: Lines of advice for the user, found while listing.
         containers: Files that hold many samples.
+        content_digest: SHA-256 of what was spooled, hexadecimal; empty if nothing was.
     """
 
     def __init__(self, kind: str, root: str) -> None:
@@ -170,7 +175,14 @@ class Source:
         self.rejected: list[Rejection] = []
         self.notes: list[str] = []
         self.containers: list[Container] = []
+        self.content_digest = ""
         self._descriptors: dict[int, int] = {}
+
+    def digest(self) -> str:
+        """SHA-256 over what the samples are: paths, sizes, labels, class names and what was spooled, but not times, so
+        that a copy of the same dataset elsewhere has the same."""
+        parts = [self.table.digest(), self.classes, self.content_digest]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def reject(self, path: str | bytes, reason: str, *, bad: bool = True) -> None:
         """Lists an input that can't be a sample."""
@@ -219,12 +231,17 @@ class Source:
     def _read_part(self, part: Part) -> bytes:
         container = self.containers[part.container]
         descriptor = self._descriptors.get(part.container)
-        if descriptor is None:
+        if descriptor is not None:
+            data = os.pread(descriptor, part.length, part.offset)
+        else:
             opened = os.open(container.path, os.O_RDONLY | os.O_CLOEXEC)
-            descriptor = self._descriptors.setdefault(part.container, opened)  # two threads may race to open it
-            if descriptor != opened:
+            data = os.pread(opened, part.length, part.offset)
+            # Two threads may race to open it; and thousands of containers would exhaust the descriptors.
+            if (
+                len(self._descriptors) >= _OPEN_CONTAINERS
+                or self._descriptors.setdefault(part.container, opened) != opened
+            ):
                 os.close(opened)
-        data = os.pread(descriptor, part.length, part.offset)
         if len(data) != part.length:
             raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
         return data
@@ -239,7 +256,7 @@ def _changed(path: str, expected: str, found: str) -> SourceError:
 
 def looks_like_image(path: str | bytes) -> bool:
     """Whether a file's name claims to be an image's."""
-    return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS
+    return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
 
 
 def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason: str) -> None:

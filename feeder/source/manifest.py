@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import csv
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ _PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "ima
 _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
 _LABELS = ("label", "class", "cls", "target", "class_name")
 _MAX_CLASSES = 1_000_000
+_SNIFFED_ROWS = 100
 
 Row = dict[str, Any]
 
@@ -60,11 +61,14 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
         SourceError: if the manifest can't be read as a whole, or has no column for images.
     """
     source = Source("manifest", os.path.dirname(os.path.abspath(path)))
-    source.add_container(path)
+    source.add_container(os.path.abspath(path))
     spool = Spool(source, spool_path)
     listing = _Listing(source, spool, path, columns)
     try:
-        for number, row in enumerate(_rows(path), 1):
+        rows = enumerate(_rows(path), 1)
+        first = list(itertools.islice(rows, _SNIFFED_ROWS))
+        listing.resolve([row for _, row in first if isinstance(row, dict)])
+        for number, row in itertools.chain(first, rows):
             if isinstance(row, str):
                 source.reject(f"{os.path.basename(path)}#{number}", row)
             else:
@@ -86,13 +90,12 @@ class _Listing:
         self._spool = spool
         self._manifest = manifest
         self._asked = columns
-        self._columns: ManifestColumns | None = None
+        self._columns = ManifestColumns()
+        self._unlabelled = 0
         self._classes: dict[str, int] = {}
 
     def add(self, number: int, row: Row) -> None:
         """Adds one row; a row that can't be a sample is rejected."""
-        if self._columns is None:
-            self._columns = self._resolve(row)
         columns = self._columns
         name = f"{os.path.basename(self._manifest)}#{number}"
         extras = {k: v for k, v in row.items() if k not in (columns.path, columns.image, columns.label)}
@@ -127,8 +130,12 @@ class _Listing:
                 return
             file_bytes, mtime = status.st_size, status.st_mtime_ns
         if extras:
-            text = json.dumps(extras, ensure_ascii=False, default=_plain, separators=(",", ":"))
-            parts.append(self._spool.add("json", text.encode("utf-8", "surrogateescape")))
+            try:
+                text = json.dumps(extras, ensure_ascii=False, default=_plain, allow_nan=False, separators=(",", ":"))
+                parts.append(self._spool.add("json", text.encode("utf-8", "surrogateescape")))
+            except ValueError as error:  # NaN, or half of a surrogate pair
+                self._source.reject(name, f"its further columns can't be written as JSON: {error}")
+                return
         shown = str(image_path) if not columns.image else f"{name}/{image_path}" if image_path else name
         size = file_bytes + sum(part.length for part in parts)
         self._source.table.add(os.fsencode(shown), size, mtime, self._label(row, columns), parts)
@@ -140,16 +147,25 @@ class _Listing:
             SourceError: if the labels are fractions.
         """
         names = list(self._classes)
+        if self._columns.label and self._unlabelled:
+            self._source.notes.append(f"{self._manifest}: {self._unlabelled} rows have no label")
         if not names:
             return
-        column = self._columns.label if self._columns else None
-        with contextlib.suppress(ValueError):
+        column = self._columns.label
+        if all(_is_integer(name) for name in names):
             numbers = [int(name) for name in names]
+            outside = next((n for n in numbers if not 0 <= n < 2**63), None)
+            if outside is not None:
+                raise SourceError(
+                    f"{self._manifest}: column {column!r} holds the label {outside}; labels are 0 to 2**63-1: leave it "
+                    "empty for a sample without one, or name another column with --label-column"
+                )
             self._source.table.relabel(np.array(numbers, np.int64))
             return
-        if all(_is_number(name) for name in names):
+        fraction = next((name for name in names if "." in name), None)
+        if fraction and all(_is_number(name) for name in names):
             raise SourceError(
-                f"{self._manifest}: column {column!r} holds fractions such as {names[0]!r}; labels are integers or "
+                f"{self._manifest}: column {column!r} holds fractions such as {fraction!r}; labels are integers or "
                 "class names: name another one with --label-column, and this one travels as json"
             )
         classes = sorted(names)
@@ -160,10 +176,18 @@ class _Listing:
     def _label(self, row: Row, columns: ManifestColumns) -> int:
         """A number for the label as it is written, in order of appearance; -1 for none."""
         value = row.get(columns.label) if columns.label else None
-        if value is None or value == "":
+        if isinstance(value, str):
+            value = value.strip()
+        if value in (None, "", -1, "-1") or value != value:  # NaN is how pandas writes a gap
+            self._unlabelled += 1
             return -1
         if isinstance(value, float) and value.is_integer():
             value = int(value)
+        if isinstance(value, (dict, list)):
+            raise SourceError(
+                f"{self._manifest}: column {columns.label!r} holds {str(value)[:40]}; labels are integers or class "
+                "names: name another one with --label-column, and this one travels as json"
+            )
         if len(self._classes) > _MAX_CLASSES:
             raise SourceError(
                 f"{self._manifest}: more than {_MAX_CLASSES} different labels in column {columns.label!r}; name "
@@ -171,8 +195,17 @@ class _Listing:
             )
         return self._classes.setdefault(str(value), len(self._classes))
 
-    def _resolve(self, row: Row) -> ManifestColumns:
-        """Decides by the first row's names (and types, for a column named "image") which column means what."""
+    def resolve(self, rows: list[Row]) -> None:
+        """Decides by the names in the first rows (and types, for a column named "image") which column means what.
+
+        Raises:
+            SourceError: if there is no column for the images, or not the one asked for.
+        """
+        row: Row = {}
+        for found in rows:
+            row |= {name: value for name, value in found.items() if value is not None or name not in row}
+        if not row:
+            return
         names = list(row)
         for asked in (self._asked.path, self._asked.image, self._asked.label):
             if asked is not None and asked not in row:
@@ -190,7 +223,11 @@ class _Listing:
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
         label = self._asked.label or next((name for name in _LABELS if name in row), None)
-        return ManifestColumns(path, image, label)
+        self._columns = ManifestColumns(path, image, label)
+        self._source.notes.append(
+            f"{self._manifest}: images from column {(image or path)!r}, "
+            + (f"labels from column {label!r}" if label else "no labels: --label-column names a column for them")
+        )
 
 
 def _rows(path: str) -> Iterator[Row | str]:
@@ -204,20 +241,26 @@ def _rows(path: str) -> Iterator[Row | str]:
 def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
     csv.field_size_limit(2**31 - 1)
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        header = next(reader, None)
+        reader = csv.reader(file, delimiter=delimiter, strict=True)  # strict: a quote left open is an error
+        header = [name.strip() for name in next(reader, [])]
         if not header:
             raise SourceError(f"{path}: is empty; expected a header line that names the columns")
         if len(set(header)) != len(header):
             raise SourceError(f"{path}: its header names a column twice: {', '.join(header)}")
+        line = reader.line_num
         for row in reader:
+            first, line = line + 1, reader.line_num
             if not row:
                 continue
-            yield (
-                dict(zip(header, row, strict=True))
-                if len(row) == len(header)
-                else f"line {reader.line_num}: {len(row)} columns, expected {len(header)}"
-            )
+            if len(row) == len(header):
+                yield dict(zip(header, row, strict=True))
+            elif line > first:  # a stray quote has swallowed the lines that follow, which must not get lost unseen
+                raise SourceError(
+                    f"{path}: the row that starts on line {first} runs on to line {line} and has {len(row)} columns, "
+                    f"expected {len(header)}: look for a stray quote on line {first}"
+                )
+            else:
+                yield f"line {line}: {len(row)} columns, expected {len(header)}"
 
 
 def _json_rows(path: str) -> Iterator[Row | str]:
@@ -250,6 +293,10 @@ def _parquet_rows(path: str) -> Iterator[Row | str]:
 def _plain(value: Any) -> Any:
     """JSON for what Parquet has and JSON has not: bytes as base64, times and decimals as text."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
 
 
 def _is_number(text: str) -> bool:

@@ -39,9 +39,15 @@ def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str) -> Sourc
             if primary_image(fields) is None:
                 source.reject(name, f"no image among its fields: {', '.join(fields) or 'none'}")
                 continue
+            label = parse_label(fields["cls"]) if "cls" in fields else -1
+            if label < 0 and fields.get("cls", b"-1") != b"-1":
+                raise SourceError(
+                    f"sample {name!r}: field 'cls' is {fields['cls'][:40]!r}; expected a class index, 0 or more: "
+                    "number the classes first, or give the field another name"
+                )
             parts = [spool.add(field, data) for field, data in fields.items()]
             size = sum(part.length for part in parts)
-            source.table.add(os.fsencode(name), size, NO_FILE, parse_label(fields.get("cls", b"")), parts)
+            source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
     finally:
         spool.close()
     drop_duplicates(source, lambda path: path, "duplicate __key__")
@@ -52,9 +58,15 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")
+        try:
+            return value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise SourceError(f"sample {name!r}: field {field!r} is no text that can be written: {error}") from None
     if field.rpartition(".")[2] == "json":
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError) as error:
+            raise SourceError(f"sample {name!r}: field {field!r} can't be written as JSON: {error}") from None
     with contextlib.suppress(TypeError):
         return b"%d" % operator.index(value)
     raise SourceError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 
 from feeder.source.base import Container, Part, Source
 
@@ -19,6 +19,8 @@ class Spool:
 
     def __init__(self, source: Source, path: str) -> None:
         self._file = open(path, "wb", buffering=1 << 20)
+        self._source = source
+        self._hash = hashlib.sha256()
         self._size = 0
         self._container = len(source.containers)
         source.containers.append(Container(path, 0, 0))  # no file of the user's: nothing to be compared on resume
@@ -27,14 +29,11 @@ class Spool:
         """Appends a field's bytes and says where they are."""
         part = Part(field, self._container, self._size, len(data))
         self._file.write(data)
+        self._hash.update(field.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(data) + data)
         self._size += len(data)
         return part
 
     def close(self) -> None:
         """Hands the bytes to the operating system, so that they can be read."""
         self._file.close()
-
-    def discard(self) -> None:
-        """Closes and removes the file."""
-        self._file.close()
-        os.unlink(self._file.name)
+        self._source.content_digest = self._hash.hexdigest()

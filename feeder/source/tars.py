@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import gzip
 import os
@@ -26,11 +27,11 @@ _LABEL_BYTES = 20
 def split_name(name: str) -> tuple[str, str] | None:
     """Splits a member's name at the first dot of its last part into key and field; None if it has no field or key.
 
-    Source: webdataset's ``base_plus_ext``.
+    Source: webdataset's ``base_plus_ext``; like there, fields are in lower case.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, field = base.partition(".")
-    return (folder + slash + stem, field) if stem and dot and field else None
+    return (folder + slash + stem, field.lower()) if stem and dot and field else None
 
 
 def primary_image(fields: Iterable[str]) -> str | None:
@@ -88,6 +89,8 @@ def open_tars(pattern: str, work: str | None) -> Source:
         try:
             _list_tar(source, name, _plain_tar(source, name, path, work), path)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # where it is unpacked to; nothing is wrong with the tar
+                raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
     manifest = Manifest.read(source.root)
@@ -135,6 +138,10 @@ def _list_tar(source: Source, name: str, plain: str, original: str) -> None:
             else:
                 group.add(split[0], Part(split[1], container, member.offset, member.size))
         group.finish()
+    if group.without_label:
+        source.notes.append(
+            f"{name}: the cls field of {group.without_label} samples is no class index; they have no label"
+        )
 
 
 class _Group:
@@ -147,6 +154,7 @@ class _Group:
         self._key = ""
         self._parts: dict[str, Part] = {}
         self._broken: str | None = None
+        self.without_label = 0
 
     def add(self, key: str, part: Part | str) -> None:
         """Takes the next member, or the reason why it was refused."""
@@ -172,10 +180,8 @@ class _Group:
             self._source.reject(path, broken)
             return
         label = parts.get("cls")
-        self._source.table.add(
-            os.fsencode(path),
-            sum(part.length for part in parts.values()),
-            NO_FILE,
-            parse_label(os.pread(self._descriptor, min(label.length, 64), label.offset)) if label else -1,
-            list(parts.values()),
-        )
+        number = parse_label(os.pread(self._descriptor, min(label.length, 64), label.offset)) if label else -1
+        if label and number < 0:
+            self.without_label += 1
+        size = sum(part.length for part in parts.values())
+        self._source.table.add(os.fsencode(path), size, NO_FILE, number, list(parts.values()))
