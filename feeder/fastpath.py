@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import os
 import pickle
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from feeder.device import feed_device, slot_guard
 from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
 from feeder.order import Order, Split, Window
+from feeder.stats import verdict
 from feeder.tensors import as_tensor
 from feeder.work import Substitution, Work
 from feeder.workers import PoolOptions
@@ -74,7 +76,7 @@ class FastPath:
         self.work = Work(reader, dataset.recipe, self.backend, fields, loader.seed, skip, threads, fidelity)
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
-        self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0}
+        self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
         self.meters_here: dict[str, int] = {}
         self._next = Place()
         self._iterator: weakref.ref[FastIterator] | None = None
@@ -137,10 +139,12 @@ class FastPath:
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
         engine = self._engine
+        meters = engine.meters() if engine is not None else dict(self.meters_here)
         return {
             **self.counts,
             "backend": self.backend,
-            **(engine.meters() if engine is not None else self.meters_here),
+            **meters,
+            **verdict(self.counts, meters, self._loader.num_workers),
             "replaced_workers": [dataclasses.asdict(r) for r in engine.replacements] if engine is not None else [],
             "substitutions": [s._asdict() for s in self.substitutions],
             "padded": list(self.padded),
@@ -234,6 +238,7 @@ class FastIterator:
         self.exhausted = False
         self._path, self._loader, self._place, self._split = path, loader, place, split
         self._steps = 0
+        self._asked_ns = time.monotonic_ns()
         self._length = len(split) if split is not None else max(0, len(loader) - place.start)
         requests = path.requests(place, split)
         self._engine: Engine | None = None
@@ -297,6 +302,9 @@ class FastIterator:
     def _account(self, finished: Finished | BaseException) -> None:
         path, step = self._path, self._steps
         self._steps += 1
+        now = time.monotonic_ns()
+        path.counts["elapsed_ns"] += now - self._asked_ns
+        self._asked_ns = now
         if self._assembly is not None:
             path.counts["waited_ns"] += self._assembly.take_waited_ns()
         if isinstance(finished, BaseException):

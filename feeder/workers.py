@@ -177,6 +177,7 @@ class Pool:
         self._given_out_ns = 0
         self._next_look_ns = 0
         self._poll = select.poll()
+        self._numbers: dict[int, int] = {}
         self._workers: list[_Worker] = []
         self._closed = False
         self._meters: dict[str, int] = {}
@@ -229,9 +230,8 @@ class Pool:
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             if left <= 0:
                 break
-            numbers = {worker.channel.fileno(): number for number, worker in enumerate(self._workers)}
             for descriptor, _ in self._poll.poll(max(1, int(left * 1000))):
-                number = numbers[descriptor]
+                number = self._numbers[descriptor]
                 results += self._read(number)
                 if self._workers[number].gone:
                     results += self._replace(number)
@@ -321,6 +321,7 @@ class Pool:
             socket.send_fds(mine, [hello], descriptors)
         mine.setblocking(False)
         self._poll.register(mine, select.POLLIN)
+        self._numbers[mine.fileno()] = number
         return _Worker(process, mine, waited_from_ns=time.monotonic_ns())
 
     def _read(self, number: int) -> list[tuple[int, Report | BaseException]]:
@@ -342,7 +343,7 @@ class Pool:
             part, length = _HEAD.unpack_from(worker.buffer)
             if len(worker.buffer) < _HEAD.size + length:
                 break
-            message = pickle.loads(worker.buffer[_HEAD.size : _HEAD.size + length])
+            message = pickle.loads(worker.buffer[_HEAD.size : _HEAD.size + length]) if length else None
             del worker.buffer[: _HEAD.size + length]
             if part == _FAILED_START:
                 raise WorkerError(f"worker {number} could not start:\n{message}")
@@ -557,7 +558,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _send(channel: socket.socket, part: int, message: Any) -> None:
-    data = pickle.dumps(message, protocol=5)
+    data = pickle.dumps(message, protocol=5) if message is not None else b""
     try:
         channel.sendall(_HEAD.pack(part, len(data)) + data)
     except (BrokenPipeError, ConnectionResetError):
