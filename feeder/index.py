@@ -169,7 +169,7 @@ class Index:
             self._samples = int(header["samples"])
             data = np.memmap(self.path, np.uint8, "r")
             self._columns = {name: self._view(data, name, header["columns"][name]) for name in _DTYPES}
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise FormatError(f"{self.path}: damaged index header: {error!r}; rebuild it with `feeder index`") from None
         for name in _DTYPES:
             if not name.endswith(("_start", "_data")) and not name.startswith("member_"):
@@ -183,6 +183,8 @@ class Index:
         for shard in self.shards:
             if os.path.isabs(shard.name) or ".." in Path(shard.name).parts:
                 raise FormatError(f"{self.path}: shard name {shard.name!r} leads out of the index's folder")
+            if "\0" in shard.name or not _is_encodable(shard.name):
+                raise FormatError(f"{self.path}: shard name {shard.name!r} can't be a file's; the index is damaged")
 
     def __len__(self) -> int:
         return self._samples
@@ -192,7 +194,25 @@ class Index:
 
     def shard_path(self, shard: int) -> str:
         """Full path of a shard, by its number."""
-        return os.path.join(os.path.dirname(self.path), self._named(self.shards, shard, "shard").name)
+        return os.path.join(os.path.dirname(self.path), self.shard_name(shard))
+
+    def shard_name(self, shard: int) -> str:
+        """File name of a shard, by its number.
+
+        Raises:
+            FormatError: if there is no such shard.
+        """
+        return self._named(self.shards, shard, "shard").name
+
+    def shard_counts(self) -> npt.NDArray[np.int64]:
+        """Samples in each shard: int64 [shards].
+
+        Raises:
+            FormatError: if a sample stands in a shard that is not there.
+        """
+        if len(self):
+            self.shard_name(int(self.shard.max()))  # first, as counting takes memory up to the largest number
+        return np.bincount(self.shard, minlength=len(self.shards))
 
     def key(self, i: int) -> str:
         """The sample's WebDataset key."""
@@ -209,11 +229,19 @@ class Index:
             *(self._columns[f"member_{name}"][start:end].tolist() for name in ("field", "offset", "length")),
             strict=True,
         )
-        return [(self._named(self.fields, field, "field"), offset, length) for field, offset, length in rows]
+        return [(self.field_name(field), offset, length) for field, offset, length in rows]
 
     def image_field(self, i: int) -> str:
         """Name of the sample's image field, such as "jpg"."""
-        return self._named(self.fields, int(self.field[i]), "field")
+        return self.field_name(int(self.field[i]))
+
+    def field_name(self, field: int) -> str:
+        """Name of a field, by its number.
+
+        Raises:
+            FormatError: if there is no such field.
+        """
+        return self._named(self.fields, field, "field")
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column by its name in Note [Index file]."""
@@ -318,6 +346,14 @@ def _write(
         file.write(b"\0" * (offset - file.tell()))
 
 
+def _is_encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _aligned(offset: int) -> int:
     return math.ceil(offset / _ALIGN) * _ALIGN
 
@@ -335,7 +371,7 @@ def _read_header(path: str) -> dict[str, Any]:
             header = json.loads(file.read(length))
     except FileNotFoundError:
         raise FormatError(f"{path}: no such index; make one with `feeder shard` or `feeder index`") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: damaged index header: {error}; rebuild it with `feeder index`") from None
     if not isinstance(header, dict):
         raise FormatError(f"{path}: damaged index header; rebuild it with `feeder index`")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.errors import FormatError
 from feeder.files import file_sha256
 from feeder.index import INDEX_NAME, Index
 from feeder.manifest import MANIFEST_NAME, Manifest
@@ -29,7 +30,7 @@ class Damage(NamedTuple):
     """Something that is not as it was written.
 
     Attributes:
-        shard: File name.
+        shard: File name; the index's if the index is damaged.
         sample: Key of the damaged sample; None if the shard as a whole is meant.
         reason: What was expected and what was found.
     """
@@ -105,7 +106,7 @@ def inspect(path: str) -> Report:
     members: dict[str, int] = {}
     for column in ("field", "member_field"):
         for number, count in zip(*np.unique(index.column(column), return_counts=True), strict=True):
-            name = index.fields[int(number)]
+            name = index.field_name(int(number))
             members[name] = members.get(name, 0) + int(count)
     orientations = dict(zip(*(a.tolist() for a in np.unique(index.orientation, return_counts=True)), strict=True))
     return Report(
@@ -181,11 +182,14 @@ def verify(
             Damage(INDEX_NAME, None, f"names {len(index.shards)} shards, {MANIFEST_NAME} {len(manifest.shards)}")
         )
         return damages
-    starts = np.searchsorted(index.shard, np.arange(len(index.shards) + 1))
+    damages += _verify_index(index)
+    # Rows stand in the order of their shards, unless the index is damaged.
+    order = np.argsort(index.shard, kind="stable")
+    starts = np.searchsorted(index.shard[order], np.arange(len(index.shards) + 1))
 
     def check(number: int) -> list[Damage]:
         checksum = manifest.shards[number].sha256 if manifest else None
-        found = _verify_shard(index, number, range(int(starts[number]), int(starts[number + 1])), checksum)
+        found = _verify_shard(index, number, order[starts[number] : starts[number + 1]].tolist(), checksum)
         advance(index.shards[number].size_bytes)
         return found
 
@@ -195,7 +199,41 @@ def verify(
     return damages
 
 
-def _verify_shard(index: Index, number: int, rows: range, checksum: str | None) -> list[Damage]:
+def _verify_index(index: Index) -> list[Damage]:
+    """Compares the index with itself: numbers that name nothing, orientations that do not exist, texts that overlap."""
+    name, last = os.path.basename(index.path), len(index) - 1
+    damages: list[Damage] = []
+
+    def add(rows: npt.NDArray[np.int64], reason: Callable[[int], str]) -> None:
+        damages.extend(Damage(name, index.key(i), reason(i)) for i in rows.tolist())
+
+    add(
+        np.flatnonzero(index.shard >= len(index.shards)),
+        lambda i: f"names shard {index.shard[i]}, the index has {len(index.shards)}",
+    )
+    add(
+        np.flatnonzero(index.field >= len(index.fields)),
+        lambda i: f"names field {index.field[i]}, the index has {len(index.fields)}",
+    )
+    add(
+        np.flatnonzero((index.orientation < 1) | (index.orientation > 8)),
+        lambda i: f"has orientation {index.orientation[i]}, expected 1 to 8",
+    )
+    for column in ("key_start", "path_start", "member_start"):
+        starts = index.column(column)
+        add(
+            np.flatnonzero(starts[1:] < starts[:-1]),
+            lambda i, column=column: f"ends before it starts in column {column}",  # type: ignore[misc]
+        )
+    numbers = index.column("member_field")
+    for row in np.flatnonzero(numbers >= len(index.fields)).tolist():
+        i = int(np.searchsorted(index.column("member_start"), row, side="right")) - 1
+        reason = f"names field {numbers[row]}, the index has {len(index.fields)}"
+        damages.append(Damage(name, index.key(min(max(i, 0), last)), reason))
+    return damages
+
+
+def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | None) -> list[Damage]:
     name, expected_bytes = index.shards[number]
     path = index.shard_path(number)
     damages = []
@@ -210,7 +248,10 @@ def _verify_shard(index: Index, number: int, rows: range, checksum: str | None) 
             damages.append(Damage(name, None, f"SHA-256 is {found}, expected {checksum}"))
         with open(path, "rb") as file:
             for i in rows:
-                members = [(index.image_field(i), int(index.offset[i]), int(index.length[i])), *index.members(i)]
+                try:
+                    members = [(index.image_field(i), int(index.offset[i]), int(index.length[i])), *index.members(i)]
+                except FormatError:
+                    continue  # _verify_index has named it
                 crc = 0
                 for _, offset, length in members:
                     data = os.pread(file.fileno(), length, offset) if offset + length <= size else b""
@@ -235,7 +276,7 @@ def _percentiles(column: npt.NDArray[Any]) -> list[int]:
 
 
 def _window_scores(index: Index) -> dict[int, float]:
-    sizes = tuple(np.bincount(index.shard, minlength=len(index.shards)).tolist())
+    sizes = tuple(index.shard_counts().tolist())
     windows = [window for window in _WINDOWS if window < len(index)]
     return {w: round(Order(len(index), 0, Window(w), sizes).neighbour_distance(), 4) for w in windows}
 

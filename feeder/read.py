@@ -11,8 +11,9 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,7 +36,8 @@ class Encoded:
     """What was read for N samples.
 
     Attributes:
-        buffers: N encoded images; empty where ``errors`` has an entry. Valid until the next call on the reader.
+        buffers: N encoded images; empty where ``errors`` has an entry. Valid until the same thread's next call on
+            the reader.
         labels: int64 [N].
         orientations: uint8 [N], EXIF orientation to apply, 1-8.
         sizes: int32 [N, 2], upright (height, width), pixels.
@@ -50,7 +52,7 @@ class Encoded:
 
 
 class Reader(Protocol):
-    """Where samples come from. Cheap to pickle; opens its files on first use in each process."""
+    """Where samples come from. Cheap to pickle; opens its files on first use in each process and thread."""
 
     classes: list[str] | None
 
@@ -92,8 +94,22 @@ def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
     return tuple(fields)
 
 
+class _Files:
+    """Open shards, at most a few dozen, and the memory for what is read from them: of one thread in one process."""
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.arena = bytearray()
+        self.pid = os.getpid()
+
+    def __del__(self) -> None:
+        if self.entries and self.pid == os.getpid():  # after a fork the descriptors are the parent's to close
+            for descriptor, _ in self.entries.values():
+                os.close(descriptor)
+
+
 class ShardReader:
-    """Samples of a shard set.
+    """Samples of a shard set. Several threads may use one reader: each has its own open files and memory.
 
     Args:
         index: Path of the index file.
@@ -105,9 +121,7 @@ class ShardReader:
         self.index = Index(index)
         self.exif = exif
         self.classes = classes
-        self._files: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self._arena = bytearray()
-        self._pid = os.getpid()
+        self._local = threading.local()  # its parts go, and close their descriptors, with their thread or the reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _shard_reader, (self.index.path, self.exif, self.classes)
@@ -115,32 +129,39 @@ class ShardReader:
     def __len__(self) -> int:
         return len(self.index)
 
-    def __del__(self) -> None:
-        files = getattr(self, "_files", {})
-        if files and self._pid == os.getpid():
-            for descriptor, _ in files.values():
-                os.close(descriptor)
-
     def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
         """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
         index, count = self.index, len(ids)
         shards, offsets = index.shard[ids], index.offset[ids]
         lengths = index.length[ids]
-        orientations = index.orientation[ids] if self.exif else np.ones(count, np.uint8)
+        orientations = np.array(index.orientation[ids]) if self.exif else np.ones(count, np.uint8)
+        turned_wrongly = (orientations < 1) | (orientations > 8)
+        errors: list[DecodeError | None] = [None] * count
+        for i in np.flatnonzero(turned_wrongly).tolist():
+            errors[i] = self.at(
+                DecodeError(
+                    f"{index.path} gives it orientation {orientations[i]}, expected 1 to 8; the index is damaged: "
+                    "rebuild it with `feeder index`, or shard the dataset again"
+                ),
+                int(ids[i]),
+            )
+        orientations[turned_wrongly] = 1
         sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
         swapped = np.isin(orientations, _SWAPPING_ORIENTATIONS)
         sizes[swapped] = sizes[swapped, ::-1]
-        errors: list[DecodeError | None] = [None] * count
         shard_sizes = np.array([self._open(int(s))[1] for s in shards.tolist()], np.uint64)
         # uint64 sums could wrap around on a hostile index: compare without adding.
         inside = (lengths <= shard_sizes) & (offsets <= shard_sizes - np.minimum(lengths, shard_sizes))
         starts = np.cumsum(np.where(inside, lengths, 0)).tolist()
-        if count and starts[-1] > len(self._arena):
-            self._arena = bytearray(max(starts[-1], 2 * len(self._arena)))
-        view = memoryview(self._arena)
+        files = self._own_files()
+        if count and starts[-1] > len(files.arena):
+            files.arena = bytearray(max(starts[-1], 2 * len(files.arena)))
+        view = memoryview(files.arena)
         buffers = [view[:0]] * count
         for i in np.lexsort((offsets, shards)).tolist():
             shard, offset, length = int(shards[i]), int(offsets[i]), int(lengths[i])
+            if errors[i] is not None:
+                continue
             if not inside[i]:
                 errors[i] = self.at(
                     DecodeError(
@@ -176,7 +197,7 @@ class ShardReader:
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
-        shard = self.index.shards[int(self.index.shard[i])].name
+        shard = self.index.shard_name(int(self.index.shard[i]))
         return error.at(key=self.index.key(i), shard=shard, offset_bytes=int(self.index.offset[i]))
 
     def fingerprint(self) -> str:
@@ -194,7 +215,7 @@ class ShardReader:
 
     def shard_sizes(self) -> tuple[int, ...]:
         """See :meth:`Reader.shard_sizes`."""
-        counts = np.bincount(self.index.shard, minlength=len(self.index.shards))
+        counts = self.index.shard_counts()
         return tuple(counts[counts > 0].tolist())
 
     def _member(self, i: int, offset: int, length: int) -> bytes:
@@ -231,12 +252,11 @@ class ShardReader:
             done += count
 
     def _open(self, shard: int) -> tuple[int, int]:
-        """Descriptor and size of a shard; at most a few dozen stay open."""
-        if self._pid != os.getpid():  # after a fork the descriptors are the parent's to close
-            self._files, self._pid, self._arena = OrderedDict(), os.getpid(), bytearray()
-        entry = self._files.get(shard)
+        """Descriptor and size of a shard."""
+        entries = self._own_files().entries
+        entry = entries.get(shard)
         if entry is not None:
-            self._files.move_to_end(shard)
+            entries.move_to_end(shard)
             return entry
         path = self.index.shard_path(shard)
         try:
@@ -247,10 +267,16 @@ class ShardReader:
                 "restore it, or run `feeder inspect --verify`"
             ) from None
         entry = descriptor, os.fstat(descriptor).st_size
-        self._files[shard] = entry
-        if len(self._files) > _OPEN_SHARDS:
-            os.close(self._files.popitem(last=False)[1][0])
+        entries[shard] = entry
+        if len(entries) > _OPEN_SHARDS:
+            os.close(entries.popitem(last=False)[1][0])
         return entry
+
+    def _own_files(self) -> _Files:
+        files: _Files | None = getattr(self._local, "files", None)
+        if files is None or files.pid != os.getpid():
+            files = self._local.files = _Files()
+        return files
 
 
 def _shard_reader(index: str, exif: bool, classes: list[str] | None) -> ShardReader:
@@ -352,7 +378,7 @@ class FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
         The classes are the root's subfolders, sorted by name; samples are sorted by class, folder and file name; links
-        to folders are followed.
+        to folders are followed, but not in circles.
 
         Raises:
             SourceError: if there is no class folder, or one without an image.
@@ -369,7 +395,7 @@ class FolderReader:
         labels: list[int] = []
         for label, name in enumerate(classes):
             before = len(labels)
-            for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
+            for folder, files in sorted(_walk(root, name)):
                 for file in sorted(files):
                     if os.path.splitext(file)[1][1:].lower() in extensions:
                         data += os.fsencode(os.path.relpath(os.path.join(folder, file), root))
@@ -382,3 +408,38 @@ class FolderReader:
                 )
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
         return cls(root, *arrays, exif=exif, classes=classes)
+
+
+def _walk(root: str, name: str) -> Iterator[tuple[str, list[str]]]:
+    """A class folder and those below it, however deep, with their files' names; what can't be listed is left out.
+
+    Python's own walk calls itself for each level until 3.12, and follows links in circles.
+    """
+    ancestors = [_identity(root)]
+    pending = [(os.path.join(root, name), 1)]
+    while pending:
+        folder, depth = pending.pop()
+        del ancestors[depth:]
+        try:
+            identity = _identity(folder)
+            if identity in ancestors:
+                continue
+            with os.scandir(folder) as entries:
+                kinds = {entry.name: _is_folder(entry) for entry in entries}
+        except OSError:
+            continue
+        ancestors.append(identity)
+        pending += [(os.path.join(folder, name), depth + 1) for name, is_folder in kinds.items() if is_folder]
+        yield folder, [name for name, is_folder in kinds.items() if not is_folder]
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link to itself
+        return False

@@ -16,6 +16,7 @@ import feeder
 from feeder import cli
 from feeder.inspect import inspect
 from tests.images import encode, make_tree, pixels
+from tests.test_source import write_tar
 
 
 def run(*arguments: str | Path, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -70,6 +71,19 @@ def test_shard_inspect_verify_from_the_command_line(tree: Path) -> None:
     assert {d["shard"] for d in found["damages"]} == {"shard-000001.tar"}
 
 
+def test_dali_indexes_can_be_added_to_a_finished_set(tree: Path, tmp_path: Path) -> None:
+    arguments = ["shard", tree, "--samples-per-shard", "5"]
+    for out in ("later", "at-once"):
+        options = ["--out", tmp_path / out]
+        run(*arguments, *options, *(["--dali-index"] if out == "at-once" else []))
+    assert not list((tmp_path / "later").glob("*.idx"))
+    run(*arguments, "--out", tmp_path / "later", "--dali-index")
+    written = {p.name: p.read_bytes() for p in (tmp_path / "later").glob("*.idx")}
+    assert written == {p.name: p.read_bytes() for p in (tmp_path / "at-once").glob("*.idx")}
+    assert sorted(written) == ["shard-000000.idx", "shard-000001.idx", "shard-000002.idx"]
+    assert written["shard-000002.idx"].startswith(b"v1.2 2\n")
+
+
 def test_json_is_one_object_and_quiet_is_silent(tree: Path, tmp_path: Path) -> None:
     done = run("shard", tree, "--json", "--out", tmp_path / "a")
     assert json.loads(done.stdout)["samples"] == 12
@@ -122,6 +136,7 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
 INTERRUPTED = """
 import os, signal, sys
 import feeder.cli, feeder.progress
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 feeder.progress.LineProgress.advance = lambda *a: os.kill(os.getpid(), signal.SIGINT)
 sys.exit(feeder.cli.main(sys.argv[1:]))
 """
@@ -174,6 +189,12 @@ def test_index_from_the_command_line(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "images-shards" / "shard-000000.tar").rename(foreign / "x.tar")
     assert "12 samples in 1 tar" in run("index", foreign).stdout
     assert json.loads(run("index", foreign / "x.tar", "--json").stdout)["samples"] == 12
+
+
+def test_index_ends_with_3_on_too_many_bad_samples(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", encode(pixels(1))), ("b.jpg", b"no image")])
+    assert "x.tar/b: not an image" in run("index", tmp_path / "x.tar", code=3).stdout
+    run("index", tmp_path / "x.tar", "--max-bad", "50%")
 
 
 def test_parity_from_the_command_line(tree: Path) -> None:

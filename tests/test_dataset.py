@@ -4,6 +4,8 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,10 @@ from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.index import _DTYPES, INDEX_NAME, Index, _write
 from feeder.read import ShardReader
+from feeder.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.loader_data import encode, write_shards
+from tests.test_index import damage_row
 
 
 def _folder(root: Path) -> Path:
@@ -156,6 +160,111 @@ def test_many_shards_keep_few_descriptors_open(tmp_path: Path) -> None:
     labels = [dataset[i][1] for i in range(200)]
     assert labels == [i % 7 for i in range(200)]
     assert len(os.listdir("/proc/self/fd")) - before <= 70
+
+
+def open_shards(folder: Path) -> int:
+    """How many shards of a folder this process has open."""
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(link).startswith(f"{folder}/shard-") for link in links if os.path.lexists(link))
+
+
+def test_threads_share_a_dataset(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1), fields=("json",))
+    asked = [i * 37 % 200 for i in range(800)]
+    expected = [dataset[i] for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        for i, (image, label, parsed) in zip(asked, pool.map(dataset.__getitem__, asked), strict=True):
+            assert torch.equal(image, expected[i][0])
+            assert (label, parsed) == (i % 7, {"i": i})
+    assert 1 <= open_shards(tmp_path) <= 64  # this thread's; those of the others are closed
+    del dataset
+    assert open_shards(tmp_path) == 0
+
+
+def test_a_forked_child_opens_the_shards_itself(tmp_path: Path) -> None:
+    write_shards(tmp_path, 40)
+    script = f"""
+import os
+import numpy as np
+from feeder.read import ShardReader
+reader = ShardReader({str(tmp_path / INDEX_NAME)!r})
+ids = np.arange(40)
+parent = [bytes(buffer) for buffer in reader.read(ids).buffers]
+child = os.fork()
+if not child:
+    os.closerange(3, 256)  # as a daemon does; then another file takes the descriptors' numbers
+    while os.open("/dev/zero", os.O_RDONLY) < 64: pass
+    encoded = reader.read(ids)
+    os._exit(0 if not any(encoded.errors) and [bytes(buffer) for buffer in encoded.buffers] == parent else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert [bytes(buffer) for buffer in reader.read(ids).buffers] == parent
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value"),
+    [("shard", 2, 9), ("shard", 2, 2**32 - 1), ("field", 2, 9), ("member_field", 4, 9), ("orientation", 2, 9)],
+)
+def test_a_damaged_index_is_named(tmp_path: Path, column: str, row: int, value: int) -> None:
+    write_shards(tmp_path, 8)
+    path = str(tmp_path / INDEX_NAME)
+    damage_row(path, column, row, value)
+    dataset = ShardDataset(path, fields=("json", "png") if column.endswith("field") else ())
+    assert dataset[1][1] == 1
+    with pytest.raises((DecodeError, FormatError), match=r"index\.bin"):
+        dataset[2]
+    if column == "shard":
+        with pytest.raises(FormatError, match=r"index\.bin"):
+            dataset.reader.shard_sizes()
+        with pytest.raises(FormatError, match=r"index\.bin"):
+            dataset.reader.at(DecodeError("bad"), 2)
+    if column == "orientation":
+        (error,) = dataset.reader.read(np.array([2])).errors
+        assert error is not None
+        assert error.key == "00000002"
+        assert ShardDataset(path, exif_orientation="ignore")[2][1] == 2
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A class folder with an image 1100 folders down."""
+    folders = [tmp_path / "deep" / "a"]
+    folders += [folders[0] / "/".join("d" * depth) for depth in range(1, 1100)]
+    (tmp_path / "deep").mkdir()
+    for folder in folders:
+        folder.mkdir()
+    (folders[-1] / "x.png").write_bytes(encode(5))
+    (folders[0] / "x.png").write_bytes(encode(4))
+    yield tmp_path / "deep"
+    (folders[-1] / "x.png").unlink()  # shutil.rmtree recurses too
+    (folders[0] / "x.png").unlink()
+    for folder in reversed(folders):
+        folder.rmdir()
+
+
+def test_folders_may_be_nested_deeper_than_pythons_calls(deep: Path) -> None:
+    dataset = FolderDataset(deep)
+    assert [dataset[i][0][0, 0, 0].item() for i in range(len(dataset))] == [4, 5]
+    source = open_folder(str(deep))
+    assert [len(source.table.path(i)) for i in range(len(source.table))] == [len("a/x.png"), 2 * 1100 + len("x.png")]
+
+
+def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    root = _folder(tmp_path / "root")
+    (root / "a/up").symlink_to(root)
+    (root / "a/same").symlink_to(root / "a")
+    (root / "a/self.png").symlink_to("self.png")
+    (root / "a/b").symlink_to(root / "b")
+    dataset = FolderDataset(root, fields=("key",))
+    keys = [dataset.reader.field(i, "key") for i in range(len(dataset))]
+    assert keys == ["a/10.png", "a/3.PNG", "a/self.png", "a/b/1.png", "a/b/sub/2.png", "b/1.png", "b/sub/2.png"]
+    source = open_folder(str(root))
+    listed = [source.table.path(i).decode() for i in range(len(source.table))]
+    assert sorted(path for path in listed if path.lower().endswith("png")) == sorted(set(keys) - {"a/self.png"})
+    assert {(r.path, r.reason) for r in source.rejected} == {
+        (path, "symlink loop") for path in ("a/up", "a/same", "a/self.png")
+    }
 
 
 def test_bad_image_is_named(tmp_path: Path) -> None:

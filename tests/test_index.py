@@ -97,6 +97,17 @@ def damage(path: str, change: dict[str, object], column: str | None = None) -> N
     Path(path).write_bytes(data[:16] + text.ljust(length) + data[16 + length :])
 
 
+def damage_row(path: str, column: str, row: int, value: int) -> None:
+    """Writes another value into a column of an index file."""
+    data = bytearray(Path(path).read_bytes())
+    header = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    entry = header["columns"][column]
+    size = np.dtype(entry["dtype"]).itemsize
+    start = entry["offset"] + row * size
+    data[start : start + size] = value.to_bytes(size, "little")
+    Path(path).write_bytes(data)
+
+
 @pytest.mark.parametrize(
     ("column", "change"),
     [
@@ -104,6 +115,9 @@ def damage(path: str, change: dict[str, object], column: str | None = None) -> N
         (None, {"samples": 5}),
         (None, {"shards": [{"name": "../x.tar", "size_bytes": 1}]}),
         (None, {"shards": 3}),
+        (None, {"shards": [{"name": "x\0.tar", "size_bytes": 1}]}),
+        (None, {"shards": [{"name": "\ud800.tar", "size_bytes": 1}]}),
+        ("label", {"count": float("inf")}),
         ("label", {"offset": 1 << 40}),
         ("label", {"count": -4}),
         ("label", {"dtype": "|O8"}),

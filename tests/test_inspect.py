@@ -12,6 +12,7 @@ from feeder.inspect import Damage, inspect, render, verify
 from feeder.shard import ShardOptions, shard
 from feeder.tarindex import index_tars
 from tests.images import encode, make_tree, pixels
+from tests.test_index import damage_row
 from tests.test_source import write_tar
 
 
@@ -82,6 +83,40 @@ def test_a_changed_index_is_noticed(shards: Path) -> None:
     data[-200] ^= 1
     (shards / "index.bin").write_bytes(data)
     assert any(d.shard == "index.bin" for d in verify(str(shards)))
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "reason"),
+    [
+        ("shard", 5, 7, "names shard 7, the index has 3"),
+        ("shard", 5, 2**32 - 1, "names shard 4294967295, the index has 3"),
+        ("field", 5, 9, "names field 9, the index has 3"),
+        ("member_field", 5, 9, "names field 9, the index has 3"),
+        ("orientation", 5, 9, "has orientation 9, expected 1 to 8"),
+        ("member_start", 6, 0, "ends before it starts in column member_start"),
+    ],
+)
+@pytest.mark.parametrize("name", ["index.bin", "other.bin"])
+def test_a_damaged_index_row_is_traced_and_the_others_are_verified(
+    shards: Path, name: str, column: str, row: int, value: int, reason: str
+) -> None:
+    key = Index(shards / "index.bin").key(5)
+    (shards / "index.bin").rename(shards / name)  # by another name it is read without the manifest's checksums
+    damage_row(str(shards / name), column, row, value)
+    victim = Index(shards / name)
+    with open(shards / "shard-000001.tar", "r+b") as file:
+        file.seek(int(victim.offset[10]) + 100)
+        file.write(b"\0" * 8)
+    path = str(shards if name == "index.bin" else shards / name)
+    found = verify(path)
+    assert Damage(name, key, reason) in found
+    assert [d.shard for d in found if d.sample == victim.key(10)] == ["shard-000001.tar"]
+    assert all(d.sample in (None, key, victim.key(10), victim.key(6)) for d in found)
+    if column in ("orientation", "member_start"):
+        inspect(path)
+    else:
+        with pytest.raises(FormatError, match=name):
+            inspect(path)
 
 
 def test_a_damaged_manifest_is_an_error_that_names_it(shards: Path) -> None:

@@ -73,6 +73,33 @@ def test_lies_about_the_size_are_refused(tmp_path: Path, size: bytes, refusal: s
     assert found
 
 
+def sparse_header(kind: str) -> bytes:
+    """The header of a file of 2000 bytes, of which only the first 600 stand in the tar."""
+    info = tarfile.TarInfo("holes.jpg")
+    info.size = 600
+    if kind == "pax":
+        info.pax_headers = {"GNU.sparse.size": "2000", "GNU.sparse.numblocks": "1", "GNU.sparse.map": "0,600"}
+        return info.tobuf(tarfile.PAX_FORMAT)
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (0, 600)  # the first piece: where it belongs, and its size
+    header[483:495] = b"%011o\0" % 2000
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+@pytest.mark.parametrize("kind", ["gnu", "pax"])
+def test_sparse_members_are_refused_as_their_bytes_are_not_the_files(tmp_path: Path, kind: str) -> None:
+    sparse = sparse_header(kind) + (b"x" * 600).ljust(1024, b"\0")
+    whole, offsets, _ = written([("a.jpg", b"123")])
+    (tmp_path / "t.tar").write_bytes(sparse + whole)
+    assert list(read_members(str(tmp_path / "t.tar"))) == [
+        Refused("holes.jpg", "sparse member refused"),
+        Member("a.jpg", len(sparse) + offsets[0], 3),
+    ]
+
+
 def test_a_chain_of_extended_headers_ends(tmp_path: Path) -> None:
     info = tarfile.TarInfo("././@LongLink")
     info.type = tarfile.GNUTYPE_LONGNAME

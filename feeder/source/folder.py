@@ -30,7 +30,7 @@ def open_folder(root: str) -> Source:
         tree.classes = classes
         for label, name in enumerate(classes):
             before = len(tree.table)
-            _walk(tree, name, label, [_identity(root)])
+            _walk(tree, name, label)
             if len(tree.table) == before:
                 tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
         if len(tree.table):
@@ -49,22 +49,27 @@ def _identity(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _walk(source: Source, relative: str, label: int, ancestors: list[tuple[int, int]]) -> None:
-    """Adds the files below a folder, names sorted, following links as torchvision does, but not in circles."""
-    full = os.path.join(source.root, relative)
-    try:
-        identity = _identity(full)
-        if identity in ancestors:
-            source.reject(relative, "symlink loop")
-            return
-        folders = _list_files(source, relative, label, None)
-    except OSError as error:
-        source.reject(relative, f"unreadable folder: {error.strerror}")
-        return
-    ancestors.append(identity)
-    for name in folders:
-        _walk(source, os.path.join(relative, name), label, ancestors)
-    ancestors.pop()
+def _walk(source: Source, top: str, label: int) -> None:
+    """Adds the files below a folder, names sorted, following links as torchvision does, but not in circles.
+
+    A loop and no recursion, as folders may be nested deeper than Python's calls.
+    """
+    ancestors = [_identity(source.root)]
+    pending = [(top, 1)]
+    while pending:
+        relative, depth = pending.pop()
+        del ancestors[depth:]
+        try:
+            identity = _identity(os.path.join(source.root, relative))
+            if identity in ancestors:
+                source.reject(relative, "symlink loop")
+                continue
+            folders = _list_files(source, relative, label, None)
+        except OSError as error:
+            source.reject(relative, f"unreadable folder: {error.strerror}")
+            continue
+        ancestors.append(identity)
+        pending += [(os.path.join(relative, name), depth + 1) for name in reversed(folders)]
 
 
 def _list_files(source: Source, relative: str, label: int, refusal: str | None) -> list[str]:

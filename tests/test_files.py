@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from feeder.files import atomic_file
+
+
+def test_a_file_gets_its_name_between_the_fsync_of_its_bytes_and_that_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.bin"
+    calls: list[tuple[str, str, bool]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        if os.path.isfile(name):
+            assert Path(name).read_bytes() == b"x" * 5000  # nothing waits in a buffer
+        calls.append(("fsync", name, path.exists()))
+        fsync(descriptor)
+
+    def recorded_replace(source: str, target: str) -> None:
+        calls.append(("replace", source, path.exists()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    with atomic_file(str(path)) as file:
+        file.write(b"x" * 5000)
+        file.flush()
+        assert not path.exists()
+        (temporary,) = map(str, tmp_path.iterdir())
+    assert calls == [("fsync", temporary, False), ("replace", temporary, False), ("fsync", str(tmp_path), True)]
+    assert path.read_bytes() == b"x" * 5000
+
+
+def test_an_exception_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with atomic_file(str(path)) as file:
+            file.write(b"new")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
