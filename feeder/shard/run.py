@@ -96,7 +96,8 @@ class Run:
 
     def _write_all(self, plan: list[range], done: dict[int, _Written]) -> dict[int, _Written]:
         written = dict(done)
-        workers = self._options.workers or len(os.sched_getaffinity(0))
+        # One more than there are cores: at any time one of them waits for the disk.
+        workers = self._options.workers or len(os.sched_getaffinity(0)) + 1
         pool = ThreadPoolExecutor(workers, thread_name_prefix="feeder-shard")
         try:
             todo = {pool.submit(self._write, n, positions): n for n, positions in enumerate(plan) if n not in done}
