@@ -97,7 +97,7 @@ def _add_shard(commands: Any) -> None:
     )
     size.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, instead of its size")
     command.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: one more than cores); no change to the result"
+        "--workers", type=int, metavar="N", help="threads (default: cores + 1); no change to the result"
     )
     command.add_argument("--no-shuffle", action="store_true", help="keep the source's order")
     command.add_argument(
