@@ -23,7 +23,7 @@ class ShardOptions:
         shuffle: Whether to permute the samples at all.
         shard_size_bytes: A shard is closed before it would grow past this size.
         samples_per_shard: Instead of a size, how many inputs go into a shard.
-        workers: Threads, each on a shard of its own; None for one more than there are cores. Does not change the result.
+        workers: Threads, each on a shard of its own; None for the cores and one more. Does not change the result.
         max_bad: Share of inputs that may be rejected, 0 to 1, files that never claimed to be images apart.
         encode: What happens to the images' bytes.
         dali_index: Whether to write DALI's index files beside the shards.
