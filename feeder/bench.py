@@ -93,7 +93,7 @@ def throughput(
     if len(ours) < options.batch_size:
         raise ArgumentError(f"{path}: holds {len(ours)} images, fewer than a batch of {options.batch_size}")
     pillow = pillow_info()
-    rival = f"torch + {pillow.distribution if pillow else 'Pillow'}"  # pillow or pillow-simd, whichever is imported
+    rival = f"torch+{pillow.distribution if pillow else 'Pillow'}"  # pillow or pillow-simd, whichever is imported
     loaders: dict[str, Callable[[], TorchDataLoader[Any]]] = {
         "feeder": lambda: DataLoader(
             ours,
@@ -141,13 +141,13 @@ def throughput(
 def render(result: dict[str, Any]) -> str:
     """The result of :func:`throughput` as a table for a terminal of 80 columns."""
     options = result["options"]
-    rows = [["", "images/s", "min", "max", "ratio", "min", "max", "CPU ms", "first batch"]]
+    rows = [["", "images/s", "min", "max", "ratio", "min", "max", "CPU ms", "first s"]]
     for name, rates in result["images_per_s"].items():
         ratio = result["ratio"][name]
         cells = [f"{rates[k]:,.0f}" for k in ("median", "min", "max")]
         cells += [f"{ratio[k]:.2f}" for k in ("median", "min", "max")]
         cells.append(f"{result['cpu_ms_per_image'][name]['median']:.2f}")
-        rows.append([name, *cells, f"{result['first_batch_s'][name]['median']:.2f} s"])
+        rows.append([name, *cells, f"{result['first_batch_s'][name]['median']:.2f}"])
     size = options["image_size"]
     work = {
         "train": f"RandomResizedCrop({size}), flip",
