@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 import pytest
 import torch
 
@@ -185,8 +186,8 @@ def test_ops_after_the_resize_are_pillows(rest: list[T.Op]) -> None:
     expected = decode(get_decoder("pillow"), buffers, recipe, draw(recipe, 8), np.ones(8, np.uint8))
     level = np.array([1.0]) if recipe.affine is None else recipe.affine[0].astype(np.float64)
     difference = np.abs(found - expected) / level.reshape(-1, 1, 1)
-    # A blend on the edge between two levels may take the other.
-    assert difference.max() <= 1.001
+    # A blend on the edge between two levels may take the other; pillow-simd's blends round differently, each of them.
+    assert difference.max() <= (2.001 if "post" in PIL.__version__ else 1.001)
     assert difference.mean() <= 0.001
 
 
