@@ -30,6 +30,6 @@ CHECKS = [
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 @pytest.mark.parametrize("name", BACKENDS)
 def test_backend_conforms(name: str, check: Callable[[Decoder], None]) -> None:
-    if name not in available_decoders():
+    if name == "dali" and name not in available_decoders():  # the others are part of feeder: absent, they fail
         pytest.skip(f"backend {name!r} is not installed")
     check(get_decoder(name))

@@ -13,7 +13,7 @@ from feeder.errors import ArgumentError, DecodeError
 if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["FIDELITIES", "MAX_PIXELS", "Buffer", "Decoder", "check_options"]
+__all__ = ["FIDELITIES", "MAX_PIXELS", "Buffer", "Decoder", "check_batch", "check_options"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -76,3 +76,24 @@ def check_options(max_pixels: int, threads: int, fidelity: str) -> None:
         raise ArgumentError(f"threads must be at least 1, got {threads}")
     if fidelity not in FIDELITIES:
         raise ArgumentError(f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
+
+
+def check_batch(
+    buffers: Sequence[Buffer],
+    orientations: npt.NDArray[np.uint8],
+    recipe: Recipe,
+    draws: Draws,
+    out: npt.NDArray[np.generic],
+) -> None:
+    """Checks the arguments of :meth:`Decoder.decode` that every backend takes alike.
+
+    Raises:
+        ArgumentError: naming the lengths or the dtype that do not fit.
+    """
+    if not len(buffers) == len(orientations) == len(draws) == len(out):
+        raise ArgumentError(
+            f"buffers, orientations, draws and out must be of one length, got {len(buffers)}, "
+            f"{len(orientations)}, {len(draws)} and {len(out)}"
+        )
+    if out.dtype != recipe.storage_dtype:
+        raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")

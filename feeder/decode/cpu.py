@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder import _native
-from feeder.decode.base import MAX_PIXELS, Buffer
+from feeder.decode.base import MAX_PIXELS, Buffer, check_batch
 from feeder.decode.pillow import PillowDecoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
@@ -72,13 +72,7 @@ class CpuDecoder:
         out: npt.NDArray[np.generic],
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decode.base.Decoder`."""
-        if not len(buffers) == len(orientations) == len(draws) == len(out):
-            raise ArgumentError(
-                f"buffers, orientations, draws and out must be of one length, got {len(buffers)}, "
-                f"{len(orientations)}, {len(draws)} and {len(out)}"
-            )
-        if out.dtype != recipe.storage_dtype:
-            raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")
+        check_batch(buffers, orientations, recipe, draws, out)
         if len(buffers) == 0:
             return []
         if recipe.is_base_path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.decode.base import MAX_PIXELS, Buffer, check_options
+from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
 from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions, import_dali, resize_with_pillow
 from feeder.decode.fused import check_fused, fused_parameters
 from feeder.decode.staged import Kind, Staged, Stager
@@ -125,13 +125,7 @@ class DaliDecoder:
         out: npt.NDArray[np.generic],
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decode.base.Decoder`."""
-        if not len(buffers) == len(orientations) == len(draws) == len(out):
-            raise ArgumentError(
-                f"buffers, orientations, draws and out must be of one length, got {len(buffers)}, "
-                f"{len(orientations)}, {len(draws)} and {len(out)}"
-            )
-        if out.dtype != recipe.storage_dtype:
-            raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")
+        check_batch(buffers, orientations, recipe, draws, out)
         if len(buffers) == 0:
             return []
         wrong = np.flatnonzero((draws.base_size != out.shape[2:]).any(axis=1))

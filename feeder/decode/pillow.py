@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from feeder.decode.base import MAX_PIXELS, Buffer, check_options
+from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
 from feeder.decode.pillow_ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
@@ -85,13 +85,7 @@ class PillowDecoder:
         out: npt.NDArray[np.generic],
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decode.base.Decoder`."""
-        if not len(buffers) == len(orientations) == len(draws) == len(out):
-            raise ArgumentError(
-                f"buffers, orientations, draws and out must be of one length, got {len(buffers)}, "
-                f"{len(orientations)}, {len(draws)} and {len(out)}"
-            )
-        if out.dtype != recipe.storage_dtype:
-            raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")
+        check_batch(buffers, orientations, recipe, draws, out)
         errors: list[DecodeError | None] = []
         with _quiet_pillow():
             for row, buffer in enumerate(buffers):
