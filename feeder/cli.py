@@ -200,8 +200,14 @@ def _add_inspect(commands: Any) -> None:
 def _inspect(arguments: argparse.Namespace) -> int:
     from feeder.inspect import inspect, render, verify
 
-    report = inspect(arguments.dir)
+    # Damage first: an index that is damaged itself has no report, but its damage can be named.
     damages = verify(arguments.dir, workers=arguments.workers) if arguments.verify else None
+    try:
+        report = inspect(arguments.dir)
+    except FeederError:
+        for damage in damages or ():
+            print(f"{damage.shard}" + (f" {damage.sample}" if damage.sample else "") + f": {damage.reason}")
+        raise
     if arguments.json:
         found = None if damages is None else [damage._asdict() for damage in damages]
         print(json.dumps(report.to_json() | {"damages": found}))

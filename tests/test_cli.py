@@ -84,6 +84,18 @@ def test_dali_indexes_can_be_added_to_a_finished_set(tree: Path, tmp_path: Path)
     assert written["shard-000002.idx"].startswith(b"v1.2 2\n")
 
 
+def test_verify_names_the_damage_of_an_index_that_has_no_report(tree: Path) -> None:
+    run("shard", tree, "-q")
+    path = tree.parent / "images-shards" / "index.bin"
+    data = bytearray(path.read_bytes())
+    header = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    data[header["columns"]["field"]["offset"]] = 77
+    path.write_bytes(data)
+    done = run("inspect", path.parent, "--verify", code=1)
+    assert "SHA-256 is" in done.stdout
+    assert "field 77" in done.stdout + done.stderr
+
+
 def test_json_is_one_object_and_quiet_is_silent(tree: Path, tmp_path: Path) -> None:
     done = run("shard", tree, "--json", "--out", tmp_path / "a")
     assert json.loads(done.stdout)["samples"] == 12
