@@ -1,0 +1,5 @@
+"""One module for each ``feeder`` subcommand: add() declares its arguments, run() does it."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,66 @@
+"""What the commands share: exit codes, units of arguments, how numbers are shown."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+__all__ = [
+    "EXIT_DAMAGED",
+    "EXIT_ERROR",
+    "EXIT_INTERRUPTED",
+    "EXIT_TOO_MANY_BAD",
+    "EXIT_USAGE",
+    "add_output",
+    "count",
+    "mib",
+    "share",
+    "size",
+]
+
+EXIT_ERROR = 1
+EXIT_DAMAGED = 1
+EXIT_USAGE = 2
+EXIT_TOO_MANY_BAD = 3
+EXIT_INTERRUPTED = 130
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def size(text: str) -> int:
+    """Reads a size in bytes, such as 256MiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", text.strip().lower())
+    if not match or match[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; expected bytes, or a number with kB, MB, GB, KiB, MiB, GiB"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def share(text: str) -> float:
+    """Reads a share, such as 0.01 or 1%."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; expected 0 to 1, or a percentage such as 2%")
+    return value
+
+
+def mib(size_bytes: int) -> str:
+    """A size as people read it."""
+    return f"{size_bytes / 2**30:,.2f} GiB" if size_bytes >= 10 * 2**30 else f"{size_bytes / 2**20:,.1f} MiB"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it should be."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def add_output(command: Any) -> None:
+    """Adds --json and --quiet, of which one may be given."""
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object when done")
+    output.add_argument("-q", "--quiet", action="store_true", help="print errors only")

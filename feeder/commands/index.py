@@ -1,0 +1,42 @@
+"""``feeder index``: make tars of others loadable."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from feeder.commands.common import EXIT_TOO_MANY_BAD, add_output, count, share
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "index",
+        help="index WebDataset tars that others wrote",
+        description="Builds index.bin for existing WebDataset tars, so that they load without being written again.",
+    )
+    command.add_argument("src", metavar="TARS", help="folder of tars, a tar, or a pattern ('train-{000..009}.tar')")
+    command.add_argument("--out", metavar="FILE", help="index file (default: index.bin in the tars' folder)")
+    command.add_argument(
+        "--max-bad", type=share, default=0.01, metavar="SHARE", help="tolerated share of bad samples (default: 1%%)"
+    )
+    add_output(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.tarindex import index_tars
+
+    summary = index_tars(arguments.src, arguments.out)
+    rejected = [rejection._asdict() for rejection in summary.rejected]
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))
+    elif not arguments.quiet:
+        print(f"{summary.samples:,} samples in {count(summary.shards, 'tar')}\n  index     {summary.path}")
+        for rejection in summary.rejected:
+            print(f"  rejected  {rejection.path}: {rejection.reason}")
+    bad = sum(rejection.bad for rejection in summary.rejected)
+    return EXIT_TOO_MANY_BAD if bad > arguments.max_bad * (summary.samples + bad) else 0
