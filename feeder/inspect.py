@@ -17,6 +17,7 @@ from feeder.files import file_sha256
 from feeder.index import INDEX_NAME, Index
 from feeder.manifest import MANIFEST_NAME, Manifest
 from feeder.order import Order, Window
+from feeder.shard.options import Progress
 
 __all__ = ["Damage", "Report", "inspect", "render", "verify"]
 
@@ -155,15 +156,13 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def verify(
-    path: str, *, workers: int | None = None, advance: Callable[[int], None] = lambda size_bytes: None
-) -> list[Damage]:
+def verify(path: str, *, workers: int | None = None, progress: Progress | None = None) -> list[Damage]:
     """Reads every shard again and compares it with its checksums.
 
     Args:
         path: A shard set's folder, or an index file.
         workers: Threads; None for one a core.
-        advance: Called with the bytes of each finished shard.
+        progress: Hears of each shard that has been read.
 
     Returns:
         What is damaged, by shard and sample; empty if nothing is.
@@ -189,13 +188,15 @@ def verify(
 
     def check(number: int) -> list[Damage]:
         checksum = manifest.shards[number].sha256 if manifest else None
-        found = _verify_shard(index, number, order[starts[number] : starts[number + 1]].tolist(), checksum)
-        advance(index.shards[number].size_bytes)
-        return found
+        return _verify_shard(index, number, order[starts[number] : starts[number + 1]].tolist(), checksum)
 
+    progress = progress or Progress()
+    progress.begin(len(index), sum(shard.size_bytes for shard in index.shards), 0, 0)
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-        for found_damages in pool.map(check, range(len(index.shards))):
+        for number, found_damages in enumerate(pool.map(check, range(len(index.shards)))):
             damages += found_damages
+            progress.advance(int(starts[number + 1] - starts[number]), index.shards[number].size_bytes)
+    progress.end()
     return damages
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from feeder.errors import ShardError, SourceError
 from feeder.imageinfo import check_complete, image_info
 from feeder.index import INDEX_NAME, Index, IndexBuilder, ShardEntry, merge_indexes
 from feeder.manifest import MANIFEST_NAME
+from feeder.shard.options import Progress
 from feeder.source import Rejection, Source
 from feeder.source.tars import open_tars, primary_image
 
@@ -35,15 +35,13 @@ class IndexSummary:
     rejected: list[Rejection]
 
 
-def index_tars(
-    pattern: str, out: str | None = None, *, advance: Callable[[int, int], None] = lambda samples, size_bytes: None
-) -> IndexSummary:
+def index_tars(pattern: str, out: str | None = None, *, progress: Progress | None = None) -> IndexSummary:
     """Builds ``index.bin`` for existing WebDataset tars; the tars stay as they are.
 
     Args:
         pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
         out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder.
-        advance: Called with the samples and bytes of each step.
+        progress: Hears of each sample.
 
     Raises:
         SourceError: if there is no such tar, or none has a sample.
@@ -62,13 +60,16 @@ def index_tars(
             f"{path}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
         )
     rejected = list(source.rejected)
+    progress = progress or Progress()
+    progress.begin(len(source.table), sum(map(source.table.size, range(len(source.table)))), 0, 0)
     with tempfile.TemporaryDirectory() as scratch:
         builders = [IndexBuilder(0) for _ in names]
         for i in range(len(source.table)):
             reason = _add(source, i, builders)
             if reason:
                 rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
-            advance(1, source.table.size(i))
+            progress.advance(1, source.table.size(i))
+        progress.end()
         source.close()
         parts = []
         for number, (name, builder) in enumerate(zip(names, builders, strict=True)):

@@ -10,6 +10,7 @@ from feeder.errors import FormatError, ShardError, SourceError
 from feeder.index import Index, IndexBuilder, ShardEntry
 from feeder.inspect import Damage, inspect, render, verify
 from feeder.shard import ShardOptions, shard
+from feeder.shard.options import Progress
 from feeder.tarindex import index_tars
 from tests.images import encode, make_tree, pixels
 from tests.test_index import damage_row
@@ -40,6 +41,25 @@ def test_the_report_counts_what_is_there(shards: Path) -> None:
 
 def test_a_sound_set_verifies(shards: Path) -> None:
     assert verify(str(shards)) == []
+
+
+class Heard(Progress):
+    """Sums up what it is told."""
+
+    def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
+        self.expected, self.done = (samples, size_bytes), (done_samples, done_bytes)
+
+    def advance(self, samples: int, size_bytes: int) -> None:
+        self.done = (self.done[0] + samples, self.done[1] + size_bytes)
+
+
+def test_verifying_and_indexing_tell_how_far_they_are(shards: Path, foreign: Path) -> None:
+    heard = Heard()
+    verify(str(shards), progress=heard)
+    assert heard.done == heard.expected == (25, sum(p.stat().st_size for p in shards.glob("*.tar")))
+    index_tars(str(foreign), progress=heard)
+    assert heard.done == heard.expected
+    assert heard.done[0] == 8
 
 
 def test_a_flipped_bit_is_traced_to_its_sample(shards: Path) -> None:

@@ -28,9 +28,10 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from feeder.progress import terminal_progress
     from feeder.tarindex import index_tars
 
-    summary = index_tars(arguments.src, arguments.out)
+    summary = index_tars(arguments.src, arguments.out, progress=terminal_progress(arguments.quiet))
     rejected = [rejection._asdict() for rejection in summary.rejected]
     if arguments.json:
         print(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))

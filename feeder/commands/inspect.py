@@ -29,9 +29,14 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.inspect import inspect, render, verify
+    from feeder.progress import terminal_progress
 
     # Damage first: an index that is damaged itself has no report, but its damage can be named.
-    damages = verify(arguments.dir, workers=arguments.workers) if arguments.verify else None
+    damages = (
+        verify(arguments.dir, workers=arguments.workers, progress=terminal_progress(arguments.json))
+        if arguments.verify
+        else None
+    )
     try:
         report = inspect(arguments.dir)
     except FeederError:
