@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feeder.cores import memory_limit
 from feeder.errors import ArgumentError
 
 __all__ = ["Guard", "Layout", "Lease", "Region", "Ring", "SlotView", "Slots", "available_bytes", "plan_slots"]
@@ -261,13 +262,9 @@ def available_bytes() -> int:
         for line in file:
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) << 10
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
-            text = limit.read().strip()
-            if text != "max":
-                available = min(available, max(0, int(text) - int(current.read())))
-    except (OSError, ValueError):
-        pass  # no version 2 control group here
+    limit = memory_limit()
+    if limit is not None:
+        available = min(available, limit.available_bytes)
     return available
 
 

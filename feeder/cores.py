@@ -1,0 +1,178 @@
+"""How many cores and how much memory this process may use: affinity, control groups (versions 1 and 2), SLURM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Cores", "MemoryLimit", "cores", "local_world_size", "memory_limit"]
+
+_NO_LIMIT_BYTES = 1 << 60  # version 1 says "none" by a number near 2**63
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores that a process sees, and those that it was given.
+
+    Attributes:
+        machine: Cores of the machine that are on.
+        affinity: Those that the process may run on.
+        quota: CPU time that its control groups allow, in cores; None for no limit.
+        slurm: Cores that SLURM gave to this task, else to the job on this machine; None outside of SLURM.
+    """
+
+    machine: int
+    affinity: int
+    quota: float | None = None
+    slurm: int | None = None
+
+    @property
+    def usable(self) -> int:
+        """Whole cores that can be counted on, at least 1."""
+        quota = self.machine if self.quota is None else max(1, int(self.quota))
+        return max(1, min(self.machine, self.affinity, quota, self.slurm or self.machine))
+
+    @property
+    def limited_by(self) -> str | None:
+        """What leaves fewer than the machine has; None if all are usable."""
+        if self.usable >= self.machine:
+            return None
+        if self.usable == self.affinity:
+            return "affinity"
+        return "SLURM" if self.usable == self.slurm else "control group quota"
+
+    def describe(self) -> str:
+        """For people: "4 of 64 cores (affinity)"."""
+        if self.limited_by is None:
+            return f"{self.usable} core{'s' if self.usable > 1 else ''}"
+        return f"{self.usable} of {self.machine} cores ({self.limited_by})"
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """What the control groups leave.
+
+    Attributes:
+        limit_bytes: The limit of the group that leaves least.
+        used_bytes: What that group uses, without the page cache, which makes room when it must.
+    """
+
+    limit_bytes: int
+    used_bytes: int
+
+    @property
+    def available_bytes(self) -> int:
+        """What can be taken still."""
+        return max(0, self.limit_bytes - self.used_bytes)
+
+
+def cores(root: str = "/", environment: Mapping[str, str] = os.environ) -> Cores:
+    """The cores of this process.
+
+    Args:
+        root: Where ``proc`` and the control groups lie.
+        environment: Where SLURM's variables stand.
+    """
+    affinity = len(os.sched_getaffinity(0))
+    quotas = [quota for folder in _groups("cpu", Path(root)) if (quota := _quota(folder)) is not None]
+    slurm = None
+    if "SLURM_JOB_ID" in environment:
+        slurm = _number(environment, "SLURM_CPUS_PER_TASK") or _number(environment, "SLURM_CPUS_ON_NODE")
+    return Cores(max(os.cpu_count() or 1, affinity), affinity, min(quotas, default=None), slurm)
+
+
+def memory_limit(root: str = "/") -> MemoryLimit | None:
+    """The memory limit of this process's control groups, the tightest first; None if there is none.
+
+    Args:
+        root: Where ``proc`` and the control groups lie.
+    """
+    limits = [limit for folder in _groups("memory", Path(root)) if (limit := _memory(folder)) is not None]
+    return min(limits, key=lambda limit: limit.available_bytes, default=None)
+
+
+def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks of the job share this process's cores, by the launcher's variables; 1 if it says nothing.
+
+    A SLURM task with cores of its own shares them with nobody, unless a launcher inside it says so.
+    """
+    local = _number(environment, "LOCAL_WORLD_SIZE")  # torchrun
+    if local is None and "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment:
+        alone = _number(environment, "SLURM_CPUS_PER_TASK") is not None
+        local = 1 if alone else _number(environment, "SLURM_NTASKS_PER_NODE")
+    return local or 1
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "").strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """The folders of the process's control group and of all groups around it that can be seen from here."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return
+    paths: dict[str, str] = {}
+    for line in groups:
+        _, controllers, group = line.split(":", 2)
+        paths[controllers] = group
+    for line in mounts:
+        fields, _, tail = line.partition(" - ")
+        kind, _, options = tail.split(" ", 2)
+        mounted, mount_point = fields.split()[3:5]
+        path: str | None = None
+        if kind == "cgroup2":
+            path = paths.get("")
+        elif kind == "cgroup" and controller in options.split()[-1].split(","):
+            path = next((p for names, p in paths.items() if controller in names.split(",")), None)
+        if path is None:
+            continue
+        # A container sees its own group as the mount's root, but its path may still be told from the host's root.
+        inside = os.path.relpath(path, mounted)
+        parts = [] if inside.startswith("..") or inside == "." else inside.split("/")
+        top = root / mount_point.lstrip("/")
+        yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _quota(folder: Path) -> float | None:
+    """The folder's quota in cores."""
+    two = _read(folder / "cpu.max")
+    if two is not None:
+        limit, _, period = two.partition(" ")
+    else:
+        limit, period = _read(folder / "cpu.cfs_quota_us") or "", _read(folder / "cpu.cfs_period_us") or ""
+    if not limit.isdecimal() or not period.isdecimal() or int(period) == 0:  # "max", "-1", or no such file
+        return None
+    return int(limit) / int(period)
+
+
+def _memory(folder: Path) -> MemoryLimit | None:
+    """The folder's limit and use."""
+    names = ("memory.max", "memory.current") if (folder / "memory.max").exists() else _VERSION_1_MEMORY
+    limit, used = (_read(folder / name) or "" for name in names)
+    if not limit.isdecimal() or not used.isdecimal() or int(limit) >= _NO_LIMIT_BYTES:
+        return None
+    cache = 0
+    for line in (_read(folder / "memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        # Version 1 counts the groups inside it under names of their own.
+        if name in (_V1_CACHE if names is _VERSION_1_MEMORY else _V2_CACHE) and value.isdecimal():
+            cache += int(value)
+    return MemoryLimit(int(limit), max(0, int(used) - cache))
+
+
+_VERSION_1_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_V1_CACHE = ("total_inactive_file", "total_active_file")
+_V2_CACHE = ("inactive_file", "active_file")
