@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feeder import transforms
+    from feeder.batch_size import find_batch_size
     from feeder.dataset import FolderDataset, ShardDataset
+    from feeder.device_log import CsvWriter, DeviceLog
     from feeder.errors import (
         ArgumentError,
         BackendError,
@@ -31,8 +33,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "CsvWriter",
     "DataLoader",
     "DecodeError",
+    "DeviceLog",
     "FeederError",
     "FolderDataset",
     "FormatError",
@@ -42,15 +46,19 @@ __all__ = [
     "SourceError",
     "Window",
     "WorkerError",
+    "find_batch_size",
     "transforms",
     "write_shards",
 ]
 
 _HOMES = {
+    "CsvWriter": "feeder.device_log",
     "DataLoader": "feeder.loader",
+    "DeviceLog": "feeder.device_log",
     "FolderDataset": "feeder.dataset",
     "ShardDataset": "feeder.dataset",
     "Window": "feeder.order",
+    "find_batch_size": "feeder.batch_size",
     "write_shards": "feeder.shard",
 }
 

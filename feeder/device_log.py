@@ -1,0 +1,238 @@
+"""DeviceLog: the scalars of every training step, brought to the host without a step that waits for them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import csv
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from feeder.errors import ArgumentError
+
+__all__ = ["CsvWriter", "DeviceLog"]
+
+Value = int | float | bool | complex
+Sink = Callable[[int, Mapping[str, Value]], object]
+
+# Columns start at multiples of this, so that a view of any dtype is allowed there.
+_ALIGNMENT = 16
+
+
+@dataclass
+class _Interval:
+    """Steps whose device scalars are on their way to the host."""
+
+    steps: list[int]
+    rows: list[dict[str, Value]]
+    fetched: torch.Tensor
+    done: Any
+
+
+class DeviceLog:
+    """Keeps scalars on the device and hands them over later, each as ``.item()`` at its step would have given it.
+
+    ``.item()`` waits until the device has done all that was asked of it. Here a step only enqueues a copy of each
+    scalar into a ring on the device. Every ``every`` steps one asynchronous copy brings the ring to page-locked memory;
+    what it brought is handed to the sinks one interval later, or later still if the device is further behind. On the
+    CPU the same happens with copies that are done at once.
+
+    Call it from one thread. Leaving the context, or :meth:`close`, hands over the rest.
+
+    Args:
+        *sinks: Called as ``sink(step, values)``, once for each step, in order; a :class:`CsvWriter`, or anything that
+            can be called. One with a ``close`` or ``flush`` method has it called with the log's.
+        every: Steps between two copies, 1 or more.
+        device: Where the scalars are; None for that of the first one.
+
+    Raises:
+        ArgumentError: if ``every`` is less than 1.
+    """
+
+    def __init__(self, *sinks: Sink, every: int = 50, device: str | torch.device | None = None) -> None:
+        if every < 1:
+            raise ArgumentError(f"every must be 1 or more, got {every}")
+        self._sinks, self._every = sinks, every
+        self._device = torch.device(device) if device is not None else None
+        self._names: tuple[str, ...] | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._steps: list[int] = []
+        self._rows: list[dict[str, Value]] = []
+        self._ring = torch.empty(0, dtype=torch.uint8)
+        self._columns: dict[str, torch.Tensor] = {}
+        self._on_the_way: collections.deque[_Interval] = collections.deque()
+        self._spare: list[torch.Tensor] = []
+        self._copied: Any = None
+        self._closed = False
+
+    def write(self, step: int, **values: Value | torch.Tensor) -> None:
+        """Takes the scalars of a step.
+
+        Args:
+            step: Its number, as the sinks are to be told.
+            **values: By name: tensors of one element, or Python numbers. The same names, with the same dtypes, at every
+                step. Tensors on another device than the log's wait for it, as ``.item()`` does.
+
+        Raises:
+            ArgumentError: if a value is no scalar, the names or dtypes differ from the first step's, or it is closed.
+        """
+        if self._closed:
+            raise ArgumentError(f"step {step}: this log is closed; make another one")
+        if self._names is None:
+            self._begin(values)
+        if values.keys() != set(self._names or ()):
+            raise ArgumentError(f"step {step}: expected the values {list(self._names or ())}, got {list(values)}")
+        row: dict[str, Value] = {}
+        slot = len(self._steps)
+        if slot == 0 and self._copied is not None:
+            # The copy may run on another stream than the one that is current now.
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+            self._copied = None
+        for name, value in values.items():
+            kept = self._dtypes.get(name)
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise ArgumentError(f"step {step}: {name} must have one element, got shape {tuple(value.shape)}")
+            if kept is None:
+                row[name] = value.item() if isinstance(value, torch.Tensor) else value
+            elif not isinstance(value, torch.Tensor) or value.dtype != kept:
+                found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+                raise ArgumentError(f"step {step}: {name} was a {kept} tensor at the first step, and is {found} now")
+            else:
+                row[name] = 0  # keeps the order of the names; filled in when it is handed over
+                self._columns[name][slot].copy_(value.detach().reshape(()), non_blocking=True)
+        self._steps.append(step)
+        self._rows.append(row)
+        if len(self._steps) == self._every:
+            self._fetch()
+
+    def flush(self) -> None:
+        """Hands over all that was written; waits for the device."""
+        if self._steps:
+            self._fetch()
+        while self._on_the_way:
+            self._hand_over(self._on_the_way.popleft())
+        for sink in self._sinks:
+            _call(sink, "flush")
+
+    def close(self) -> None:
+        """Hands over the rest and closes the sinks; may be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(_call, sink, "close")
+            self.flush()
+
+    def __enter__(self) -> DeviceLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, values: Mapping[str, Value | torch.Tensor]) -> None:
+        """Lays the ring out: a column for each device scalar."""
+        self._names = tuple(values)
+        tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        if self._device is None:
+            devices = [value.device for value in tensors.values()]
+            self._device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+        places, size = {}, 0
+        for name, value in tensors.items():
+            if value.device.type == self._device.type:
+                self._dtypes[name] = value.dtype
+                places[name] = size, value.dtype.itemsize * self._every
+                size += -(-places[name][1] // _ALIGNMENT) * _ALIGNMENT
+        self._ring = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._columns = {name: self._column(self._ring, name, *place) for name, place in places.items()}
+        self._places = places
+
+    def _column(self, memory: torch.Tensor, name: str, start: int, size_bytes: int) -> torch.Tensor:
+        return memory[start : start + size_bytes].view(self._dtypes[name])
+
+    def _fetch(self) -> None:
+        """Starts the copy of what is in the ring, and hands over what earlier copies have brought."""
+        on_gpu = self._ring.device.type == "cuda"
+        while self._on_the_way and (not on_gpu or self._on_the_way[0].done.query()):
+            self._hand_over(self._on_the_way.popleft())
+        if not self._spare:
+            self._spare.append(torch.empty(len(self._ring), dtype=torch.uint8, pin_memory=on_gpu))
+        fetched = self._spare.pop()
+        fetched.copy_(self._ring, non_blocking=True)
+        self._copied = torch.cuda.current_stream(self._ring.device).record_event() if on_gpu else None
+        self._on_the_way.append(_Interval(self._steps, self._rows, fetched, self._copied))
+        self._steps, self._rows = [], []
+
+    def _hand_over(self, interval: _Interval) -> None:
+        if interval.done is not None:
+            interval.done.synchronize()
+        for name, place in self._places.items():
+            column = self._column(interval.fetched, name, *place).tolist()
+            for row, value in zip(interval.rows, column, strict=False):  # the last interval may be short
+                row[name] = value
+        self._spare.append(interval.fetched)
+        for step, row in zip(interval.steps, interval.rows, strict=True):
+            for sink in self._sinks:
+                sink(step, row)
+
+
+class CsvWriter:
+    """A sink that writes a row for each step, ``step`` first, then the values by name.
+
+    Args:
+        path: The file; its folder must exist.
+        resume_at: None starts the file anew. A step keeps the rows before it, and drops those from it on: what a run
+            that was cut off wrote after its last checkpoint.
+
+    Raises:
+        ArgumentError: if the file that is to be kept has other columns than the values.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_at: int | None = None) -> None:
+        self._path, self._header = os.fspath(path), None if resume_at is None else self._cut(path, resume_at)
+        self._file = open(path, "w" if self._header is None else "a", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+
+    def __call__(self, step: int, values: Mapping[str, Value]) -> None:
+        header = ["step", *values]
+        if self._header is None:
+            self._writer.writerow(header)
+            self._header = header
+        if header != self._header:
+            raise ArgumentError(f"{self._path} has the columns {self._header}, not {header}; write to another file")
+        self._writer.writerow([step, *values.values()])
+
+    def flush(self) -> None:
+        """Gives what was written to the system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    @staticmethod
+    def _cut(path: str | os.PathLike[str], resume_at: int) -> list[str] | None:
+        """Drops the rows from a step on, and one that was cut off; gives the header, None without one."""
+        try:
+            with open(path, encoding="utf-8", newline="") as file:
+                whole = [line for line in file if line.endswith("\n")]
+        except FileNotFoundError:
+            return None
+        if not whole:
+            return None
+        kept = [line for line in whole[1:] if int(line.partition(",")[0]) < resume_at]
+        unfinished = f"{os.fspath(path)}.unfinished"
+        with open(unfinished, "w", encoding="utf-8", newline="") as file:
+            file.writelines([whole[0], *kept])
+        os.replace(unfinished, path)
+        return next(csv.reader([whole[0]]))
+
+
+def _call(sink: Sink, name: str) -> None:
+    method = getattr(sink, name, None)
+    if callable(method):
+        method()

@@ -1,0 +1,71 @@
+"""On a GPU: DeviceLog never waits, find_batch_size meets the real allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from feeder import DeviceLog, find_batch_size
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Any wait for the GPU that torch knows of is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_no_step_waits_and_values_are_what_item_gives(no_waiting: None) -> None:
+    rows: list[tuple[int, dict[str, Any]]] = []
+
+    def sink(step: int, values: Mapping[str, Any]) -> None:
+        rows.append((step, dict(values)))
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    losses = torch.rand(200, generator=generator, device="cuda")
+    log = DeviceLog(sink, every=8)
+    other = torch.cuda.Stream()
+    for step in range(200):
+        # A log that is used on one stream after the other, as around a graph's capture, is none the worse for it.
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other if step // 20 % 2 else torch.cuda.current_stream()):
+            log.write(step, loss=losses[step], count=torch.full((), step, device="cuda"))
+        torch.cuda.current_stream().wait_stream(other)
+    torch.cuda.set_sync_debug_mode("default")
+    log.close()
+    assert rows == [(step, {"loss": loss, "count": step}) for step, loss in enumerate(losses.tolist())]
+
+
+def test_the_largest_batch_on_a_gpu_is_found_and_nothing_is_kept() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()).cuda()
+    before = [p.detach().clone() for p in model.parameters()]
+    allocated = torch.cuda.memory_allocated()
+    limit = torch.cuda.mem_get_info()[0] // 4
+
+    def step(size: int) -> None:
+        model.zero_grad()
+        model(torch.zeros(size, 3, 224, 224, device="cuda")).sum().backward()
+
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    try:
+        found = find_batch_size(step, restore=(model,), steps=1)
+        assert any("out of memory" in trial.reason for trial in found.trials)
+        step(found.largest)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    model.zero_grad()
+    for trial in found.trials:
+        assert trial.fits == (trial.memory_bytes is not None)
+    assert [torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)] == [True] * len(before)
+    assert torch.cuda.memory_allocated() <= allocated + (1 << 20)
+    smaller = find_batch_size(step, restore=(model,), steps=1, memory_limit_bytes=limit // 2)
+    assert smaller.largest < found.largest
