@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from feeder.errors import LockedError
+from feeder.errors import ArgumentError, LockedError
 
-__all__ = ["TEMPORARY_SUFFIX", "atomic_file", "exclusive_lock", "file_sha256", "fsync_folder"]
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "atomic_file",
+    "check_writable",
+    "exclusive_lock",
+    "file_sha256",
+    "fsync_folder",
+    "write_text",
+]
 
 TEMPORARY_SUFFIX = ".tmp"
 _BUFFER_BYTES = 1 << 20
@@ -39,6 +48,44 @@ def atomic_file(path: str) -> Iterator[BinaryIO]:
             os.unlink(temporary)
         raise
     fsync_folder(os.path.dirname(path))
+
+
+def write_text(path: str, text: str) -> str:
+    """Writes a report, making its folder where there is none, and returns the path.
+
+    Raises:
+        ArgumentError: if it can't be written there.
+    """
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        if os.path.exists(path) and not os.path.isfile(path):  # /dev/stdout and pipes are written to, not replaced
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(text)
+        else:
+            with atomic_file(path) as file:
+                file.write(text.encode())
+    except OSError as error:
+        raise ArgumentError(f"{path}: can't be written: {error.strerror}; name another file") from error
+    return path
+
+
+def check_writable(path: str) -> None:
+    """Finds out before the work starts whether a report can be written, and leaves what is there as it is.
+
+    Raises:
+        ArgumentError: if it can't be.
+    """
+    try:
+        folder = os.path.dirname(os.path.abspath(path))
+        os.makedirs(folder, exist_ok=True)
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if os.path.exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
+        elif not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ArgumentError(f"{path}: can't be written: {error.strerror}; name another file") from error
 
 
 def fsync_folder(path: str) -> None:
