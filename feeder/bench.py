@@ -14,21 +14,16 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
-from feeder import transforms as T
-from feeder.dataset import FeederDataset, FolderDataset, ShardDataset
 from feeder.errors import ArgumentError
 from feeder.index import INDEX_NAME, Index
 from feeder.loader import DataLoader
 from feeder.measure import interleave, spread, table
+from feeder.presets import MEAN, STD, describe, is_shards, open_dataset, preset, val_resize
 from feeder.source.base import looks_like_image
 from feeder.source.folder import class_names
 from feeder.versions import pillow_info
 
 __all__ = ["BenchOptions", "render", "throughput"]
-
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_PRESETS = ("train", "val")
-_DTYPES = ("float32", "uint8")
 
 
 @dataclass(frozen=True)
@@ -56,11 +51,8 @@ class BenchOptions:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.preset not in _PRESETS:
-            raise ArgumentError(f"preset must be one of {', '.join(_PRESETS)}, got {self.preset!r}")
-        if self.dtype not in _DTYPES:
-            raise ArgumentError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
-        for name in ("image_size", "batch_size", "repeats"):
+        preset(self.preset, self.dtype, self.image_size)  # checks them
+        for name in ("batch_size", "repeats"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.workers is not None and self.workers < 0:
@@ -89,7 +81,7 @@ def throughput(
         FormatError, SourceError: if the images can't be opened.
     """
     workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
-    ours = _feeder_dataset(path, options)
+    ours = open_dataset(path, preset(options.preset, options.dtype, options.image_size))
     if len(ours) < options.batch_size:
         raise ArgumentError(f"{path}: holds {len(ours)} images, fewer than a batch of {options.batch_size}")
     pillow = pillow_info()
@@ -148,11 +140,7 @@ def render(result: dict[str, Any]) -> str:
         cells += [f"{ratio[k]:.2f}" for k in ("median", "min", "max")]
         cells.append(f"{result['cpu_ms_per_image'][name]['median']:.2f}")
         rows.append([name, *cells, f"{result['first_batch_s'][name]['median']:.2f}"])
-    size = options["image_size"]
-    work = {
-        "train": f"RandomResizedCrop({size}), flip",
-        "val": f"Resize({_val_resize(size)}), CenterCrop({size})",
-    }[options["preset"]] + {"float32": ", normalize to float32", "uint8": ", uint8"}[options["dtype"]]
+    work = describe(options["preset"], options["dtype"], options["image_size"])
     head = f"{work}\n{result['images']:,} images, batch {options['batch_size']}, {options['workers']} workers, "
     head += f"{options['repeats']} runs of {options['seconds']:g} s in turn; medians"
     return f"{head}\n\n{table(rows)}"
@@ -206,25 +194,6 @@ def _forever(loader: TorchDataLoader[Any]) -> Generator[Any, None, None]:
             loader.close()
 
 
-def _val_resize(image_size: int) -> int:
-    return round(image_size * 256 / 224)
-
-
-def _feeder_dataset(path: str, options: BenchOptions) -> FeederDataset:
-    size = options.image_size
-    if options.preset == "train":
-        head: list[Any] = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()]
-    else:
-        head = [T.Resize(_val_resize(size)), T.CenterCrop(size)]
-    tail = [T.ToDtype("float32", scale=True), T.Normalize(_MEAN, _STD)] if options.dtype == "float32" else []
-    recipe = T.Compose([*head, *tail])
-    return ShardDataset(path, recipe) if _is_shards(path) else FolderDataset(path, recipe)
-
-
-def _is_shards(path: str) -> bool:
-    return os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
-
-
 class _PillowDataset(Dataset[tuple[torch.Tensor, int]]):
     """What people write today: Pillow and torchvision's ops, one image at a time; written out here with torch alone."""
 
@@ -232,7 +201,7 @@ class _PillowDataset(Dataset[tuple[torch.Tensor, int]]):
         self._options = options
         self._index: Index | None = None
         self._files: list[tuple[str, int]] = []
-        if _is_shards(path):
+        if is_shards(path):
             self._index = Index(path if os.path.isfile(path) else os.path.join(path, INDEX_NAME))
         else:
             for label, name in enumerate(class_names(path)):
@@ -255,12 +224,12 @@ class _PillowDataset(Dataset[tuple[torch.Tensor, int]]):
             if torch.rand(1) < 0.5:
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         else:
-            image = _resize_and_center_crop(image, _val_resize(size), size)
+            image = _resize_and_center_crop(image, val_resize(size), size)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
         if self._options.dtype == "uint8":
             return pixels, label
         floats = pixels.to(torch.float32).div_(255)
-        return floats.sub_(torch.tensor(_MEAN).view(3, 1, 1)).div_(torch.tensor(_STD).view(3, 1, 1)), label
+        return floats.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1)), label
 
     def _read(self, i: int) -> tuple[bytes, int]:
         if self._index is None:
