@@ -68,12 +68,13 @@ class FastPath:
         self._loader: DataLoader[Any] = weakref.proxy(loader)
         reader = dataset.reader
         sizes = reader.shard_sizes() if isinstance(shuffle, Window) else ()
-        self.order = Order(len(dataset), loader.seed, shuffle, sizes)
+        seed = loader.seed or 0
+        self.order = Order(len(dataset), seed, shuffle, sizes)
         self.backend = get_decoder(loader.backend, dataset.recipe, fidelity=loader.fidelity).name
         skip = loader.on_error == "skip"
         threads = loader.worker_threads
         fields, fidelity = dataset.fields, loader.fidelity
-        self.work = Work(reader, dataset.recipe, self.backend, fields, loader.seed, skip, threads, fidelity)
+        self.work = Work(reader, dataset.recipe, self.backend, fields, seed, skip, threads, fidelity)
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
@@ -103,6 +104,17 @@ class FastPath:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
         if epoch != self._next.epoch:
             self._next = Place(epoch)
+
+    def aim(self, epoch: int) -> None:
+        """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
+        nothing yet, else of the next."""
+        iterator = self._iterator() if self._iterator is not None else None
+        if iterator is None or not iterator.is_untouched:
+            self.set_epoch(epoch)
+        elif iterator.place().epoch != epoch:
+            self.set_epoch(epoch)
+            place, self._next = self._next, Place(epoch + 1)
+            iterator.begin(place, self.split(0))
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
@@ -158,6 +170,7 @@ class FastPath:
         context = loader.multiprocessing_context
         if context is None and (loader.worker_init_fn is not None or not _travels(self.work)):
             context = torch.multiprocessing.get_context()
+        assert loader.hang_timeout_s is not None
         pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, loader.worker_init_fn)
         ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
         options = EngineOptions(ahead, loader.persistent_workers, loader.memory_limit_bytes, pool, slot_guard(loader))
@@ -235,13 +248,20 @@ class FastIterator:
     """
 
     def __init__(self, path: FastPath, loader: DataLoader[Any], place: Place, split: Split | None) -> None:
+        self._path, self._loader = path, loader
+        self._engine: Engine | None = None
+        self.begin(place, split)
+
+    def begin(self, place: Place, split: Split | None) -> None:
+        """Starts to make batches; a second time, before any was handed out, elsewhere."""
+        self.close()
+        path, loader = self._path, self._loader
         self.exhausted = False
-        self._path, self._loader, self._place, self._split = path, loader, place, split
+        self._place, self._split = place, split
         self._steps = 0
         self._asked_ns = time.monotonic_ns()
         self._length = len(split) if split is not None else max(0, len(loader) - place.start)
         requests = path.requests(place, split)
-        self._engine: Engine | None = None
         self._assembly: Assembly | None = None
         self._batches: Iterator[Finished | BaseException]
         if loader.num_workers:
@@ -280,6 +300,11 @@ class FastIterator:
     def _next_finished(self) -> tuple[Finished | BaseException, Any]:
         finished = next(self._batches)
         return finished, None if isinstance(finished, BaseException) else self._batch(finished)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no batch was asked for yet."""
+        return self._steps == 0 and not self.exhausted
 
     def place(self) -> Place:
         """Where an iteration would go on after what was handed out."""

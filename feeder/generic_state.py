@@ -105,9 +105,9 @@ class _ResumableRandomIterator:
         return self._indices
 
 
-def draw_seed() -> int:
-    """A seed from torch's random state, as torch draws those of samplers and workers."""
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """A seed from torch's random state or a generator, as torch draws those of samplers and workers."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def make_resumable(sampler: Any) -> None:

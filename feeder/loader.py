@@ -14,27 +14,31 @@ from feeder.device import checked_device
 from feeder.errors import ArgumentError
 from feeder.fastpath import FastPath
 from feeder.generic_path import GenericPath
-from feeder.generic_state import make_resumable
+from feeder.generic_state import draw_seed, make_resumable
 from feeder.order import Window
+from feeder.sampler import show_order
 
 __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
+_HANG_TIMEOUT_S = 300.0
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in for torch's DataLoader.
 
-    For a feeder dataset (with a recipe of fixed output size, no ``collate_fn``, and batches) the fast path yields
-    ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
+    For a feeder dataset (with a recipe of fixed output size, no ``collate_fn`` of your own, and batches) the fast path
+    yields ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
     ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]. Order and augmentation are
     functions of (seed, epoch, position or sample), whatever the number of workers or ranks. For any other dataset
     everything is as with torch's loader.
 
     Args:
-        dataset: As torch's; the same holds for every argument up to ``in_order``.
+        dataset: As torch's; but for what follows, the same holds for every argument up to ``in_order``.
         shuffle: On the fast path also a :class:`feeder.order.Window`.
-        seed: Of the order and the augmentation, 0 to 2**64-1.
+        in_order: On the fast path batches come in order also with False, as order and resume rest on it.
+        generator: On the fast path, where there is no ``seed``, the seed is drawn from it when the loader is made.
+        seed: Of the order and the augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             the same number of batches. An explicit ``sampler`` or ``batch_sampler`` replaces order and rank split.
@@ -45,7 +49,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
         worker_threads: Threads that the backend may use in each worker.
-        hang_timeout_s: A worker that is silent for longer is replaced.
+        hang_timeout_s: A worker that is silent for longer while it has work is replaced, as one that died. None: 300
+            on the fast path; elsewhere, where a batch may take any time, never.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
             puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
         snapshot_every_n_steps: For datasets that are not feeder's: how often workers send their dataset's state along;
@@ -76,7 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         backend: str = "auto",
@@ -85,7 +90,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_to_device: int = 2,
         memory_limit_bytes: int | None = None,
         worker_threads: int = 1,
-        hang_timeout_s: float = 300.0,
+        hang_timeout_s: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
@@ -93,7 +98,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         if worker_threads < 1:
             raise ArgumentError(f"worker_threads must be 1 or more, got {worker_threads}")
-        if hang_timeout_s <= 0:
+        if hang_timeout_s is not None and hang_timeout_s <= 0:
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
@@ -127,30 +132,47 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         self._path: FastPath | None = None
-        self._is_fast = False
         self._generic = GenericPath()
-        make_resumable(self.sampler)
         self._path_arguments = shuffle if isinstance(shuffle, Window) else bool(shuffle), own_order
-        if (
+        self._is_fast = (
             isinstance(dataset, FeederDataset)
-            and collate_fn is None
+            and collate_fn in (None, torch.utils.data.default_collate)  # what frameworks rebuild a loader with
             and self._auto_collation
             and dataset.recipe.output_size is not None
+        )
+        if self._is_fast:
+            if seed is None:
+                self.seed = 0 if generator is None else draw_seed(generator)
+            if hang_timeout_s is None:
+                self.hang_timeout_s = _HANG_TIMEOUT_S
+            self._path = self._make_path()
+            return
+        make_resumable(self.sampler)
+        if isinstance(shuffle, Window) or (seed, rank, backend, fidelity, on_error) != (
+            None,
+            None,
+            "auto",
+            "fast",
+            "raise",
         ):
-            self._is_fast = True
-            self._path = FastPath(self, dataset, *self._path_arguments)
-        elif isinstance(shuffle, Window) or (rank, backend, fidelity, on_error) != (None, "auto", "fast", "raise"):
             raise ArgumentError(
-                "shuffle=Window(...), rank, world_size, backend, fidelity and on_error are for feeder's datasets, in "
-                "batches, with a recipe of fixed output size and no collate_fn of your own"
+                "shuffle=Window(...), seed, rank, world_size, backend, fidelity and on_error are for feeder's "
+                "datasets, in batches, with a recipe of fixed output size and no collate_fn of your own; elsewhere "
+                "torch's random state and samplers rule"
             )
 
     @property
     def _fast(self) -> FastPath | None:
         """The fast path; a copied or unpickled loader makes one of its own."""
         if self._path is None and self._is_fast:
-            self._path = FastPath(self, self.dataset, *self._path_arguments)  # type: ignore[arg-type]
+            self._path = self._make_path()
         return self._path
+
+    def _make_path(self) -> FastPath:
+        path = FastPath(self, self.dataset, *self._path_arguments)  # type: ignore[arg-type]
+        if path.own_order:
+            show_order(self, path.order).on_epoch = path.aim
+        return path
 
     @functools.cached_property
     def feeding_stream(self) -> Any:

@@ -1,0 +1,280 @@
+"""Lightning and Accelerate, which inspect and rebuild loaders, over both paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feeder.dataset import ShardDataset
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+from tests.loader_data import write_shards
+
+_SIZE = 50
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs: deprecations, advice on numbers of workers
+        yield
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), _SIZE)
+
+
+class Plain(torch.utils.data.Dataset[Any]):
+    """The same batches as the shards', from a dataset that is not feeder's."""
+
+    def __len__(self) -> int:
+        return _SIZE
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.full((3, 8, 8), float(i)), i % 7, i
+
+
+def _dataset(kind: str, shards: Path) -> Any:
+    return Plain() if kind == "plain" else ShardDataset(shards, RandomResizedCrop(8), fields=("index",))
+
+
+def _loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    images, labels, _ = batch
+    return torch.nn.functional.cross_entropy(model(images.flatten(1).float() / 255), labels)
+
+
+def _lightning() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("pytorch_lightning")
+
+
+def _module() -> Any:
+    lightning = _lightning()
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layer = torch.nn.Linear(3 * 8 * 8, 7)
+            self.seen: list[tuple[int, list[int]]] = []
+            self.validated: list[int] = []
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            self.seen.append((self.trainer.current_epoch, batch[2].tolist()))
+            return _loss(self.layer, batch)
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.validated += batch[2].tolist()
+
+        def predict_step(self, batch: Any, _: int) -> list[int]:
+            return batch[2].tolist()  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+        def epoch(self, number: int) -> list[list[int]]:
+            return [ids for epoch, ids in self.seen if epoch == number]
+
+    return Module()
+
+
+def _trainer(folder: Path, **options: Any) -> Any:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet["enable_checkpointing"] = "callbacks" in options
+    return _lightning().Trainer(accelerator="cpu", default_root_dir=folder, **quiet, **options)
+
+
+@pytest.mark.parametrize("kind", ["shards", "plain"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning_sees_every_sample_of_every_epoch(shards: Path, tmp_path: Path, kind: str, workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = DataLoader(_dataset(kind, shards), batch_size=8, shuffle=True, **options)
+    val = DataLoader(_dataset(kind, shards), batch_size=16, num_workers=workers)
+    model = _module()
+    trainer = _trainer(tmp_path, max_epochs=3, num_sanity_val_steps=1)
+    trainer.fit(model, loader, val)
+    epochs = [model.epoch(number) for number in range(3)]
+    for batches in epochs:
+        assert [len(batch) for batch in batches] == [8] * 6 + [2]
+        assert sorted(i for batch in batches for i in batch) == list(range(_SIZE))
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert model.validated == list(range(16)) + 3 * list(range(_SIZE))
+    assert [i for batch in trainer.predict(model, val) for i in batch] == list(range(_SIZE))
+    limited = _module()
+    _trainer(tmp_path, max_epochs=2, limit_train_batches=2).fit(limited, loader)
+    assert [len(limited.epoch(number)) for number in range(2)] == [2, 2]
+    loader.close()
+
+
+@pytest.mark.parametrize("kind", ["shards", "plain"])
+def test_lightning_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
+    save = _lightning().callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5, save_top_k=-1)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 1}
+    unbroken = _module()
+    _trainer(tmp_path, max_epochs=2, callbacks=[save]).fit(unbroken, DataLoader(_dataset(kind, shards), **options))
+    for step in (5, 10):
+        resumed = _module()
+        checkpoint = tmp_path / f"step={step}.ckpt"
+        loader = DataLoader(_dataset(kind, shards), **options)
+        _trainer(tmp_path, max_epochs=2).fit(resumed, loader, ckpt_path=checkpoint)
+        assert resumed.epoch(step // 7) == unbroken.epoch(step // 7)[step % 7 :]
+        if kind == "shards":  # the other one's next order is for torch's random state to say
+            assert resumed.seen == unbroken.seen[step:]
+            assert torch.equal(resumed.layer.weight, unbroken.layer.weight)
+
+
+@pytest.mark.parametrize("every", ["epoch", "step"])
+def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: str) -> None:
+    """Lightning makes the iterator before it tells the epoch, and doesn't load the place in an epoch that is over."""
+    options = {"every_n_epochs": 1} if every == "epoch" else {"every_n_train_steps": 7}
+    save = _lightning().callbacks.ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, **options)
+    loaders = [DataLoader(_dataset("shards", shards), batch_size=8, shuffle=True, num_workers=k) for k in (0, 1)]
+    unbroken, resumed = _module(), _module()
+    _trainer(tmp_path, max_epochs=3, callbacks=[save]).fit(unbroken, loaders[0])
+    _trainer(tmp_path, max_epochs=3).fit(resumed, loaders[1], ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert resumed.seen == [(epoch, ids) for epoch, ids in unbroken.seen if epoch > 0]
+    assert torch.equal(resumed.layer.weight, unbroken.layer.weight)
+
+
+_RANKS = """
+import json, sys, warnings
+from pathlib import Path
+import torch
+from tests.test_frameworks import _dataset, _lightning, _module, _trainer
+from feeder.loader import DataLoader
+
+class Report(_lightning().Callback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_end(self, trainer, module):
+        used = trainer.train_dataloader
+        result = {"seen": module.seen, "length": len(used), "fast": used._is_fast, "seed": used.seed,
+                  "sampler": type(used.sampler).__name__, "weight": float(module.layer.weight.sum())}
+        (self.folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(result))
+
+warnings.simplefilter("ignore")
+shards, cases = json.loads(sys.argv[1])
+for folder, kind, inject in cases:
+    seed = {"seed": 3} if kind == "shards" else {}
+    loader = DataLoader(_dataset(kind, Path(shards)), batch_size=8, shuffle=True, num_workers=1, **seed)
+    trainer = _trainer(Path(folder), max_epochs=2, devices=2, strategy="ddp_fork", use_distributed_sampler=inject,
+                       callbacks=[Report(Path(folder))])
+    trainer.fit(_module(), loader)
+"""
+
+
+@pytest.mark.slow
+def test_lightning_on_two_processes(shards: Path, tmp_path: Path) -> None:
+    """With its own sampler, which it rebuilds the loader with, and with the loader's own split."""
+    _lightning()
+    cases = [(tmp_path / "0", "shards", True), (tmp_path / "1", "plain", True), (tmp_path / "2", "shards", False)]
+    for folder, *_ in cases:
+        folder.mkdir()
+    arguments = json.dumps([str(shards), [(str(folder), *rest) for folder, *rest in cases]])
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _RANKS, arguments], capture_output=True, text=True, timeout=200, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for folder, kind, inject in cases:
+        ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+        assert ranks[0]["weight"] == ranks[1]["weight"]
+        epochs = []
+        for epoch in range(2):
+            batches = [[ids for number, ids in rank["seen"] if number == epoch] for rank in ranks]
+            assert [len(part) for part in batches] == [ranks[0]["length"]] * 2 == [4, 4]
+            assert sorted(i for part in batches for batch in part for i in batch) == list(range(_SIZE))
+            epochs.append(batches)
+        assert epochs[0] != epochs[1]
+        for rank in ranks:
+            assert rank["fast"] == (kind == "shards")
+            assert rank["seed"] == (3 if kind == "shards" else None)
+            assert (rank["sampler"] == "DistributedSampler") == inject
+
+
+@pytest.fixture(scope="module")
+def accelerator() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accelerate = pytest.importorskip("accelerate")
+        return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("kind", ["shards", "plain"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_accelerate_loop(shards: Path, accelerator: Any, kind: str, workers: int, prepared: bool) -> None:
+    """Outside of ``prepare()`` a loader is feeder's; inside, Accelerate makes one of torch's with the same meaning."""
+    device = None if prepared else accelerator.device
+    loader: Any = DataLoader(_dataset(kind, shards), batch_size=8, shuffle=True, num_workers=workers, device=device)
+    if prepared:
+        loader = accelerator.prepare(loader)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3 * 8 * 8, 7)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    before = model.weight.detach().clone()
+    epochs = []
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(_loss(model, batch))
+                optimizer.step()
+                optimizer.zero_grad()
+            seen.append(batch[2].tolist())
+        assert [len(batch) for batch in seen] == [8] * 6 + [2]
+        assert len(loader) == 7
+        assert sorted(i for batch in seen for i in batch) == list(range(_SIZE))
+        epochs.append(seen)
+    assert epochs[0] != epochs[1]
+    assert not torch.equal(model.weight, before)
+    assert len(next(iter(loader))[2]) == 8
+    assert sum(len(batch[2]) for batch in loader) == _SIZE
+
+
+def test_accelerate_skips_first_batches_of_torchs_order(accelerator: Any) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    generator = torch.Generator().manual_seed(5)
+    expected = [batch[2].tolist() for batch in torch.utils.data.DataLoader(Plain(), 8, True, generator=generator)]
+    loader: Any = DataLoader(Plain(), 8, True, generator=generator, num_workers=1)
+    for whole in (loader, accelerator.prepare(loader)):
+        rest = accelerate.skip_first_batches(whole, 3)
+        generator.manual_seed(5)
+        assert len(rest) == 4
+        assert [batch[2].tolist() for batch in rest] == expected[3:]
+
+
+def test_accelerate_takes_feeders_order_along(shards: Path, accelerator: Any) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def loader() -> Any:
+        return DataLoader(_dataset("shards", shards), 8, True, seed=2)
+
+    whole = loader()
+    epochs = [[batch[2].tolist() for batch in whole] for _ in range(3)]
+    prepared = accelerator.prepare(loader())
+    assert [[batch[2].tolist() for batch in prepared] for _ in range(3)] == epochs
+    prepared = accelerator.prepare(loader())
+    prepared.set_epoch(1)
+    assert [batch[2].tolist() for batch in accelerate.skip_first_batches(prepared, 3)] == epochs[1][3:]
+
+
+def test_collate_function_that_frameworks_pass_on_is_torchs_default(shards: Path) -> None:
+    dataset = _dataset("shards", shards)
+    rebuilt = DataLoader(dataset, batch_size=8, collate_fn=DataLoader(dataset, batch_size=8).collate_fn)
+    assert rebuilt.state_dict()["fingerprint"]  # the fast path's
+    images, _, index = next(iter(rebuilt))
+    assert images.dtype == torch.uint8
+    assert index.tolist() == list(range(8))
