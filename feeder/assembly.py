@@ -17,6 +17,7 @@ from feeder.batch import SlotView
 from feeder.work import Report, Substitution, Work
 
 if TYPE_CHECKING:
+    from feeder.decode.base import Buffer
     from feeder.engine import Engine
 
 __all__ = ["HELD_BATCHES", "Assembly", "Finished", "Request", "assemble_here", "part_rows"]
@@ -49,11 +50,17 @@ class Finished:
         arrays: Its rows.
         fields: The further fields, each a list of one value a sample.
         substitutions: Bad samples and what stands in their place.
+        epoch: The epoch that its augmentation was drawn for.
+        parts: (first row, number of rows) of the parts that it was made in.
+        left_over: Staged images that found no room in the slot, by row.
     """
 
     arrays: SlotView
     fields: list[list[Any]]
     substitutions: list[Substitution]
+    epoch: int
+    parts: list[tuple[int, int]]
+    left_over: dict[int, Buffer] = field(default_factory=dict)
 
 
 @dataclass
@@ -74,12 +81,10 @@ def assemble_here(
         requests: The batches.
         meters: Sums that grow with every batch; see :meth:`feeder.board.Board.meters`.
     """
-    size = work.recipe.output_size
-    assert size is not None
     for request in requests:
         rows = len(request.ids)
         labels = np.empty(rows, np.int64)
-        images = np.empty((rows, 3, *size), work.recipe.storage_dtype)
+        images = np.empty((rows, *work.sample_shape), work.sample_dtype)
         started = time.perf_counter_ns()
         try:
             report = work.run(request.epoch, request.positions, request.ids, images, labels)
@@ -90,7 +95,9 @@ def assemble_here(
             meters[name] = meters.get(name, 0) + getattr(report, name)
         meters["busy_ns"] = meters.get("busy_ns", 0) + time.perf_counter_ns() - started
         meters["parts"] = meters.get("parts", 0) + 1
-        yield Finished(SlotView(request.positions, request.ids, labels, images), report.fields, report.substitutions)
+        arrays = SlotView(request.positions, request.ids, labels, images)
+        whole = [(0, rows)]
+        yield Finished(arrays, report.fields, report.substitutions, request.epoch, whole, report.left_over)
 
 
 class Assembly:
@@ -148,6 +155,16 @@ class Assembly:
         self._queue.popleft()
         return self._finished(making)
 
+    def ready(self) -> bool:
+        """Whether the next batch is there. Takes what has come back, and never waits."""
+        self.fill()
+        if not self._queue:
+            return False
+        for part, report in self._engine.pool.take(0):
+            self._by_part.pop(part).reports[part] = report
+        making = self._queue[0]
+        return len(making.reports) == len(making.parts)
+
     def take_waited_ns(self) -> int:
         """How long the caller was kept waiting since the last call."""
         waited, self._waited_ns = self._waited_ns, 0
@@ -182,6 +199,7 @@ class Assembly:
                 return report
             reports.append(report)
         rows, ring = len(making.request.ids), self._engine.ring
+        edges = part_rows(rows, self._engine.pool.options.workers)
         # Half of the batches ahead stay possible, whatever the caller keeps.
         if ring.leased + 1 + max(1, self._engine.ahead // 2) <= ring.slots:
             arrays = ring.lease_view(making.slot).head(rows)
@@ -198,7 +216,15 @@ class Assembly:
             ring.put_back(making.slot)
         columns = zip(*(report.fields for report in reports), strict=True)
         fields = [list(itertools.chain.from_iterable(column)) for column in columns]
-        return Finished(arrays, fields, [s for report in reports for s in report.substitutions])
+        made = zip(edges, reports, strict=True)
+        return Finished(
+            arrays,
+            fields,
+            [s for report in reports for s in report.substitutions],
+            making.request.epoch,
+            edges,
+            {first + row: data for (first, _), report in made for row, data in report.left_over.items()},
+        )
 
 
 def part_rows(rows: int, workers: int) -> list[tuple[int, int]]:

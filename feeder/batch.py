@@ -1,9 +1,11 @@
 """The ring of batch slots: anonymous shared memory that workers decode into and the caller's tensors stand on.
 
 Note [Slots]
-    A slot holds one batch: positions int64 [B], sample ids int64 [B], labels int64 [B], then the images. The ring is
-    one memfd, so nothing has a name that a crash could leave behind, and its pages are allocated before the first
-    worker starts, so that lack of memory is an error then and no SIGBUS later.
+    A slot holds one batch: positions int64 [B], sample ids int64 [B], labels int64 [B], then the images: pixels, or
+    for each image an equal share of memory, where those of a part are staged for a decoder in the trainer: a table,
+    then an arena (see :class:`feeder.decode.staged.Staged`). The ring is one memfd, so nothing has a name that a crash
+    could leave behind, and its pages are allocated before the first worker starts, so that lack of memory is an error
+    then and no SIGBUS later.
     A slot is handed to the caller as a lease: the object that the arrays of that batch, and so their tensors, keep
     alive. When the last of them is gone the slot is free again, or, page-locked, once the guard says that every copy
     that may still read it is done.
@@ -78,12 +80,12 @@ class Layout:
 
     Args:
         batch_size: At most how many samples a slot holds.
-        image_shape: (C, H, W).
+        image_shape: (C, H, W), or (bytes,) of an image's share where they are staged.
         dtype: numpy dtype name of the images as stored.
     """
 
     batch_size: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     dtype: str
 
     @property
@@ -98,7 +100,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class SlotView:
-    """The arrays of a slot: positions, ids and labels int64 [B], images [B, C, H, W]."""
+    """The arrays of a slot: positions, ids and labels int64 [B], images [B, *image_shape]."""
 
     positions: npt.NDArray[np.int64]
     ids: npt.NDArray[np.int64]
@@ -245,11 +247,15 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
     fit = limit // layout.slot_bytes
     if fit < 2:
         source = "memory_limit_bytes" if limit_bytes is not None and limit_bytes <= available else "available memory"
-        height, width = layout.image_shape[1:]
+        if len(layout.image_shape) == 1:
+            what, smaller = "encoded images", "lower batch_size"
+        else:
+            height, width = layout.image_shape[1:]
+            what = f"images of {height}x{width} ({layout.dtype})"
+            smaller = "lower batch_size or the image size, return uint8 (no ToDtype/Normalize in the recipe)"
         raise ArgumentError(
-            f"two batches of {layout.batch_size} images of {height}x{width} ({layout.dtype}) take "
-            f"{2 * layout.slot_bytes} bytes, {source} is {limit}: lower batch_size or the image size, return uint8 "
-            "(no ToDtype/Normalize in the recipe), or raise memory_limit_bytes"
+            f"two batches of {layout.batch_size} {what} take {2 * layout.slot_bytes} bytes, {source} is {limit}: "
+            f"{smaller}, or raise memory_limit_bytes"
         )
     slots = min(fit, ahead + held)
     return slots, max(1, min(ahead, slots - 1))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaGuard", "DeviceFeed", "checked_device", "feed_device", "move", "page_lock", "slot_guard"]
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def checked_device(device: str | torch.device | None) -> torch.device | None:
@@ -97,17 +98,26 @@ def slot_guard(loader: DataLoader[Any]) -> CudaGuard | None:
     return None
 
 
-def feed_device(loader: DataLoader[Any], source: Callable[[], tuple[_T, Any]]) -> DeviceFeed[_T] | None:
+def feed_device(
+    loader: DataLoader[Any], source: Callable[[], tuple[_T, Any]], ready: Callable[[], bool] | None = None
+) -> DeviceFeed[_T] | None:
     """The feed of a loader's device; None without one.
 
     Args:
         loader: The loader.
         source: A method of the iterator that owns the feed; held weakly, so that the iterator goes when it is let go.
+        ready: Another, which says whether the source has the next batch at hand.
     """
     if loader.target_device is None:
         return None
-    method: Any = weakref.WeakMethod(source)
-    return DeviceFeed(lambda: method()(), loader.target_device, loader.prefetch_to_device, loader.feeding_stream)
+    give, ask = _weak(source), _weak(ready) if ready is not None else None
+    return DeviceFeed(give, loader.target_device, loader.prefetch_to_device, loader.feeding_stream, ask)
+
+
+def _weak(method: Callable[[], _R]) -> Callable[[], _R]:
+    """Calls a method of an object that is not kept alive."""
+    found: Any = weakref.WeakMethod(method)
+    return lambda: cast("_R", found()())
 
 
 def move(value: Any, device: torch.device) -> Any:
@@ -143,6 +153,7 @@ class DeviceFeed(Generic[_T]):
         device: Where batches go.
         ahead: How many batches are copied before the caller asks for them, 0 or more.
         stream: The stream of the copies; None for a device without streams.
+        ready: Says whether the source has the next batch at hand; only then it is copied ahead. None: it always has.
     """
 
     def __init__(
@@ -151,27 +162,35 @@ class DeviceFeed(Generic[_T]):
         device: torch.device,
         ahead: int,
         stream: Any = None,
+        ready: Callable[[], bool] | None = None,
     ) -> None:
         self._source, self._device, self._ahead, self._stream = source, device, ahead, stream
+        self._source_ready = ready
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.
         self._reading: collections.deque[tuple[Any, Any]] = collections.deque()
         self._ended = False
+        self._failure: Exception | None = None
 
     def __iter__(self) -> DeviceFeed[_T]:
         return self
 
     def __next__(self) -> tuple[_T, Any]:
-        while not self._ended and len(self._ready) <= self._ahead:
+        while not self._ended and self._failure is None and len(self._ready) <= self._ahead:
             try:
+                if self._ready and self._source_ready is not None and not self._source_ready():
+                    break
                 item, batch = self._source()
             except StopIteration:
                 self._ended = True
                 break
+            except Exception as failure:  # its turn comes after the batches that are there
+                self._failure = failure
+                break
             self._ready.append((item, *self._copy(batch)))
         self._let_go()
         if not self._ready:
-            raise StopIteration
+            raise self._failure or StopIteration
         item, batch, event = self._ready.popleft()
         if event is not None:
             current = torch.cuda.current_stream(self._device)

@@ -93,9 +93,7 @@ class Engine:
             return
         if self._ring is None or rows > self._ring.layout.batch_size:
             self.close()
-            size = self._work.recipe.output_size
-            assert size is not None
-            layout = Layout(rows, (3, *size), self._work.recipe.storage_dtype.name)
+            layout = Layout(rows, self._work.sample_shape, self._work.sample_dtype.name)
             slots, self.ahead = plan_slots(layout, self._options.ahead, HELD_BATCHES, self._options.memory_limit_bytes)
             self._ring = Ring(layout, slots, self._options.guard)
             if self._options.guard is not None:

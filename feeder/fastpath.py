@@ -16,8 +16,11 @@ import numpy as np
 import torch
 from torch import distributed
 
-from feeder.assembly import Assembly, Finished, Request, assemble_here
+from feeder.assembly import Assembly, Finished, Request, assemble_here, part_rows
+from feeder.decode.base import Decoder, TrainerDecoder
 from feeder.decode.registry import get_decoder
+from feeder.decode.room import plan_room
+from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, slot_guard
 from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
@@ -70,11 +73,16 @@ class FastPath:
         sizes = reader.shard_sizes() if isinstance(shuffle, Window) else ()
         seed = loader.seed or 0
         self.order = Order(len(dataset), seed, shuffle, sizes)
-        self.backend = get_decoder(loader.backend, dataset.recipe, fidelity=loader.fidelity).name
+        decoder = _decoder(loader, dataset)
+        self.backend = decoder.name
         skip = loader.on_error == "skip"
         threads = loader.worker_threads
         fields, fidelity = dataset.fields, loader.fidelity
         self.work = Work(reader, dataset.recipe, self.backend, fields, seed, skip, threads, fidelity)
+        self.decoder: TrainerDecoder | None = None
+        if isinstance(decoder, TrainerDecoder):
+            self.decoder = decoder
+            self._stage_for(decoder)
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
@@ -83,6 +91,17 @@ class FastPath:
         self._iterator: weakref.ref[FastIterator] | None = None
         self._engine: Engine | None = None
         self._fingerprint: str | None = None
+
+    def _stage_for(self, decoder: TrainerDecoder) -> None:
+        """Has workers stage images for a decoder in this process."""
+        loader, recipe = self._loader, self.dataset.recipe
+        assert recipe.output_size is not None
+        rows = loader.batch_size or 1
+        parts = part_rows(rows, loader.num_workers) if loader.num_workers else [(0, rows)]
+        room = plan_room(self.dataset.reader, recipe.output_size, min(rows for _, rows in parts))
+        decoder.prepare(rows, room.preallocate, room.outlier_pixels)
+        self.work.stager = decoder.stager.with_threads(loader.worker_threads)
+        self.work.share_bytes = room.share_bytes
 
     def split(self, start: int) -> Split:
         """This rank's part of an epoch, from a position on."""
@@ -156,6 +175,7 @@ class FastPath:
             **self.counts,
             "backend": self.backend,
             **meters,
+            **(self.decoder.meters() if self.decoder is not None else {}),
             **verdict(self.counts, meters, self._loader.num_workers),
             "replaced_workers": [dataclasses.asdict(r) for r in engine.replacements] if engine is not None else [],
             "substitutions": [s._asdict() for s in self.substitutions],
@@ -204,6 +224,8 @@ class FastPath:
         iterator = self._iterator() if self._iterator is not None else None
         if iterator is not None:
             iterator.close()
+        if self.decoder is not None:
+            self.decoder.close()
         if self._engine is not None:
             self._engine.close()
 
@@ -229,6 +251,18 @@ class FastPath:
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
+    """The backend that a loader asks for. Without a device even one that decodes in the trainer stays on the CPU."""
+    return get_decoder(
+        loader.backend,
+        dataset.recipe,
+        threads=max(1, loader.num_workers),
+        fidelity=loader.fidelity,
+        device="cpu" if loader.target_device is None else str(loader.target_device),
+        gpu_memory_limit_bytes=loader.gpu_memory_limit_bytes,
+    )
+
+
 def _travels(work: Work) -> bool:
     """Whether workers that never import the caller's script can unpickle it."""
     try:
@@ -250,6 +284,8 @@ class FastIterator:
     def __init__(self, path: FastPath, loader: DataLoader[Any], place: Place, split: Split | None) -> None:
         self._path, self._loader = path, loader
         self._engine: Engine | None = None
+        self._assembly: Assembly | None = None
+        self._decoding: DecodeFeed | None = None
         self.begin(place, split)
 
     def begin(self, place: Place, split: Split | None) -> None:
@@ -262,7 +298,7 @@ class FastIterator:
         self._asked_ns = time.monotonic_ns()
         self._length = len(split) if split is not None else max(0, len(loader) - place.start)
         requests = path.requests(place, split)
-        self._assembly: Assembly | None = None
+        self._closed = False
         self._batches: Iterator[Finished | BaseException]
         if loader.num_workers:
             self._engine = path.engine()
@@ -272,7 +308,16 @@ class FastIterator:
             self._assembly.fill()
         else:
             self._batches = assemble_here(path.work, requests, path.meters_here)
-        self._feed = feed_device(loader, self._next_finished)
+        if path.decoder is not None:
+            self._batches = self._decoding = DecodeFeed(
+                self._batches,
+                path.work,
+                path.decoder,
+                self._assembly.ready if self._assembly is not None else lambda: False,
+                channels_last=loader.channels_last,
+                stream=loader.feeding_stream,
+            )
+        self._feed = feed_device(loader, self._next_finished, self._ready)
 
     def __iter__(self) -> FastIterator:
         return self
@@ -306,6 +351,12 @@ class FastIterator:
         """Whether no batch was asked for yet."""
         return self._steps == 0 and not self.exhausted
 
+    def _ready(self) -> bool:
+        """Whether the next batch can be had without a wait for the workers."""
+        if self._decoding is not None:
+            return self._decoding.ready()
+        return self._assembly is not None and self._assembly.ready()
+
     def place(self) -> Place:
         """Where an iteration would go on after what was handed out."""
         split = self._split
@@ -314,14 +365,18 @@ class FastIterator:
 
     def close(self) -> None:
         """Gives up what is in the making and lets go of the workers."""
+        self._closed = True
+        self._feed = None
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.close()
         engine, self._engine = self._engine, None
         if engine is not None and self._assembly is not None:
             engine.end_iterator(self._assembly.abandon())
         self._batches = iter(())
-        self._feed = None
 
     def __del__(self) -> None:
-        if getattr(self, "_engine", None) is not None:
+        if not getattr(self, "_closed", True):
             self.close()
 
     def _account(self, finished: Finished | BaseException) -> None:
@@ -348,4 +403,5 @@ class FastIterator:
             torch.tensor(values, dtype=torch.int64) if name == "index" else values
             for name, values in zip(self._path.dataset.fields, finished.fields, strict=True)
         ]
-        return (as_tensor(arrays.images, recipe.output_dtype), torch.from_numpy(arrays.labels), *fields)
+        images = finished.images if isinstance(finished, Decoded) else as_tensor(arrays.images, recipe.output_dtype)
+        return (images, torch.from_numpy(arrays.labels), *fields)

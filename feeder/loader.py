@@ -42,12 +42,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             the same number of batches. An explicit ``sampler`` or ``batch_sampler`` replaces order and rank split.
-        backend: Decode backend, or "auto" for the best one that is installed and can run the recipe.
+        backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
+            this process, on ``device`` if that is a GPU; workers read, check and cut for it.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's at the price of some speed.
         device: Where batches are to be: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
             GPU start from page-locked memory, on a stream of their own; what the caller gets may be used at once.
         prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
+        channels_last: Memory format of the images; False is torch's own, [N, C, H, W] contiguous.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
+        gpu_memory_limit_bytes: Upper limit of the memory for decoded images on the GPU, with a backend that decodes
+            there; larger batches are done in parts. None: no limit.
         worker_threads: Threads that the backend may use in each worker.
         hang_timeout_s: A worker that is silent for longer while it has work is replaced, as one that died. None: 300
             on the fast path; elsewhere, where a batch may take any time, never.
@@ -88,7 +92,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         fidelity: Literal["fast", "exact"] = "fast",
         device: str | torch.device | None = None,
         prefetch_to_device: int = 2,
+        channels_last: bool = False,
         memory_limit_bytes: int | None = None,
+        gpu_memory_limit_bytes: int | None = None,
         worker_threads: int = 1,
         hang_timeout_s: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
@@ -111,6 +117,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
         self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.channels_last, self.gpu_memory_limit_bytes = channels_last, gpu_memory_limit_bytes
         own_order = sampler is None and batch_sampler is None
         super().__init__(
             dataset,

@@ -15,7 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,11 @@ from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.imageinfo import image_info
 from feeder.index import Index
 
-__all__ = ["REFUSED_FIELDS", "Encoded", "FolderReader", "Reader", "ShardReader", "check_fields"]
+__all__ = ["REFUSED_FIELDS", "Encoded", "FolderReader", "Peek", "Reader", "ShardReader", "check_fields"]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
 _OPEN_SHARDS = 64
+_JPEG = ("jpeg", "jpg")
 _SWAPPING_ORIENTATIONS = (5, 6, 7, 8)
 
 
@@ -51,6 +52,20 @@ class Encoded:
     errors: list[DecodeError | None]
 
 
+class Peek(NamedTuple):
+    """What is known of N samples without decoding them.
+
+    Attributes:
+        lengths: int64 [N], of the encoded images, bytes.
+        sizes: int64 [N, 2], (height, width), stored or upright, pixels.
+        is_jpeg: bool [N], by the name of the field or file.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    is_jpeg: npt.NDArray[np.bool_]
+
+
 class Reader(Protocol):
     """Where samples come from. Cheap to pickle; opens its files on first use in each process and thread."""
 
@@ -60,6 +75,9 @@ class Reader(Protocol):
 
     def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
         """Reads the encoded images of N samples."""
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """What is known of N samples; those that can't be read count as empty."""
 
     def field(self, i: int, name: str) -> Any:
         """One field of a sample: "key", "path" (str), "index" (int), "json" (parsed), any other member (bytes); None
@@ -178,6 +196,13 @@ class ShardReader:
                 errors[i] = self.at(error, int(ids[i]))
                 buffers[i] = view[:0]
         return Encoded(buffers, index.label[ids], orientations, sizes, errors)
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        index = self.index
+        jpeg = [number for number, name in enumerate(index.fields) if name.rpartition(".")[2].lower() in _JPEG]
+        sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int64)
+        return Peek(index.length[ids].astype(np.int64), sizes, np.isin(index.field[ids], jpeg))
 
     def field(self, i: int, name: str) -> Any:
         """See :meth:`Reader.field`."""
@@ -345,6 +370,13 @@ class FolderReader:
                 if info.orientation in _SWAPPING_ORIENTATIONS:
                     sizes[row] = sizes[row, ::-1]
         return Encoded(buffers, self._labels[ids], orientations, sizes, errors)
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        encoded = self.read(ids)
+        lengths = np.array([len(buffer) for buffer in encoded.buffers], np.int64)
+        is_jpeg = np.array([bytes(buffer[:2]) == b"\xff\xd8" for buffer in encoded.buffers], np.bool_)
+        return Peek(lengths, encoded.sizes.astype(np.int64), is_jpeg)
 
     def field(self, i: int, name: str) -> Any:
         """See :meth:`Reader.field`; here "key" is the path relative to the folder."""

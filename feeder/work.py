@@ -1,4 +1,7 @@
-"""One part of a batch: read, draw, decode. The same in a worker process and in the caller's own. Needs no torch."""
+"""One part of a batch: read, draw, decode or stage. The same in a worker process and in the caller's own.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,16 @@ from feeder.decode.registry import get_decoder
 from feeder.errors import DecodeError
 from feeder.order import substitute
 from feeder.read import Encoded, Reader
+from feeder.sink import PixelSink, Sink, StagedSink
 
 if TYPE_CHECKING:
-    from feeder.decode.base import Decoder
+    from feeder.decode.base import Buffer, Decoder
+    from feeder.decode.staged import Stager
     from feeder.transforms import Recipe
 
-__all__ = ["Report", "Substitution", "Work"]
+__all__ = ["SUBSTITUTES", "Report", "Substitution", "Work"]
 
-_SUBSTITUTES = 16
+SUBSTITUTES = 16
 
 
 class Substitution(NamedTuple):
@@ -51,6 +56,7 @@ class Report:
     Attributes:
         fields: The further fields, each a list of one value a sample.
         substitutions: Bad samples and what stands in their place.
+        left_over: Staged images that found no room in the slot, by row of the part.
         read_ns: Time in reading, nanoseconds.
         decode_ns: Time in drawing, decoding and augmenting, nanoseconds.
         encoded_bytes: Size of the encoded images.
@@ -58,9 +64,15 @@ class Report:
 
     fields: list[list[Any]] = field(default_factory=list)
     substitutions: list[Substitution] = field(default_factory=list)
+    left_over: dict[int, Buffer] = field(default_factory=dict)
     read_ns: int = 0
     decode_ns: int = 0
     encoded_bytes: int = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything in it that the slot and the meters do not say."""
+        return bool(self.fields or self.substitutions or self.left_over)
 
 
 @dataclass
@@ -76,6 +88,8 @@ class Work:
         skip: Whether bad samples are replaced by substitutes, or raised.
         threads: Threads that the backend may use in this process.
         fidelity: "fast", or "exact" for pixels within a level of Pillow's.
+        stager: Images are not decoded but staged with it, for a decoder in the trainer.
+        share_bytes: Of the slot, for each staged image; a multiple of 64.
     """
 
     reader: Reader
@@ -86,6 +100,8 @@ class Work:
     skip: bool = False
     threads: int = 1
     fidelity: str = "fast"
+    stager: Stager | None = None
+    share_bytes: int = 0
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,6 +113,26 @@ class Work:
         if self._decoder is None:
             self._decoder = get_decoder(self.backend, self.recipe, threads=self.threads, fidelity=self.fidelity)
         return self._decoder
+
+    def prepare(self) -> None:
+        """Makes what the first part would have to wait for; an unusable backend fails here."""
+        if self.stager is None:
+            self.decoder  # noqa: B018
+        else:
+            self.stager.prepare()
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """What a sample takes of a slot: (C, H, W) of pixels, or (bytes,) of staged images."""
+        if self.stager is not None:
+            return (self.share_bytes,)
+        assert self.recipe.output_size is not None
+        return (3, *self.recipe.output_size)
+
+    @property
+    def sample_dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of it."""
+        return np.dtype(np.uint8) if self.stager is not None else self.recipe.storage_dtype
 
     def run(
         self,
@@ -113,7 +149,7 @@ class Work:
             epoch: The epoch that the augmentation is drawn for.
             positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
             ids: int64 [N], sample ids; they key the augmentation.
-            images: [N, C, H, W] of the recipe's storage dtype; filled.
+            images: [N, *sample_shape] of the sample dtype; filled.
             labels: int64 [N]; filled.
             beat: Called between the steps, as a sign of life.
 
@@ -121,12 +157,18 @@ class Work:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
         report = Report()
-        errors = self._make(epoch, ids, images, labels, report, beat)
+        sink: Sink
+        if self.stager is None:
+            sink = PixelSink(self.decoder, self.recipe, images)
+        else:
+            sink = StagedSink(self.stager, self.recipe, images)
+        errors = self._make(epoch, np.arange(len(ids)), ids, sink, labels, report, beat)
         if any(errors):
             ids = ids.copy()
             for row, error in enumerate(errors):
                 if error is not None:
-                    ids[row] = self._replace(error, epoch, int(positions[row]), row, images, labels, report, beat)
+                    ids[row] = self._replace(error, epoch, int(positions[row]), row, sink, labels, report, beat)
+        report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
         report.fields = [[self.reader.field(i, name) for i in ids.tolist()] for name in self.fields]
         return report
 
@@ -160,31 +202,27 @@ class Work:
     def _make(
         self,
         epoch: int,
+        rows: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
-        images: npt.NDArray[Any],
+        sink: Sink,
         labels: npt.NDArray[np.int64],
         report: Report,
         beat: Callable[[], None],
     ) -> list[DecodeError | None]:
+        """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
         started = time.perf_counter_ns()
         encoded = self.reader.read(ids)
-        labels[:] = encoded.labels
+        labels[rows] = encoded.labels
         report.encoded_bytes += sum(map(len, encoded.buffers))
         read = time.perf_counter_ns()
         beat()
         errors = [_problem(encoded, row) for row in range(len(ids))]
-        good = [row for row, error in enumerate(errors) if error is None]
-        if len(good) == len(ids):
-            draws = self.recipe.draw(self.seed, epoch, ids, encoded.sizes)
-            errors = self.decoder.decode(encoded.buffers, encoded.orientations, self.recipe, draws, images)
-        elif good:
-            rows = np.array(good)
-            part = np.empty((len(good), *images.shape[1:]), images.dtype)
-            draws = self.recipe.draw(self.seed, epoch, ids[rows], encoded.sizes[rows])
-            buffers = [encoded.buffers[row] for row in good]
-            found = self.decoder.decode(buffers, encoded.orientations[rows], self.recipe, draws, part)
-            images[rows] = part
-            for row, error in zip(good, found, strict=True):
+        good = np.array([row for row, error in enumerate(errors) if error is None], np.int64)
+        if len(good):
+            draws = self.recipe.draw(self.seed, epoch, ids[good], encoded.sizes[good])
+            buffers = encoded.buffers if len(good) == len(ids) else [encoded.buffers[row] for row in good.tolist()]
+            found = sink.add(rows[good], buffers, encoded.orientations[good], draws)
+            for row, error in zip(good.tolist(), found, strict=True):
                 errors[row] = error
         report.read_ns += read - started
         report.decode_ns += time.perf_counter_ns() - read
@@ -196,23 +234,23 @@ class Work:
         epoch: int,
         position: int,
         row: int,
-        images: npt.NDArray[Any],
+        sink: Sink,
         labels: npt.NDArray[np.int64],
         report: Report,
         beat: Callable[[], None],
     ) -> int:
         if not self.skip:
             raise error
-        here = slice(row, row + 1)
-        for attempt in range(_SUBSTITUTES):
+        here = np.array([row])
+        for attempt in range(SUBSTITUTES):
             i = substitute(position, attempt, len(self.reader), self.seed, epoch)
-            problem = self._make(epoch, np.array([i]), images[here], labels[here], report, beat)[0]
+            problem = self._make(epoch, here, np.array([i]), sink, labels, report, beat)[0]
             if problem is None:
                 where = error.key, error.shard, error.offset_bytes
                 report.substitutions.append(Substitution(position, *where, error.reason, i))
                 return i
         raise DecodeError(
-            f"{error.reason}; {_SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
+            f"{error.reason}; {SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
             "`feeder inspect --verify`",
             key=error.key,
             shard=error.shard,

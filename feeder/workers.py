@@ -7,6 +7,7 @@ import atexit
 import collections
 import contextlib
 import logging
+import math
 import os
 import pickle
 import select
@@ -215,7 +216,7 @@ class Pool:
         return [part.number for part in parts]
 
     def take(self, timeout_s: float | None) -> list[tuple[int, Report | BaseException]]:
-        """What came back since the last call; waits for something, but not longer than the timeout.
+        """What came back since the last call; waits for something, but not longer than the timeout (0: not at all).
 
         Raises:
             WorkerError: if workers can't be started, or die again and again without finishing anything.
@@ -228,9 +229,7 @@ class Pool:
         while not results:
             wait = min(_LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
-            if left <= 0:
-                break
-            for descriptor, _ in self._poll.poll(max(1, int(left * 1000))):
+            for descriptor, _ in self._poll.poll(max(0, math.ceil(left * 1000))):
                 number = self._numbers[descriptor]
                 results += self._read(number)
                 if self._workers[number].gone:
@@ -241,6 +240,8 @@ class Pool:
                 for number in range(len(self._workers)):
                     if self._hangs(number):
                         results += self._replace(number)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
         return results
 
     def abandon(self) -> None:
@@ -498,7 +499,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         assert work is not None
         if init is not None:
             init(number)
-        work.decoder  # noqa: B018  an unusable backend fails here and not at the first part
+        work.prepare()
     except BaseException:
         _send(channel, _FAILED_START, traceback.format_exc())
         return
@@ -536,7 +537,7 @@ def _do(channel: socket.socket, board: Board, number: int, part: Part, view: Slo
             lambda: board.beat(number),
         )
         read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
-        if not message.fields and not message.substitutions:
+        if not message.has_news:
             message = None  # the trainer has enough to do
     except Exception as error:
         message = _portable(error)

@@ -31,8 +31,19 @@ def encode(i: int, size: tuple[int, int] = (24, 32), *, extension: str = "png", 
     return file.getvalue()
 
 
-def write_shards(folder: Path, samples: int, per_shard: int = 16, *, bad: tuple[int, ...] = ()) -> Path:
+def write_shards(
+    folder: Path,
+    samples: int,
+    per_shard: int = 16,
+    *,
+    bad: tuple[int, ...] = (),
+    cut: tuple[int, ...] = (),
+    jpegs: bool = False,
+) -> Path:
     """Shards of PNGs with cls and json members, and their index; samples in ``bad`` hold no image.
+
+    With ``jpegs`` two of three images are JPEGs; those in ``cut`` lack most of their pixels, which only a decoder
+    finds out, as header and end are in order.
 
     Label of sample i: i % 7; key: eight digits; original path: class/i.png.
     """
@@ -43,15 +54,17 @@ def write_shards(folder: Path, samples: int, per_shard: int = 16, *, bad: tuple[
         builder = IndexBuilder(shard)
         with tarfile.open(folder / name, "w") as tar:
             for i in range(first, min(samples, first + per_shard)):
-                data = b"no image at all" if i in bad else encode(i)
+                kind = "jpg" if jpegs and i % 3 else "png"
+                data = b"no image at all" if i in bad else encode(i, extension=kind)
+                data = data[:300] + b"\xff\xd9" if i in cut else data
                 members = []
-                offset = _add(tar, f"{i:08d}.png", data)
+                offset = _add(tar, f"{i:08d}.{kind}", data)
                 for field, value in (("cls", str(i % 7).encode()), ("json", json.dumps({"i": i}).encode())):
                     members.append((field, _add(tar, f"{i:08d}.{field}", value), len(value)))
                 builder.add(
                     key=f"{i:08d}".encode(),
                     path=f"{i % 7}/{i}.png".encode(),
-                    field="png",
+                    field=kind,
                     offset=offset,
                     length=len(data),
                     label=i % 7,

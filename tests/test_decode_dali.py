@@ -59,6 +59,10 @@ def staged(decoder: DaliDecoder, buffers: list[bytes], recipe: T.Recipe, draws: 
     return batch
 
 
+def rest(recipe: T.Recipe, draws: T.Draws) -> Any:
+    return draws.ops[recipe.base_length :]
+
+
 def test_an_image_that_dali_fails_on_leaves_the_others_as_they_are() -> None:
     good = [jpeg(k) for k in range(4)]
     # Its header and end are in order, so only the decoder finds out.
@@ -123,7 +127,7 @@ def test_an_earlier_batch_is_never_written_again() -> None:
     kept = []
     for epoch in range(4):
         draws = draw(recipe, 3, epoch)
-        images, _ = decoder.finish(staged(decoder, buffers, recipe, draws), recipe, draws)
+        images, _ = decoder.finish(staged(decoder, buffers, recipe, draws), recipe, rest(recipe, draws))
         kept.append((images, images.clone()))
     decoder.close()
     for images, copy in kept:
@@ -131,25 +135,41 @@ def test_an_earlier_batch_is_never_written_again() -> None:
     assert not torch.equal(kept[0][0], kept[1][0])
 
 
-def test_a_batch_that_was_started_is_finished_as_any_other() -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2)])
+@pytest.mark.parametrize("broken", [None, 0, 1, 2])
+def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, ...], broken: int | None) -> None:
+    """In whichever order, and although a failure loses what DALI had under way."""
     decoder, plain = DaliDecoder(), DaliDecoder()
-    buffers = [jpeg(k) for k in range(3)]
-    bad = [buffers[0], buffers[1][:300] + b"\xff\xd9", buffers[2]]
+    buffers = [[jpeg(10 * number + k) for k in range(3)] for number in range(4)]
+    if broken is not None:
+        buffers[broken][1] = buffers[broken][1][:300] + b"\xff\xd9"
     draws = draw(BASE, 3)
-    batches = [staged(decoder, each, BASE, draws) for each in (buffers, bad, buffers[::-1])]
+    batches = [staged(decoder, each, BASE, draws) for each in buffers]
     decoder.start(batches[0])
-    with pytest.raises(ArgumentError, match="started already"):
-        decoder.start(batches[1])
-    with pytest.raises(ArgumentError, match="finish that one first"):
-        decoder.finish(batches[1], BASE, draws)
-    for number, batch in enumerate(batches):
-        images, errors = decoder.finish(batch, BASE, draws)
-        if number + 1 < len(batches):
-            decoder.start(batches[number + 1])
-        expected, failed = plain.finish(batch, BASE, draws)
+    decoder.start(batches[1])
+    decoder.start(batches[2])  # one too many: left to finish
+    for step, number in enumerate(order):
+        images, errors = decoder.finish(batches[number], BASE, ())
+        if step + 2 < 4:
+            decoder.start(batches[step + 2])
+        expected, failed = plain.finish(batches[number], BASE, ())
         assert [str(error) for error in errors] == [str(error) for error in failed]
-        assert torch.equal(images, expected)
-        assert (errors[1] is None) == (number != 1)
+        assert (errors[1] is not None) == (number == broken)
+        good = [row for row, error in enumerate(errors) if error is None]
+        assert torch.equal(images[good], expected[good])
+
+
+def test_a_batch_that_was_started_can_be_dropped() -> None:
+    decoder, plain = DaliDecoder(), DaliDecoder()
+    draws = draw(BASE, 3)
+    first, second = (staged(decoder, [jpeg(k) for k in range(a, a + 3)], BASE, draws) for a in (0, 3))
+    decoder.start(first)
+    decoder.start(second)
+    decoder.drop(first)
+    assert torch.equal(decoder.finish(second, BASE, ())[0], plain.finish(second, BASE, ())[0])
+    decoder.start(first)
+    decoder.close()
+    assert torch.equal(decoder.finish(second, BASE, ())[0], plain.finish(second, BASE, ())[0])
 
 
 def test_two_decoders_take_turns_without_touching_each_other() -> None:
@@ -307,7 +327,7 @@ class TestOnTheGpu:
                 expected[epoch] = torch.from_numpy(run(DaliDecoder(), buffers, self.recipe, epoch).astype(np.float32))
             with torch.cuda.stream(streams[iteration % 4]):
                 images, errors = decoder.finish(
-                    staged(decoder, buffers, self.recipe, draws), self.recipe, draws, channels_last=True
+                    staged(decoder, buffers, self.recipe, draws), self.recipe, (), channels_last=True
                 )
             assert errors == [None] * len(buffers)
             kept = [*kept[-15:], (epoch, images)]
@@ -323,7 +343,7 @@ class TestOnTheGpu:
         free = []
         for epoch in range(60):
             draws = draw(self.recipe, len(buffers), epoch)
-            decoder.finish(staged(decoder, buffers, self.recipe, draws), self.recipe, draws)
+            decoder.finish(staged(decoder, buffers, self.recipe, draws), self.recipe, ())
             torch.cuda.synchronize()
             free.append(torch.cuda.mem_get_info()[0])
         assert free[19] - free[59] <= 8 << 20

@@ -55,21 +55,38 @@ def test_packed_and_unpacked_is_the_same() -> None:
     assert [error is None for error in errors] == [True, False, False]  # orientation 6 turns it to 80x60
     assert staged.rows["kind"].tolist() == [Kind.JPEG, Kind.FAILED, Kind.FAILED]
     memory = np.full(staged.packed_bytes + 8, 9, np.uint8)
-    end = staged.pack(memory)
-    assert end == staged.packed_bytes
-    assert (memory[end:] == 9).all()
-    again = Staged.unpack(memory, 3)
-    assert [bytes(payload) for payload in again.payloads] == [bytes(payload) for payload in staged.payloads]
+    assert staged.pack(memory) == {}
+    assert (memory[staged.packed_bytes :] == 9).all()
+    check_same(Staged.unpack(memory, 3), staged)
+
+
+def check_same(found: Staged, expected: Staged) -> None:
+    assert [bytes(payload) for payload in found.payloads] == [bytes(payload) for payload in expected.payloads]
     for name in ("kind", "turn", "size", "window", "source"):
-        np.testing.assert_array_equal(again.rows[name], staged.rows[name])
+        np.testing.assert_array_equal(found.rows[name], expected.rows[name])
 
 
-def test_a_slot_that_is_too_small_is_left_alone() -> None:
-    staged, _ = Stager().stage([encode(natural_image(1, 60, 80))], np.ones(1, np.uint8), RECIPE, draw(1))
-    memory = np.zeros(staged.packed_bytes - 1, np.uint8)
-    with pytest.raises(ArgumentError, match=f"takes {staged.packed_bytes} bytes"):
-        staged.pack(memory)
-    assert not memory.any()
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_what_finds_no_room_goes_another_way(room: int) -> None:
+    buffers = [encode(natural_image(k, 60, 80)) for k in range(3)]
+    staged, _ = Stager().stage(buffers, np.ones(3, np.uint8), RECIPE, draw(3))
+    memory = np.zeros(staged.rows.nbytes + sum(map(len, staged.payloads[:room])), np.uint8)
+    left_over = staged.pack(memory)
+    assert sorted(left_over) == list(range(room, 3))
+    check_same(Staged.unpack(memory, 3, left_over), staged)
+    if room < 3:
+        with pytest.raises(ArgumentError, match="does not lie in its slot"):
+            Staged.unpack(memory, 3)
+    with pytest.raises(ArgumentError, match="3 staged rows take"):
+        staged.pack(memory[: staged.rows.nbytes - 8])
+
+
+def test_joined_batches_are_one() -> None:
+    buffers = [encode(natural_image(k, 60, 80)) for k in range(5)]
+    staged, _ = Stager().stage(buffers, np.ones(5, np.uint8), RECIPE, draw(5))
+    parts = [Staged(staged.rows[a:b], staged.payloads[a:b]) for a, b in ((0, 2), (2, 5))]
+    check_same(Staged.join(parts), staged)
+    assert Staged.join(parts[:1]) is parts[0]
 
 
 @pytest.mark.parametrize(("field", "value"), [("offset", -1), ("length", 1 << 40), ("offset", 1 << 62)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,13 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError, DecodeError
 
 if TYPE_CHECKING:
-    from feeder.transforms import Draws, Recipe
+    import torch
 
-__all__ = ["FIDELITIES", "MAX_PIXELS", "Buffer", "Decoder", "check_batch", "check_options"]
+    from feeder.decode.staged import Staged, Stager
+    from feeder.transforms import Draws, Recipe
+    from feeder.transforms.op import Params
+
+__all__ = ["FIDELITIES", "MAX_PIXELS", "Buffer", "Decoder", "TrainerDecoder", "check_batch", "check_options"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -62,6 +66,57 @@ class Decoder(Protocol):
             One entry per image: None, or why it could not be decoded (its part of ``out`` is then undefined).
         """
         ...
+
+
+@runtime_checkable
+class TrainerDecoder(Decoder, Protocol):
+    """A backend that decodes in the trainer's process, on a device of its own, what workers have staged.
+
+    Workers never touch it: they get its ``stager``.
+    """
+
+    stager: Stager
+
+    def prepare(
+        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
+    ) -> None:
+        """Says what is to come.
+
+        Args:
+            batch_size: The largest batch.
+            preallocate: (height, width) of an image to reserve decoding memory for, or None.
+            outlier_pixels: Images with more stored pixels are decoded by workers; None for the usual limit.
+        """
+
+    def start(self, staged: Staged) -> None:
+        """Starts to decode a batch that :meth:`finish` or :meth:`drop` will be called with."""
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a batch that was started."""
+
+    def finish(
+        self, staged: Staged, recipe: Recipe, rest: Sequence[Params], *, channels_last: bool = False
+    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
+        """Decodes and augments a batch, started or not.
+
+        Args:
+            staged: N samples, at least one.
+            recipe: What is done to every image; its output size must be fixed.
+            rest: What was drawn for the ops after the base path, N rows each.
+            channels_last: Memory format of the output.
+
+        Returns:
+            [N, 3, H, W] of the recipe's output dtype, the caller's own, and for each image None or why it could not
+            be decoded.
+        """
+        ...
+
+    def meters(self) -> dict[str, int]:
+        """Sums so far, for the loader's stats."""
+        ...
+
+    def close(self) -> None:
+        """Ends its threads and gives its memory back; it can be used again."""
 
 
 def check_options(max_pixels: int, threads: int, fidelity: str) -> None:

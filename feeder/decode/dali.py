@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from feeder.decode.fused import check_fused, fused_parameters
 from feeder.decode.staged import Kind, Staged, Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
+from feeder.transforms.op import Params
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +26,10 @@ __all__ = ["DaliDecoder"]
 
 _log = logging.getLogger(__name__)
 
-# How many images one run of a pipeline without a GPU takes. Pixels don't depend on it.
-_CPU_BATCH = 64
+# A pipeline is built for so many images at least, so that small batches of different sizes don't rebuild it.
+_SMALLEST_BATCH = 64
+# Batches that may be started and not finished: one that is waited for, and the next.
+_STARTED = 2
 
 
 class DaliDecoder:
@@ -102,11 +106,31 @@ class DaliDecoder:
             "resizes": fidelity == "fast",
         }
         self._pipeline: DaliPipeline | None = None
-        self._started: Staged | None = None
+        self._batch_size = 1
+        # In the order that DALI has them in.
+        self._started: deque[_Started] = deque()
         # DALI's memory that a kernel may still read, with the event after that kernel.
         self._in_use: deque[tuple[Any, Any]] = deque()
         if self.device.type == "cuda":
-            self._build(1)  # fails now, with the remedy, where DALI can't use the GPU
+            self._build()  # fails now, with the remedy, where DALI can't use the GPU
+
+    def prepare(
+        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
+    ) -> None:
+        """Says what is to come, so that the pipeline need not be built again for it.
+
+        Args:
+            batch_size: The largest batch.
+            preallocate: As in the constructor; None leaves it.
+            outlier_pixels: Likewise; a memory limit may lower it.
+        """
+        self._batch_size = max(self._batch_size, batch_size)
+        if preallocate is not None:
+            self._options["preallocate"] = preallocate
+        if outlier_pixels is not None:
+            self.stager.outlier_pixels = outlier_pixels
+            if self.memory_limit_bytes is not None:
+                self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // 3)
 
     def check(self, recipe: Recipe) -> None:
         """Refuses a recipe with an op that the fused kernels don't run.
@@ -139,41 +163,48 @@ class DaliDecoder:
         from feeder.tensors import as_tensor
 
         target = as_tensor(out, recipe.output_dtype)
+        rest, size = draws.ops[recipe.base_length :], (out.shape[2], out.shape[3])
         if self.device.type == "cpu":
-            _, failed = self.finish(staged, recipe, draws, out=target)
+            _, failed = self.finish(staged, recipe, rest, size=size, out=target)
         else:
-            images, failed = self.finish(staged, recipe, draws)
+            images, failed = self.finish(staged, recipe, rest, size=size)
             target.copy_(images)
         return [error or late for error, late in zip(errors, failed, strict=True)]
 
     def start(self, staged: Staged) -> None:
         """Starts to decode a batch; :meth:`finish` of the same batch then waits for what is left to do.
 
-        Meanwhile the batch before it can be used, which is the caller's own. Its payloads must stay as they are until
-        it is finished. A batch that the memory limit cuts in parts is only started by ``finish``.
+        Its payloads must stay as they are until it is finished or dropped. A batch that the memory limit cuts in parts,
+        and one that comes when two others are under way, are only started by ``finish``.
 
         Args:
             staged: N samples.
-
-        Raises:
-            ArgumentError: if another batch was started and is not finished.
         """
-        if self._started is not None:
-            raise ArgumentError("a batch is started already; finish it before the next is started")
+        if len(self._started) >= _STARTED:
+            return
         parts = self._parts(staged, np.flatnonzero(staged.rows["kind"] == Kind.JPEG))
         if len(parts) == 1:
             try:
                 self._submit(staged, parts[0])
             except RuntimeError:
                 return  # finish meets it again, and takes the images one by one
-            self._started = staged
+            assert self._pipeline is not None
+            self._started.append(_Started(staged, parts[0], self._pipeline.generation))
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a batch that was started and will not be finished."""
+        for each in list(self._started):
+            if each.staged is staged:
+                self._drain(each)
+                self._started.remove(each)
 
     def finish(
         self,
         staged: Staged,
         recipe: Recipe,
-        draws: Draws,
+        rest: Sequence[Params],
         *,
+        size: tuple[int, int] | None = None,
         channels_last: bool = False,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[DecodeError | None]]:
@@ -185,7 +216,8 @@ class DaliDecoder:
         Args:
             staged: N samples, at least one, all of one output size.
             recipe: What is done to every image.
-            draws: What was drawn for them; where ops follow the base path, their parameters are taken from here.
+            rest: What was drawn for the ops after the base path, N rows each.
+            size: (H, W) of the output; None takes the recipe's, which must not depend on the image then.
             channels_last: Memory format of the output.
             out: [N, 3, H, W] of the recipe's output dtype on this device, filled; None makes one.
 
@@ -196,11 +228,10 @@ class DaliDecoder:
 
         from feeder import _gpu
 
-        if self._started is not None and self._started is not staged:
-            raise ArgumentError("another batch is started; finish that one first")
-        size = (int(draws.base_size[0, 0]), int(draws.base_size[0, 1]))
+        size = size or recipe.output_size
+        assert size is not None
         images, errors, borrowed = self._decode(staged, 3 * size[0] * size[1])
-        fused = fused_parameters(recipe, draws)
+        fused = fused_parameters(recipe, rest, len(staged), size[1])
         # Mirroring what has been swapped is mirroring the other axis before.
         codes = staged.rows["turn"].copy()
         codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
@@ -222,6 +253,10 @@ class DaliDecoder:
             self._hold(borrowed)
         return result, errors
 
+    def meters(self) -> dict[str, int]:
+        """Images by what decoded them: dali_images, cpu_images (for DALI), redone_images."""
+        return {name: getattr(self, name) for name in ("dali_images", "cpu_images", "redone_images")}
+
     def close(self) -> None:
         """Ends DALI's pipeline, once what it gave is no longer in use."""
         for event, _ in self._in_use:
@@ -229,7 +264,7 @@ class DaliDecoder:
         self._in_use.clear()
         if self._pipeline is not None:
             self._pipeline.close()
-        self._started = None
+        self._started.clear()
 
     def _decode(self, staged: Staged, length: int) -> tuple[torch.Tensor, list[DecodeError | None], list[Any]]:
         """The resized images, uint8 [N, length] on the device; errors; and whose memory they stand on."""
@@ -257,8 +292,9 @@ class DaliDecoder:
         """The rows in runs that fit the pipeline and the memory limit."""
         if len(rows) == 0:
             return []
-        if self._pipeline is None or self._pipeline.options.batch_size < len(rows):
-            self._build(len(rows))
+        self._batch_size = max(self._batch_size, len(rows))
+        if self._pipeline is None or self._pipeline.options.batch_size < self._batch_size:
+            self._build()
         assert self._pipeline is not None
         most = self._pipeline.options.batch_size
         if self.memory_limit_bytes is None:
@@ -273,17 +309,25 @@ class DaliDecoder:
             taken += size
         return [*parts, rows[start:]]
 
-    def _build(self, count: int) -> None:
+    def _build(self) -> None:
         if self._pipeline is not None:
-            self.close()
-        on_gpu = self.device.type == "cuda"
-        batch = count if on_gpu else _CPU_BATCH
-        index = self.device.index if on_gpu else None
+            self._drain()
+            self._pipeline.close()
+        index = self.device.index if self.device.type == "cuda" else None
+        batch = max(self._batch_size, _SMALLEST_BATCH)
         self._pipeline = DaliPipeline(PipelineOptions(index, batch_size=batch, **self._options))
 
     def _run(self, staged: Staged, rows: npt.NDArray[np.int64], errors: list[DecodeError | None]) -> list[_Done]:
         """Runs the pipeline, for each image alone if it fails for all; images that fail get their error."""
+        started = next((each for each in self._started if each.staged is staged), None)
         try:
+            if started is not None:
+                self._drain(started)
+                self._started.remove(started)
+                if started.done is not None:
+                    return [started.done]
+                if started.error is not None:
+                    raise started.error
             return [self._submit_and_collect(staged, rows)]
         except RuntimeError as error:
             _log.warning("DALI failed on a batch, its %d images are decoded one by one: %s", len(rows), _brief(error))
@@ -301,10 +345,25 @@ class DaliDecoder:
                     errors[row] = error
         return done
 
+    def _drain(self, last: _Started | None = None) -> None:
+        """Collects what is under way, up to a batch, as DALI gives it in the order that it was started in."""
+        assert self._pipeline is not None
+        for each in self._started:
+            # A failure loses what was under way after it; that is submitted again when it is finished.
+            if each.done is None and each.error is None and each.generation == self._pipeline.generation:
+                try:
+                    each.done = self._collect(each.staged, each.rows)
+                except RuntimeError as error:
+                    each.error = error
+            if each is last:
+                return
+
     def _submit_and_collect(self, staged: Staged, rows: npt.NDArray[np.int64]) -> _Done:
-        if self._started is None:
-            self._submit(staged, rows)
-        self._started = None
+        self._drain()
+        self._submit(staged, rows)
+        return self._collect(staged, rows)
+
+    def _collect(self, staged: Staged, rows: npt.NDArray[np.int64]) -> _Done:
         assert self._pipeline is not None
         borrowed = self._pipeline.collect(self._stream())
         images = self._tensor(borrowed)
@@ -373,6 +432,25 @@ class _Done(NamedTuple):
     rows: npt.NDArray[np.int64]
     images: torch.Tensor
     borrowed: Any
+
+
+@dataclass(eq=False)
+class _Started:
+    """A batch that was started.
+
+    Args:
+        staged: The batch.
+        rows: Those that are with DALI.
+        generation: The pipeline's then.
+        done: Its images, once collected.
+        error: Why DALI failed on it.
+    """
+
+    staged: Staged
+    rows: npt.NDArray[np.int64]
+    generation: int
+    done: _Done | None = None
+    error: RuntimeError | None = None
 
 
 def _check_cuda() -> None:

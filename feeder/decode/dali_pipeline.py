@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,14 +53,18 @@ class DaliPipeline:
     Args:
         options: How to build it.
 
+    Attributes:
+        generation: Counts up whenever what was under way is lost.
+
     Raises:
         BackendError: with the remedy, if DALI is missing or can't use this machine.
     """
 
     def __init__(self, options: PipelineOptions) -> None:
         self.options = options
-        self.rebuilt = 0
+        self.generation = 0
         import_dali()
+        _live.add(self)
         self._pipeline: Any = None
         # DALI reads the buffers where they are, so they live until their run is collected.
         self._under_way: deque[list[npt.NDArray[Any]]] = deque()
@@ -123,18 +129,26 @@ class DaliPipeline:
         """Forgets the pipeline and what is under way; the next submit builds another."""
         self._pipeline = None
         self._under_way.clear()
-        self.rebuilt += 1
+        self.generation += 1
 
     def close(self) -> None:
-        """Ends DALI's threads and frees its memory, before the interpreter takes its modules apart."""
-        pipeline, self._pipeline = self._pipeline, None
-        self._under_way.clear()
-        del pipeline
+        """Ends DALI's threads and frees its memory; the next submit builds another pipeline."""
+        self.rebuild()
 
     def _built(self) -> Any:
         if self._pipeline is None:
             self._pipeline = _build(self.options)
         return self._pipeline
+
+
+_live: weakref.WeakSet[DaliPipeline] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """DALI's pipelines have to end before the interpreter takes its modules apart."""
+    for pipeline in list(_live):
+        pipeline.close()
 
 
 def import_dali() -> Any:
@@ -164,7 +178,7 @@ def _build(options: PipelineOptions) -> Any:
         batch_size=options.batch_size,
         num_threads=options.threads,
         device_id=options.device_id,
-        prefetch_queue_depth=1,
+        prefetch_queue_depth=1,  # the first schedule_run runs so many; the dynamic executor queues what comes after
         exec_dynamic=True,
         set_affinity=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 from feeder.errors import BackendError
 from feeder.transforms import (
     ColorJitter,
-    Draws,
     Normalize,
     Op,
     RandomErasing,
@@ -109,31 +109,32 @@ class _Erasing:
     value: npt.NDArray[np.float32]
 
 
-def fused_parameters(recipe: Recipe, draws: Draws) -> FusedParameters:
+def fused_parameters(recipe: Recipe, rest: Sequence[Params], count: int, width: int) -> FusedParameters:
     """The parameters of a recipe's ops after the base path.
 
     Args:
         recipe: One that :func:`check_fused` lets pass.
-        draws: What was drawn for N samples.
+        rest: What was drawn for each op of its :attr:`~feeder.transforms.Recipe.rest`.
+        count: For how many samples.
+        width: Of the output, pixels.
     """
-    flip = np.zeros(len(draws), np.uint8)
+    flip = np.zeros(count, np.uint8)
     steps: list[npt.NDArray[np.uint8]] = []
     factors: list[npt.NDArray[np.float32]] = []
     erasing: _Erasing | None = None
     is_float = False
-    for number in range(recipe.base_length, len(recipe.ops)):
-        op, params = recipe.ops[number], draws.ops[number]
+    for number, (op, params) in enumerate(zip(recipe.rest, rest, strict=True)):
         if isinstance(op, ColorJitter):
             _jitter(params, steps, factors)
         elif isinstance(op, RandomGrayscale):
             steps.append(np.where(params["gray"], _SATURATION, 0).astype(np.uint8))
-            factors.append(np.zeros(len(draws), np.float32))
+            factors.append(np.zeros(count, np.float32))
         elif isinstance(op, RandomHorizontalFlip):
             flip ^= params["flip"].astype(np.uint8)
             if erasing is not None:
-                _mirror(erasing.boxes, params["flip"], draws.base_size[:, 1])
+                _mirror(erasing.boxes, params["flip"], width)
         elif isinstance(op, RandomErasing):
-            erasing = _erase(op, params, recipe.ops[number + 1 :], is_float)
+            erasing = _erase(op, params, recipe.rest[number + 1 :], is_float)
         else:
             is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
     return FusedParameters(
@@ -170,8 +171,8 @@ def _erase(op: RandomErasing, params: Params, later: tuple[Op, ...], is_float: b
     return _Erasing(np.where(params["erase"][:, None], boxes, 0).astype(np.int32), value)
 
 
-def _mirror(boxes: npt.NDArray[np.int32], flips: npt.NDArray[np.bool_], width: npt.NDArray[np.int32]) -> None:
+def _mirror(boxes: npt.NDArray[np.int32], flips: npt.NDArray[np.bool_], width: int) -> None:
     """Mirrors the rectangles (top, left, bottom, right) of the flipped samples left to right; empty ones stay empty."""
     rows = np.flatnonzero(flips)
     left, right = boxes[rows, 1].copy(), boxes[rows, 3].copy()
-    boxes[rows, 1], boxes[rows, 3] = width[rows] - right, width[rows] - left
+    boxes[rows, 1], boxes[rows, 3] = width - right, width - left

@@ -56,6 +56,7 @@ def get_decoder(
     max_pixels: int = MAX_PIXELS,
     fidelity: str = "fast",
     device: str = "cpu",
+    gpu_memory_limit_bytes: int | None = None,
 ) -> Decoder:
     """Makes a backend. One that is asked for by name never falls back to another.
 
@@ -68,6 +69,7 @@ def get_decoder(
         max_pixels: Larger images are refused.
         fidelity: "fast", or "exact" for Pillow's pixels to about one level.
         device: Where the batches are wanted: "cpu", or a CUDA device. Only "dali" decodes there.
+        gpu_memory_limit_bytes: Limit for decoded images there, before they are cropped; None for no limit.
 
     Raises:
         ArgumentError: if there is no backend of that name.
@@ -76,7 +78,7 @@ def get_decoder(
     check_options(max_pixels, threads, fidelity)
     options: dict[str, Any] = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
     if name == "dali":
-        options["device"] = device
+        options |= {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
     if name != "auto":
         decoder = _make(name, options)
         if isinstance(decoder, BackendError):
@@ -87,7 +89,9 @@ def get_decoder(
     reasons = []
     for candidate in _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO:
         try:
-            decoder = get_decoder(candidate, recipe, **options, device=device)
+            decoder = get_decoder(
+                candidate, recipe, **options, device=device, gpu_memory_limit_bytes=gpu_memory_limit_bytes
+            )
         except BackendError as error:
             reasons.append(str(error))
             continue

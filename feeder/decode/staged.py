@@ -1,4 +1,4 @@
-"""What a worker hands to a decoder on another device: encoded bytes, cut and checked, with their boxes.
+"""What a worker hands to a decoder in the trainer: encoded bytes, cut and checked, with their boxes.
 
 Needs neither torch nor DALI. What the other device can't decode, or should not, is decoded here and travels as pixels.
 
@@ -10,7 +10,7 @@ Note [Stored pixels]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -29,6 +29,9 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 # Past this an image is decoded here: 12 photos of it would fill what a whole batch of usual ones takes.
 _OUTLIER_PIXELS = 24_000_000
+
+# The offset of a payload that found no room.
+_ELSEWHERE = -1
 
 # The turn of each EXIF orientation without a flip; entry 0 is no orientation.
 _TURNS = np.array([0, 0, 1, 3, 2, 4, 6, 7, 5], np.uint8)
@@ -61,7 +64,7 @@ ROW = np.dtype(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Staged:
     """A batch that waits for its decoder.
 
@@ -78,52 +81,70 @@ class Staged:
 
     @property
     def packed_bytes(self) -> int:
-        """What :meth:`pack` takes."""
+        """What :meth:`pack` takes if nothing is to be left over."""
         return int(self.rows.nbytes) + sum(map(len, self.payloads))
 
-    def pack(self, memory: npt.NDArray[np.uint8]) -> int:
-        """Writes the batch to memory: the rows, then all payloads.
+    def pack(self, memory: npt.NDArray[np.uint8]) -> dict[int, Buffer]:
+        """Writes the batch to memory: the rows, then the payloads that find room.
 
         Args:
-            memory: uint8 [at least packed_bytes], aligned to 8 bytes.
+            memory: uint8, aligned to 8 bytes, with room for the rows at least.
 
         Returns:
-            How many bytes were written.
+            The payloads that found no room, by row.
 
         Raises:
-            ArgumentError: if it does not fit; nothing was written then.
+            ArgumentError: if not even the rows fit; nothing was written then.
         """
-        if self.packed_bytes > len(memory):
-            raise ArgumentError(f"the staged batch takes {self.packed_bytes} bytes, the slot has {len(memory)}")
         offset = int(self.rows.nbytes)
+        if offset > len(memory):
+            raise ArgumentError(f"{len(self)} staged rows take {offset} bytes, the slot has {len(memory)}")
         rows = memory[:offset].view(ROW)
         rows[:] = self.rows
+        left_over: dict[int, Buffer] = {}
         for row, payload in enumerate(self.payloads):
             end = offset + len(payload)
+            if end > len(memory):
+                left_over[row] = payload
+                rows["offset"][row], rows["length"][row] = _ELSEWHERE, 0
+                continue
             memory[offset:end] = np.frombuffer(payload, np.uint8)
             rows["offset"][row], rows["length"][row] = offset, len(payload)
             offset = end
-        return offset
+        return left_over
 
     @classmethod
-    def unpack(cls, memory: npt.NDArray[np.uint8], count: int) -> Staged:
+    def unpack(
+        cls, memory: npt.NDArray[np.uint8], count: int, left_over: Mapping[int, Buffer] | None = None
+    ) -> Staged:
         """The batch that :meth:`pack` wrote; its payloads are views of the memory.
 
         Args:
             memory: uint8.
             count: How many samples it has.
+            left_over: What :meth:`pack` returned.
 
         Raises:
             ArgumentError: if a row does not lie in the memory.
         """
         if count * ROW.itemsize > len(memory):
             raise ArgumentError(f"{count} staged rows take {count * ROW.itemsize} bytes, the slot has {len(memory)}")
+        left_over = left_over or {}
         rows = memory[: count * ROW.itemsize].view(ROW)
         starts, lengths = rows["offset"], rows["length"]
-        if bool(((starts < 0) | (lengths < 0) | (starts + lengths > len(memory))).any()):
+        here = (starts >= 0) & (lengths >= 0) & (starts <= len(memory)) & (lengths <= len(memory) - starts)
+        if any(row not in left_over for row in np.flatnonzero(~here).tolist()):
             raise ArgumentError(f"a staged row does not lie in its slot of {len(memory)} bytes")
         places = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-        return cls(rows, [memory[start:end].data for start, end in places])
+        payloads = [left_over[row] if row in left_over else memory[a:b].data for row, (a, b) in enumerate(places)]
+        return cls(rows, payloads)
+
+    @classmethod
+    def join(cls, parts: Sequence[Staged]) -> Staged:
+        """Several batches as one, at least one of them."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(np.concatenate([part.rows for part in parts]), [each for part in parts for each in part.payloads])
 
 
 class Stager:
@@ -152,6 +173,19 @@ class Stager:
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
         self._cuts = fidelity == "fast"
         self._here: Decoder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_here": None}
+
+    def with_threads(self, threads: int) -> Stager:
+        """The same with another number of threads."""
+        options = {**self._options, "threads": threads, "outlier_pixels": self.outlier_pixels}
+        return Stager(**options)
+
+    def prepare(self) -> None:
+        """Makes the backend for the images that are decoded here, which is otherwise made for the first of them."""
+        if self._here is None:
+            self._here = _cpu_decoder(self._options)
 
     def stage(
         self, buffers: Sequence[Buffer], orientations: npt.NDArray[np.uint8], recipe: Recipe, draws: Draws
@@ -206,6 +240,7 @@ class Stager:
         one = slice(row, row + 1)
         pixels = self._decode_here(data, orientations[one], recipe, draws.take(one))
         rows["turn"][row] = 0
+        rows["size"][row] = height, width
         return Kind.PIXELS, pixels
 
     def _check_jpeg(self, data: bytes, orientation: int, image_size: npt.NDArray[np.int32]) -> int:
@@ -250,8 +285,8 @@ class Stager:
 
     def _decode_here(self, data: bytes, orientations: npt.NDArray[np.uint8], recipe: Recipe, draws: Draws) -> bytes:
         """uint8 [H, W, 3] after the base path, by the CPU backend, or by Pillow where that is not built."""
-        if self._here is None:
-            self._here = _cpu_decoder(self._options)
+        self.prepare()
+        assert self._here is not None
         steps = zip(recipe.ops[: recipe.base_length], draws.ops, strict=False)
         kept = [(op, params) for op, params in steps if not isinstance(op, (ToDtype, Normalize))]
         base = Recipe(tuple(op for op, _ in kept))

@@ -213,6 +213,28 @@ class Recipe:
             ops=tuple(drawn),
         )
 
+    def draw_rest(self, seed: int, epoch: int, sample_ids: npt.ArrayLike) -> tuple[Params, ...]:
+        """What :meth:`draw` draws for the ops of :attr:`rest`, where :attr:`base_size` is fixed: the images' own sizes
+        are not needed then.
+
+        Args:
+            seed: 0 to 2**64-1.
+            epoch: 0 to 2**32-1.
+            sample_ids: integers [N].
+
+        Raises:
+            ArgumentError: if the size depends on the image.
+        """
+        if self.base_size is None:
+            raise ArgumentError("the size after the base path depends on the image; draw with the images' sizes")
+        ids = np.asarray(sample_ids, np.int64)
+        current = np.broadcast_to(np.array(self.base_size, np.int64), (len(ids), 2))
+        drawn: list[Params] = []
+        for stream in range(self.base_length, len(self.ops)):
+            params, current = self.ops[stream].draw(Uniforms(seed, epoch, ids, stream), current)
+            drawn.append(params)
+        return tuple(drawn)
+
 
 class _Base:
     """The boxes and the flip of N samples while the ops of the base path are applied to them."""

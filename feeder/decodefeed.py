@@ -1,0 +1,177 @@
+"""Staged batches to images: decoded in the trainer, one batch ahead of the one that is asked for."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from feeder.assembly import Finished
+from feeder.batch import SlotView
+from feeder.decode.staged import Staged
+from feeder.errors import DecodeError
+from feeder.order import substitute
+from feeder.work import SUBSTITUTES, Substitution, Work
+
+if TYPE_CHECKING:
+    from feeder.decode.base import TrainerDecoder
+
+__all__ = ["DecodeFeed", "Decoded"]
+
+_AHEAD = 1
+
+
+@dataclass
+class Decoded(Finished):
+    """A batch with its images decoded; its arrays stand in ordinary memory, and hold no images.
+
+    Attributes:
+        images: [N, 3, H, W] of the recipe's output dtype, on the decoder's device.
+    """
+
+    images: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass
+class _Waiting:
+    finished: Finished | BaseException
+    staged: Staged | None = None
+
+
+class DecodeFeed:
+    """Iterates over finished batches, their staged images decoded. Their slots come free when they are.
+
+    Args:
+        source: Batches of staged images; an error takes its batch's place.
+        work: How they were made.
+        decoder: With what to decode.
+        ready: Says whether the source has the next batch at hand; only then it is started ahead.
+        channels_last: Memory format of the images.
+        stream: The stream to decode on; None: the current one.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Finished | BaseException],
+        work: Work,
+        decoder: TrainerDecoder,
+        ready: Callable[[], bool],
+        *,
+        channels_last: bool = False,
+        stream: Any = None,
+    ) -> None:
+        self._source, self._work, self._decoder, self._source_ready = source, work, decoder, ready
+        self._channels_last, self._stream = channels_last, stream
+        self._queue: collections.deque[_Waiting] = collections.deque()
+        self._failure: Exception | None = None
+
+    def __iter__(self) -> DecodeFeed:
+        return self
+
+    def __next__(self) -> Decoded | BaseException:
+        if not self._queue:
+            if self._failure is not None:
+                raise self._failure
+            self._take()
+        while len(self._queue) <= _AHEAD and self._failure is None:
+            try:
+                if not self._source_ready():
+                    break
+                self._take()
+            except Exception as failure:  # its turn comes after the batches that are there
+                self._failure = failure
+        waiting = self._queue[0]
+        try:
+            if waiting.staged is None:
+                assert isinstance(waiting.finished, BaseException)
+                return waiting.finished
+            assert isinstance(waiting.finished, Finished)
+            with self._on_stream():
+                return self._decode(waiting.finished, waiting.staged)
+        finally:
+            self._queue.popleft()
+
+    def ready(self) -> bool:
+        """Whether the next batch is at hand: its bytes are there, and its decode has started."""
+        return bool(self._queue) or self._source_ready()
+
+    def close(self) -> None:
+        """Forgets the batches that were started."""
+        for waiting in self._queue:
+            if waiting.staged is not None:
+                self._decoder.drop(waiting.staged)
+        self._queue.clear()
+
+    def _take(self) -> None:
+        finished = next(self._source)
+        if isinstance(finished, BaseException):
+            self._queue.append(_Waiting(finished))
+            return
+        parts = []
+        for first, rows in finished.parts:
+            memory = finished.arrays.images[first : first + rows].reshape(-1)
+            left_over = {row - first: data for row, data in finished.left_over.items() if first <= row < first + rows}
+            parts.append(Staged.unpack(memory, rows, left_over))
+        staged = Staged.join(parts)
+        with self._on_stream():
+            self._decoder.start(staged)
+        self._queue.append(_Waiting(finished, staged))
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _decode(self, finished: Finished, staged: Staged) -> Decoded | BaseException:
+        arrays, recipe = finished.arrays, self._work.recipe
+        row_of = {int(position): row for row, position in enumerate(arrays.positions)}
+        made = arrays.ids.copy()
+        for substitution in finished.substitutions:
+            made[row_of[substitution.position]] = substitution.substitute
+        rest = recipe.draw_rest(self._work.seed, finished.epoch, made)
+        images, errors = self._decoder.finish(staged, recipe, rest, channels_last=self._channels_last)
+        nothing = np.empty((len(made), 0), np.uint8)
+        kept = SlotView(arrays.positions.copy(), arrays.ids.copy(), arrays.labels.copy(), nothing)
+        batch = Decoded(kept, finished.fields, finished.substitutions, finished.epoch, finished.parts, images=images)
+        for row, error in enumerate(errors):
+            if error is not None:
+                named = self._work.reader.at(error, int(made[row]))
+                failed = self._replace(batch, row, named) if self._work.skip else named
+                if failed is not None:
+                    return failed
+        return batch
+
+    def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
+        """Puts another sample in the place of one that only the decoder found to be bad; returns why it can't."""
+        work, arrays = self._work, batch.arrays
+        position = int(arrays.positions[row])
+        memory = np.empty((1, work.share_bytes), np.uint8)
+        for attempt in range(SUBSTITUTES):
+            i = np.array([substitute(position, attempt, len(work.reader), work.seed, batch.epoch)])
+            try:
+                report = work.run(batch.epoch, arrays.positions[row : row + 1], i, memory, arrays.labels[row : row + 1])
+            except DecodeError:
+                continue
+            for found in report.substitutions:
+                i[0] = found.substitute
+            staged = Staged.unpack(memory.reshape(-1), 1, report.left_over)
+            rest = work.recipe.draw_rest(work.seed, batch.epoch, i)
+            image, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last)
+            if errors[0] is None:
+                batch.images[row] = image[0]
+                for column, (value,) in zip(batch.fields, report.fields, strict=True):
+                    column[row] = value
+                where = error.key, error.shard, error.offset_bytes
+                batch.substitutions.append(Substitution(position, *where, error.reason, int(i[0])))
+                return None
+        return DecodeError(
+            f"{error.reason}; {SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
+            "`feeder inspect --verify`",
+            key=error.key,
+            shard=error.shard,
+            offset_bytes=error.offset_bytes,
+        )

@@ -1,0 +1,114 @@
+"""Where a part's images go: pixels into the slot, or encoded bytes staged there for a decoder in the trainer.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decode.staged import ROW, Kind, Staged
+
+if TYPE_CHECKING:
+    from feeder.decode.base import Buffer, Decoder
+    from feeder.decode.staged import Stager
+    from feeder.errors import DecodeError
+    from feeder.transforms import Draws, Recipe
+
+__all__ = ["PixelSink", "Sink", "StagedSink"]
+
+
+class Sink(Protocol):
+    """Takes the images of a part, all at once or some again."""
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+    ) -> list[DecodeError | None]:
+        """Takes the images of some rows; a row that is given again is replaced.
+
+        Args:
+            rows: int64 [K], which of the part's rows, ascending.
+            buffers: K encoded images; need not outlive the call.
+            orientations: uint8 [K], EXIF orientation 1-8 to apply.
+            draws: What was drawn for them.
+
+        Returns:
+            One entry per image: None, or why it can't be decoded.
+        """
+
+    def close(self) -> dict[int, Buffer]:
+        """Ends the part; returns what found no room in the slot, by row."""
+
+
+class PixelSink:
+    """Decodes at once.
+
+    Args:
+        decoder: With what.
+        recipe: What is done to every image.
+        images: [N, C, H, W], the part of the slot.
+    """
+
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any]) -> None:
+        self._decoder, self._recipe, self._images = decoder, recipe, images
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+    ) -> list[DecodeError | None]:
+        """See :meth:`Sink.add`."""
+        if len(rows) == len(self._images):
+            return self._decoder.decode(buffers, orientations, self._recipe, draws, self._images)
+        some = np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
+        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, some)
+        self._images[rows] = some
+        return errors
+
+    def close(self) -> dict[int, Buffer]:
+        """See :meth:`Sink.close`."""
+        return {}
+
+
+class StagedSink:
+    """Checks and cuts; the images are decoded elsewhere.
+
+    Args:
+        stager: With what.
+        recipe: What is done to every image.
+        memory: uint8 [N, bytes], the part of the slot.
+    """
+
+    def __init__(self, stager: Stager, recipe: Recipe, memory: npt.NDArray[np.uint8]) -> None:
+        self._stager, self._recipe, self._memory = stager, recipe, memory
+        rows = np.zeros(len(memory), ROW)
+        rows["kind"] = Kind.FAILED
+        self._staged = Staged(rows, [b""] * len(memory))
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+    ) -> list[DecodeError | None]:
+        """See :meth:`Sink.add`."""
+        staged, errors = self._stager.stage(buffers, orientations, self._recipe, draws)
+        self._staged.rows[rows] = staged.rows
+        for row, payload in zip(rows.tolist(), staged.payloads, strict=True):
+            self._staged.payloads[row] = payload
+        return errors
+
+    def close(self) -> dict[int, Buffer]:
+        """See :meth:`Sink.close`."""
+        return self._staged.pack(self._memory.reshape(-1))

@@ -1,0 +1,329 @@
+"""The loader with the DALI backend: what it does with any backend, all over again, and what only this one has."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feeder.dataset import FolderDataset, ShardDataset
+from feeder.decode import dali as dali_backend
+from feeder.decode.room import plan_room
+from feeder.decode.staged import ROW
+from feeder.errors import BackendError, DecodeError
+from feeder.loader import DataLoader
+from feeder.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    GaussianBlur,
+    Normalize,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from tests import images, test_device, test_loader, test_workers
+from tests.loader_data import write_shards
+
+pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+# ruff: noqa: F401 -- collected here again, with this module's shards and the loader of the fixture below
+from tests.test_device import (
+    test_bad_sample_is_raised_in_its_turn,
+    test_batches_on_the_cpu_are_the_same,
+    test_batches_on_the_gpu_are_the_same,
+    test_workers_end_when_an_iterator_with_a_device_is_let_go,
+)
+from tests.test_loader import (
+    test_an_explicit_sampler_replaces_order_and_rank_split,
+    test_augmentation_changes_with_epoch_and_seed,
+    test_bad_sample_raises_by_name_and_the_next_batch_follows,
+    test_break_and_iterating_again,
+    test_copied_loader_works,
+    test_iterator_of_a_loader_that_is_gone,
+    test_length_of_loader_and_iterator,
+    test_nothing_but_bad_samples_is_an_error_even_when_skipping,
+    test_ranks_take_equal_batches_and_share_the_epoch,
+    test_resume_with_an_explicit_sampler_skips_its_batches,
+    test_resume_with_other_world_sizes_sees_every_sample_once,
+    test_same_pixels_and_order_whatever_the_workers,
+    test_set_epoch_chooses_the_next_and_those_after_go_on,
+    test_set_epoch_of_the_loaded_epoch_keeps_the_place,
+    test_skipped_samples_have_the_same_substitutes_whatever_the_workers,
+    test_state_between_epochs_starts_the_next_one,
+    test_two_iterators_at_once,
+    test_unreadable_files_of_a_folder_are_skipped_too,
+    test_window_shuffle_sees_every_sample_once,
+    test_worker_init_fn_runs_in_every_worker,
+)
+from tests.test_workers import (
+    test_a_bug_in_a_worker_is_raised_with_its_traceback,
+    test_killing_any_worker_at_any_step_changes_nothing,
+    test_sample_that_kills_every_worker_ends_with_an_error_that_names_it,
+    test_stopped_worker_does_not_hold_up_closing,
+    test_timeout_means_what_torchs_means,
+    test_worker_that_cannot_start_says_why,
+)
+
+RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), Normalize([0.5] * 3, [0.25] * 3)])
+
+
+class DaliLoader(DataLoader[Any]):
+    """For feeder's datasets with this backend unless another is asked for."""
+
+    def __init__(self, dataset: Any, *arguments: Any, backend: str = "dali", **options: Any) -> None:
+        ours = isinstance(dataset, (ShardDataset, FolderDataset))
+        super().__init__(dataset, *arguments, backend=backend if ours else "auto", **options)
+
+
+@pytest.fixture(autouse=True)
+def _with_dali(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (test_device, test_loader, test_workers):
+        monkeypatch.setattr(module, "DataLoader", DaliLoader)
+        if hasattr(module, "write_shards"):
+            monkeypatch.setattr(module, "write_shards", functools.partial(write_shards, jpegs=True))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 50, jpegs=True)
+
+
+def _epoch(loader: Any) -> list[tuple[Any, ...]]:
+    """An epoch's batches, in memory of their own."""
+    return [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in batch) for batch in loader]
+
+
+def _same(a: list[tuple[Any, ...]], b: list[tuple[Any, ...]]) -> bool:
+    return len(a) == len(b) and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+        for p, q in zip(a, b, strict=True)
+        for x, y in zip(p, q, strict=True)
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pixels_are_the_other_backends_and_labels_and_fields_too(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index", "key"))
+    loader = DaliLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
+    batches = _epoch(loader)
+    assert [len(batch[0]) for batch in batches] == [8] * 6 + [2]
+    for batch, other in zip(batches, DataLoader(dataset, batch_size=8, shuffle=True, backend="pillow"), strict=True):
+        assert batch[0].dtype == torch.float32
+        assert (batch[0] - other[0]).abs().mean() < 1.5 / 255 / 0.25
+        assert torch.equal(batch[1], other[1])
+        assert batch[3] == other[3]
+    stats = loader.stats()
+    assert (stats["backend"], stats["dali_images"], stats["cpu_images"]) == ("dali", 33, 17)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_after_every_step(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "num_workers": workers}
+    running, states = DaliLoader(dataset, **options), []
+    epoch = []
+    for batch in running:
+        epoch.append(tuple(x.clone() for x in batch))
+        states.append(running.state_dict())
+    for step, state in enumerate(states[:-1], 1):
+        resumed = DaliLoader(dataset, **options)
+        resumed.load_state_dict(state)
+        assert _same(_epoch(resumed), epoch[step:])
+
+
+def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    expected = _epoch(DaliLoader(dataset, batch_size=16))
+    for workers, share in ((0, 128), (2, 128), (2, 640)):
+        loader = DaliLoader(dataset, batch_size=16, num_workers=workers)
+        loader._fast.work.share_bytes = share
+        assert share >= ROW.itemsize
+        assert _same(_epoch(loader), expected)
+
+
+def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
+    reader = ShardDataset(shards).reader
+    room = plan_room(reader, (16, 16), 4)
+    assert room.share_bytes % 64 == 0
+    largest = max(max(reader.index.length.tolist()), 3 * 16 * 16)  # type: ignore[attr-defined]
+    assert 3 * 16 * 16 < room.share_bytes <= largest + ROW.itemsize + 64
+    assert room.preallocate == (24, 32)
+    # One large scan among many photos sets neither the room nor what is reserved.
+    (tmp_path / "c").mkdir()
+    photo, scan = (images.encode(images.pixels(1, side, side), quality=50) for side in (64, 2500))
+    for i in range(63):
+        (tmp_path / f"c/{i}.jpg").write_bytes(photo)
+    (tmp_path / "c/x.jpg").write_bytes(scan)
+    room = plan_room(FolderDataset(tmp_path).reader, (8, 8), 64)
+    assert room.outlier_pixels < 2500 * 2500
+    assert room.preallocate == (64, 64)
+    assert room.share_bytes < 2 * len(photo) + ROW.itemsize
+
+
+@pytest.mark.parametrize(("workers", "device"), [(0, None), (2, None), (2, "cpu")])
+def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, device: str | None) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": workers, "device": device}
+    good = ShardDataset(write_shards(tmp_path / "good", 40, jpegs=True), RECIPE, fields=("index", "key"))
+    cut = ShardDataset(write_shards(tmp_path / "cut", 40, jpegs=True, cut=(10, 17)), RECIPE, fields=("index", "key"))
+    expected = _epoch(DaliLoader(good, **options))
+    iterator = iter(DaliLoader(cut, **options))
+    assert _same([next(iterator)], expected[:1])
+    for key, shard in (("00000010", "shard-000000.tar"), ("00000017", "shard-000001.tar")):
+        with pytest.raises(DecodeError, match=key) as caught:
+            next(iterator)
+        assert caught.value.shard == shard
+    assert _same(_epoch(iterator), expected[3:])
+
+    loader = DaliLoader(cut, on_error="skip", **options)
+    batches, stats = _epoch(loader), loader.stats()
+    assert [len(batch[0]) for batch in batches] == [8] * 5
+    assert [entry["key"] for entry in stats["substitutions"]] == ["00000010", "00000017"]
+    assert stats["skipped"] == 2
+    for entry in stats["substitutions"]:
+        batch, row = batches[entry["position"] // 8], entry["position"] % 8
+        substitute = entry["substitute"]
+        assert substitute not in (10, 17)
+        assert batch[1][row] == substitute % 7
+        assert batch[2][row] == substitute
+        assert batch[3][row] == f"{substitute:08d}"
+        # The same pixels as those of the sample itself in its own place.
+        assert torch.equal(batch[0][row], expected[substitute // 8][0][substitute % 8])
+    for row in range(40):
+        if row not in (10, 17):
+            assert torch.equal(batches[row // 8][0][row % 8], expected[row // 8][0][row % 8])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_held_batches_never_change(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    loader = DaliLoader(dataset, batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+    held = list(loader)  # warns of nothing: they stand in memory of their own
+    copies = [tuple(x.clone() for x in batch) for batch in held]
+    for _ in range(2):
+        for _ in loader:
+            pass
+    assert _same(held, copies)
+    assert _same(held, _epoch(DaliLoader(dataset, batch_size=4)))
+
+
+def test_two_loaders_at_once_train_and_validation(shards: Path) -> None:
+    train = ShardDataset(shards, RECIPE)
+    validation = ShardDataset(shards, Compose([Resize(20), CenterCrop(16)]))
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1}
+    first, second = _epoch(DaliLoader(train, shuffle=True, **options)), _epoch(DaliLoader(validation, **options))
+    loaders = DaliLoader(train, shuffle=True, **options), DaliLoader(validation, **options)
+    pairs = list(zip(*loaders, strict=True))
+    assert _same([a for a, _ in pairs], first)
+    assert _same([b for _, b in pairs], second)
+    loaders[0].set_epoch(0)
+    half = iter(loaders[0])
+    assert _same([next(half) for _ in range(3)], first[:3])
+    loaders[1].set_epoch(0)
+    assert _same(_epoch(loaders[1]), second)
+    loaders[1].close()
+    assert _same(_epoch(half), first[3:])
+
+
+def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from feeder.decode import dali_pipeline
+
+    built = []
+    build = dali_pipeline._build
+    monkeypatch.setattr(dali_pipeline, "_build", lambda options: built.append(options) or build(options))
+    loader = DaliLoader(ShardDataset(shards, RECIPE), batch_size=70, num_workers=1)
+    for _ in range(3):
+        for _ in loader:
+            break
+        for _ in loader:
+            pass
+    assert [options.batch_size for options in built] == [70]
+    assert built[0].preallocate == (24, 32)
+    loader.close()
+    gc.collect()
+    assert len(_epoch(loader)) == 1
+    assert len(built) == 2
+
+
+def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    expected = _epoch(DaliLoader(dataset, batch_size=16))
+    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
+    assert _same(_epoch(limited), expected)
+    assert limited.stats()["dali_images"] == 33
+
+
+def test_workers_have_neither_dali_nor_torch(shards: Path) -> None:
+    loader = DaliLoader(ShardDataset(shards, RECIPE), batch_size=8, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    (pid,) = loader.worker_pids()
+    mapped = Path(f"/proc/{pid}/maps").read_text()
+    assert "/torch/" not in mapped
+    assert "/nvidia/" not in mapped
+    assert "/nvidia/dali/" in Path("/proc/self/maps").read_text()
+
+
+def test_a_script_without_a_main_guard_that_closes_nothing_ends_well(shards: Path) -> None:
+    script = f"""
+from feeder.dataset import ShardDataset
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), 10, num_workers=2, backend="dali")
+iterator = iter(loader)
+print(len(next(iterator)[1]), len(next(iterator)[1]))
+"""
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}  # DALI's dependencies have some
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=90)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "10 10\n", "")
+
+
+def test_what_dali_cant_run_is_refused_when_the_loader_is_built(shards: Path) -> None:
+    recipe = Compose([RandomResizedCrop(16), GaussianBlur(3)])
+    with pytest.raises(BackendError, match="'dali' can't run GaussianBlur"):
+        DataLoader(ShardDataset(shards, recipe), backend="dali")
+    colors = Compose([*RECIPE.transforms[:2], ColorJitter(0.4, 0.4, 0.4), *RECIPE.transforms[2:], RandomErasing(1.0)])
+    dataset = ShardDataset(shards, colors)
+    assert _same(_epoch(DaliLoader(dataset, 8, num_workers=1)), _epoch(DaliLoader(dataset, 8)))
+
+
+def test_a_missing_dali_is_one_line_with_the_remedy(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(BackendError, match=r"pip install 'feeder-data\[dali-cuda13\]'") as caught:
+        DataLoader(ShardDataset(shards, RECIPE), backend="dali")
+    assert "\n" not in str(caught.value)
+
+
+def test_auto_takes_dali_for_a_gpu_only_and_says_so(
+    shards: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    dataset = ShardDataset(shards, RECIPE)
+    assert DataLoader(dataset).stats()["backend"] == "cpu"
+    assert DataLoader(dataset, device="cpu").stats()["backend"] == "cpu"
+    assert "backend 'auto' is 'cpu'" in caplog.text
+    asked = []
+
+    def on_the_cpu(*, device: str, **options: Any) -> Any:
+        asked.append(device)
+        return made(**options)
+
+    made = dali_backend.DaliDecoder
+    monkeypatch.setattr(dali_backend, "DaliDecoder", on_the_cpu)
+    monkeypatch.setattr("feeder.loader.checked_device", lambda device: torch.device("cuda", 1))
+    assert DataLoader(dataset, device="cuda:1").stats()["backend"] == "dali"
+    assert asked == ["cuda:1"]
+    assert "backend 'auto' is 'dali'" in caplog.text
