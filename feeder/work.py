@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from feeder.decode.registry import get_decoder
 from feeder.errors import DecodeError
+from feeder.meter import Meter
 from feeder.order import substitute
 from feeder.read import Encoded, Reader
 
 if TYPE_CHECKING:
-    from feeder.decode.base import Decoder
-    from feeder.transforms import Recipe
+    from feeder.decode.base import Buffer, Decoder
+    from feeder.transforms import Draws, Recipe
 
 __all__ = ["Report", "Substitution", "Work"]
 
@@ -86,10 +87,14 @@ class Work:
     skip: bool = False
     threads: int = 1
     fidelity: str = "fast"
+    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_decoder": None}
+        return {name: value for name, value in self.__dict__.items() if name != "meter"} | {"_decoder": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, meter=Meter())
 
     @property
     def decoder(self) -> Decoder:
@@ -171,24 +176,43 @@ class Work:
         labels[:] = encoded.labels
         report.encoded_bytes += sum(map(len, encoded.buffers))
         read = time.perf_counter_ns()
+        self.meter.add("read", read - started, sum(map(len, encoded.buffers)))
         beat()
         errors = [_problem(encoded, row) for row in range(len(ids))]
         good = [row for row, error in enumerate(errors) if error is None]
         if len(good) == len(ids):
-            draws = self.recipe.draw(self.seed, epoch, ids, encoded.sizes)
-            errors = self.decoder.decode(encoded.buffers, encoded.orientations, self.recipe, draws, images)
+            draws = self._drawn(epoch, ids, encoded.sizes)
+            errors = self._decoded(encoded.buffers, encoded.orientations, draws, images)
         elif good:
             rows = np.array(good)
             part = np.empty((len(good), *images.shape[1:]), images.dtype)
-            draws = self.recipe.draw(self.seed, epoch, ids[rows], encoded.sizes[rows])
+            draws = self._drawn(epoch, ids[rows], encoded.sizes[rows])
             buffers = [encoded.buffers[row] for row in good]
-            found = self.decoder.decode(buffers, encoded.orientations[rows], self.recipe, draws, part)
+            found = self._decoded(buffers, encoded.orientations[rows], draws, part)
             images[rows] = part
             for row, error in zip(good, found, strict=True):
                 errors[row] = error
         report.read_ns += read - started
         report.decode_ns += time.perf_counter_ns() - read
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
+
+    def _drawn(self, epoch: int, ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> Draws:
+        started = time.perf_counter_ns()
+        draws = self.recipe.draw(self.seed, epoch, ids, sizes)
+        self.meter.add("draw", time.perf_counter_ns() - started)
+        return draws
+
+    def _decoded(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+        images: npt.NDArray[Any],
+    ) -> list[DecodeError | None]:
+        started = time.perf_counter_ns()
+        errors = self.decoder.decode(buffers, orientations, self.recipe, draws, images)
+        self.meter.add_images(time.perf_counter_ns() - started, len(buffers), images.nbytes, self.decoder)
+        return errors
 
     def _replace(
         self,
