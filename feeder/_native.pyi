@@ -77,6 +77,7 @@ def decode_batch(
     max_pixels: int = 0,
     image_sizes: npt.NDArray[np.int32] | None = None,
     times: dict[str, int] | None = None,
+    spent: npt.NDArray[np.int64] | None = None,
 ) -> tuple[npt.NDArray[np.int32], list[str]]:
     """Decodes, crops, resizes, flips and normalizes N images into ``out``, without the GIL.
 
@@ -97,6 +98,8 @@ def decode_batch(
         image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of another
             size is refused.
         times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.
+        spent: int64 [N, 2], filled with nanoseconds for each image: from the file to planes, and from there to the
+            output. Reading the clock for it costs less than 0.1 us an image.
 
     Returns:
         (int32 [N] of Status values, N reasons, empty where OK).

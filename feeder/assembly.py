@@ -165,6 +165,21 @@ class Assembly:
         making = self._queue[0]
         return len(making.reports) == len(making.parts)
 
+    def __len__(self) -> int:
+        """Batches that are given out."""
+        return len(self._queue)
+
+    def made(self) -> int:
+        """How many of them are made, about: workers take parts in order, but do not finish them in order."""
+        left = self._engine.pool.unfinished if self._queue else 0
+        unmade = 0
+        for making in reversed(self._queue):
+            if left <= 0:
+                break
+            left -= len(making.parts) - len(making.reports)
+            unmade += 1
+        return len(self._queue) - unmade
+
     def take_waited_ns(self) -> int:
         """How long the caller was kept waiting since the last call."""
         waited, self._waited_ns = self._waited_ns, 0

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.batch import Region
+from feeder.meter import METER_WORDS, Meter
 
 __all__ = ["Board", "Part"]
 
@@ -61,7 +62,7 @@ class Board:
 
     def __init__(self, capacity: int, workers: int, descriptors: tuple[int, int] | None = None) -> None:
         self.capacity, self.workers = capacity, workers
-        words = _HEADER + capacity * (_PART_WORDS + 2) + workers * _WORKER_WORDS
+        words = _HEADER + capacity * (_PART_WORDS + 2) + workers * (_WORKER_WORDS + METER_WORDS)
         if descriptors is None:
             self.region = Region(8 * words)
             self.event = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -76,7 +77,9 @@ class Board:
         at += capacity * _PART_WORDS
         self._fresh, self._again = numbers[at : at + 2 * capacity].reshape(2, capacity)
         at += 2 * capacity
-        self._workers = numbers[at:].reshape(workers, _WORKER_WORDS)
+        self._workers = numbers[at : at + workers * _WORKER_WORDS].reshape(workers, _WORKER_WORDS)
+        at += workers * _WORKER_WORDS
+        self._stages = numbers[at:].reshape(workers, METER_WORDS)
         if descriptors is None:
             self._workers[:, _PART] = _NONE
 
@@ -137,15 +140,18 @@ class Board:
         """When a worker last said so, on the monotonic clock; 0 as long as it starts."""
         return int(self._workers[worker, _BEAT_NS])
 
-    def finish(self, worker: int, *, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
-        """Says that a worker has sent off its part, and what that took."""
+    def count(self, worker: int, *, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
+        """Says what a part took that a worker is about to send off: once it is sent, the worker may be ended."""
         row = self._workers[worker]
         row[_DONE] += 1
         row[_READ_NS] += read_ns
         row[_DECODE_NS] += decode_ns
         row[_BUSY_NS] += busy_ns
         row[_BYTES] += encoded_bytes
-        row[_PART] = _NONE
+
+    def finish(self, worker: int) -> None:
+        """Says that a worker has sent off its part."""
+        self._workers[worker, _PART] = _NONE
 
     def forget(self, worker: int) -> None:
         """Clears a worker's place for its successor; the meters go on."""
@@ -157,6 +163,20 @@ class Board:
         columns = {"parts": _DONE, "read_ns": _READ_NS, "decode_ns": _DECODE_NS, "busy_ns": _BUSY_NS}
         columns["encoded_bytes"] = _BYTES
         return {name: int(self._workers[:, column].sum()) for name, column in columns.items()}
+
+    def meter(self, worker: int) -> Meter:
+        """The meter that a worker writes."""
+        return Meter(self._stages[worker])
+
+    def stages(self) -> npt.NDArray[np.int64]:
+        """What the workers' meters show: int64 [workers, METER_WORDS]."""
+        stages: npt.NDArray[np.int64] = self._stages.copy()
+        return stages
+
+    def unfinished(self) -> int:
+        """How many parts nobody has claimed, or a worker has in hand."""
+        unclaimed = sum(int(self._header[tail] - self._header[head]) for _, head, tail in self._queues())
+        return unclaimed + int((self._workers[:, _PART] != _NONE).sum())
 
     def close(self) -> None:
         """Closes the descriptors."""

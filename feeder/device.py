@@ -10,6 +10,7 @@ Note [Reuse of page-locked slots]
 from __future__ import annotations
 
 import collections
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -18,6 +19,7 @@ import torch
 
 from feeder.batch import Slots
 from feeder.errors import ArgumentError
+from feeder.meter import Meter
 
 if TYPE_CHECKING:
     from feeder.loader import DataLoader
@@ -99,7 +101,10 @@ def slot_guard(loader: DataLoader[Any]) -> CudaGuard | None:
 
 
 def feed_device(
-    loader: DataLoader[Any], source: Callable[[], tuple[_T, Any]], ready: Callable[[], bool] | None = None
+    loader: DataLoader[Any],
+    source: Callable[[], tuple[_T, Any]],
+    ready: Callable[[], bool] | None = None,
+    meter: Meter | None = None,
 ) -> DeviceFeed[_T] | None:
     """The feed of a loader's device; None without one.
 
@@ -107,11 +112,12 @@ def feed_device(
         loader: The loader.
         source: A method of the iterator that owns the feed; held weakly, so that the iterator goes when it is let go.
         ready: Another, which says whether the source has the next batch at hand.
+        meter: Has the copies.
     """
     if loader.target_device is None:
         return None
     give, ask = _weak(source), _weak(ready) if ready is not None else None
-    return DeviceFeed(give, loader.target_device, loader.prefetch_to_device, loader.feeding_stream, ask)
+    return DeviceFeed(give, loader.target_device, loader.prefetch_to_device, loader.feeding_stream, ask, meter)
 
 
 def _weak(method: Callable[[], _R]) -> Callable[[], _R]:
@@ -154,6 +160,7 @@ class DeviceFeed(Generic[_T]):
         ahead: How many batches are copied before the caller asks for them, 0 or more.
         stream: The stream of the copies; None for a device without streams.
         ready: Says whether the source has the next batch at hand; only then it is copied ahead. None: it always has.
+        meter: Has the copies: on a stream what they took there, else what the call took.
     """
 
     def __init__(
@@ -163,12 +170,14 @@ class DeviceFeed(Generic[_T]):
         ahead: int,
         stream: Any = None,
         ready: Callable[[], bool] | None = None,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = Meter() if meter is None else meter
         self._source, self._device, self._ahead, self._stream = source, device, ahead, stream
         self._source_ready = ready
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.
-        self._reading: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._reading: collections.deque[tuple[Any, Any, Any]] = collections.deque()
         self._ended = False
         self._failure: Exception | None = None
 
@@ -200,14 +209,26 @@ class DeviceFeed(Generic[_T]):
         return item, batch
 
     def _copy(self, batch: Any) -> tuple[Any, Any]:
-        if batch is None or self._stream is None:
-            return move(batch, self._device), None
-        with torch.cuda.stream(self._stream):
+        if batch is None:
+            return None, None
+        if self._stream is None:
+            started = time.perf_counter_ns()
             moved = move(batch, self._device)
-            event = self._stream.record_event()
-        self._reading.append((batch, event))
+            self._meter.add("copy", time.perf_counter_ns() - started, sum(t.nbytes for t in _tensors(batch)))
+            return moved, None
+        with torch.cuda.stream(self._stream):
+            begun = self._stream.record_event(_timing_event())
+            moved = move(batch, self._device)
+            event = self._stream.record_event(_timing_event())
+        self._reading.append((batch, begun, event))
         return moved, event
 
     def _let_go(self) -> None:
-        while self._reading and self._reading[0][1].query():
-            self._reading.popleft()
+        while self._reading and self._reading[0][2].query():
+            batch, begun, event = self._reading.popleft()
+            copied_bytes = sum(t.nbytes for t in _tensors(batch))
+            self._meter.add("copy", int(begun.elapsed_time(event) * 1e6), copied_bytes)
+
+
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from feeder.assembly import HELD_BATCHES, part_rows
 from feeder.batch import Layout, Ring, plan_slots
 from feeder.device import CudaGuard, page_lock
 from feeder.errors import WorkerError
+from feeder.meter import METER_WORDS
 from feeder.workers import Pool, PoolOptions, Replacement
 
 if TYPE_CHECKING:
@@ -52,6 +56,7 @@ class Engine:
         self._ring: Ring | None = None
         self._pool: Pool | None = None
         self._meters: dict[str, int] = {}
+        self._stages = np.zeros((options.pool.workers, METER_WORDS), np.int64)
         self._replacements: list[Replacement] = []
 
     @property
@@ -78,6 +83,10 @@ class Engine:
             for name, value in self._pool.meters().items():
                 meters[name] = meters.get(name, 0) + value
         return meters
+
+    def stages(self) -> npt.NDArray[np.int64]:
+        """What the workers' stages took so far: int64 [workers, METER_WORDS]."""
+        return self._stages + self._pool.stages() if self._pool is not None else self._stages.copy()
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that run now."""
@@ -128,4 +137,5 @@ class Engine:
                 self._ring = None  # a worker that can't be ended may still write into it
             for name, value in pool.meters().items():
                 self._meters[name] = self._meters.get(name, 0) + value
+            self._stages += pool.stages()
             self._replacements += pool.replacements

@@ -24,8 +24,9 @@ from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, slot_guard
 from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
+from feeder.meter import METER_WORDS, Meter
 from feeder.order import Order, Split, Window
-from feeder.stats import verdict
+from feeder.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.tensors import as_tensor
 from feeder.work import Substitution, Work
 from feeder.workers import PoolOptions
@@ -38,6 +39,8 @@ __all__ = ["FastIterator", "FastPath", "Place"]
 
 _STATE_VERSION = 1
 _LEDGER_ENTRIES = 10_000
+# Where a backend does not say what it does together.
+_ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class FastPath:
         seed = loader.seed or 0
         self.order = Order(len(dataset), seed, shuffle, sizes)
         decoder = _decoder(loader, dataset)
-        self.backend = decoder.name
+        self.backend, self._fused = decoder.name, getattr(decoder, "fused", _ALL_IN_DECODE)
         skip = loader.on_error == "skip"
         threads = loader.worker_threads
         fields, fidelity = dataset.fields, loader.fidelity
@@ -87,6 +90,7 @@ class FastPath:
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
         self.meters_here: dict[str, int] = {}
+        self.meter = Meter()
         self._next = Place()
         self._iterator: weakref.ref[FastIterator] | None = None
         self._engine: Engine | None = None
@@ -171,16 +175,28 @@ class FastPath:
         """See :meth:`feeder.DataLoader.stats`."""
         engine = self._engine
         meters = engine.meters() if engine is not None else dict(self.meters_here)
+        replaced = engine.replacements if engine is not None else []
+        by_worker = engine.stages() if engine is not None else np.zeros((0, METER_WORDS), np.int64)
+        stages = stage_table(np.stack([self.meter.words, self.work.meter.words, *by_worker]))
         return {
             **self.counts,
             "backend": self.backend,
             **meters,
             **(self.decoder.meters() if self.decoder is not None else {}),
             **verdict(self.counts, meters, self._loader.num_workers),
-            "replaced_workers": [dataclasses.asdict(r) for r in engine.replacements] if engine is not None else [],
+            "stages": stages,
+            "fused": fused_stages(stages, self._fused),
+            "workers": worker_tables(by_worker, [r.worker for r in replaced]),
+            "respawns": len(replaced),
+            "slots": self._slots(),
+            "replaced_workers": [dataclasses.asdict(r) for r in replaced],
             "substitutions": [s._asdict() for s in self.substitutions],
             "padded": list(self.padded),
         }
+
+    def _slots(self) -> dict[str, int]:
+        iterator = self._iterator() if self._iterator is not None else None
+        return {"total": 0, "held": 0, "making": 0, "ready": 0} if iterator is None else iterator.slots()
 
     def engine(self) -> Engine:
         """The loader's engine, or another one if an earlier iterator still uses it."""
@@ -296,6 +312,7 @@ class FastIterator:
         self._place, self._split = place, split
         self._steps = 0
         self._asked_ns = time.monotonic_ns()
+        self._given_ns = 0
         self._length = len(split) if split is not None else max(0, len(loader) - place.start)
         requests = path.requests(place, split)
         self._closed = False
@@ -317,7 +334,7 @@ class FastIterator:
                 channels_last=loader.channels_last,
                 stream=loader.feeding_stream,
             )
-        self._feed = feed_device(loader, self._next_finished, self._ready)
+        self._feed = feed_device(loader, self._next_finished, self._ready, path.meter)
 
     def __iter__(self) -> FastIterator:
         return self
@@ -328,6 +345,8 @@ class FastIterator:
     def __next__(self) -> tuple[Any, ...]:
         if self.exhausted:
             raise StopIteration
+        if self._given_ns:
+            self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:
             finished, batch = self._next_finished() if self._feed is None else next(self._feed)
         except StopIteration:
@@ -340,10 +359,15 @@ class FastIterator:
         self._account(finished)
         if isinstance(finished, BaseException):
             raise finished
+        self._given_ns = time.monotonic_ns()
         return tuple(batch)
 
     def _next_finished(self) -> tuple[Finished | BaseException, Any]:
         finished = next(self._batches)
+        if self._assembly is not None:
+            waited_ns = self._assembly.take_waited_ns()
+            self._path.counts["waited_ns"] += waited_ns
+            self._path.meter.add("wait_batch", waited_ns)
         return finished, None if isinstance(finished, BaseException) else self._batch(finished)
 
     @property
@@ -356,6 +380,13 @@ class FastIterator:
         if self._decoding is not None:
             return self._decoding.ready()
         return self._assembly is not None and self._assembly.ready()
+
+    def slots(self) -> dict[str, int]:
+        """How many slots there are, are held by the caller, are being filled, and are full."""
+        if self._engine is None or self._assembly is None:
+            return {"total": 0, "held": 0, "making": 0, "ready": 0}
+        ring, ready = self._engine.ring, self._assembly.made()
+        return {"total": ring.slots, "held": ring.leased, "making": len(self._assembly) - ready, "ready": ready}
 
     def place(self) -> Place:
         """Where an iteration would go on after what was handed out."""
@@ -385,8 +416,6 @@ class FastIterator:
         now = time.monotonic_ns()
         path.counts["elapsed_ns"] += now - self._asked_ns
         self._asked_ns = now
-        if self._assembly is not None:
-            path.counts["waited_ns"] += self._assembly.take_waited_ns()
         if isinstance(finished, BaseException):
             return
         path.counts["batches"] += 1

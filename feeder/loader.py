@@ -231,7 +231,47 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._fast.load_state_dict(state_dict)
 
     def stats(self) -> dict[str, Any]:
-        """What the stages took, and the ledger of bad samples and replaced workers."""
+        """What the stages took so far, and the ledger of bad samples and replaced workers.
+
+        Times are nanoseconds, shares 0-1. ``stages`` has, for each stage that has run, ``count`` (of its runs),
+        ``bytes``, ``total_ns`` (summed over workers and threads), ``mean_ns``, ``p50_ns``, ``p90_ns``, ``p99_ns``
+        (within an eighth) and ``max_ns``:
+
+        - ``read``: the encoded bytes of a part of a batch (up to 64 samples; without workers the whole batch);
+        - ``draw``: the augmentation's parameters of a part;
+        - ``cut``: a part's images cut to their crops before they are decoded elsewhere;
+        - ``decode``, ``transform``: of an image; crop, resize and all ops are transform;
+        - ``fetch``: a batch from a dataset that is not feeder's, with all that the dataset does;
+        - ``collate``: a batch from its samples, into the slot where torch's default function collates;
+        - ``write``: pixels of an image into the slot, or of a batch what collating has not put there;
+        - ``wait_slot``: a worker waits for something to do: for a free slot, or for the next epoch;
+        - ``wait_batch``: the caller waits for a batch of the workers;
+        - ``copy``: a batch to the device, as timed there on a GPU;
+        - ``consumer``: the caller is busy with a batch.
+
+        Returns:
+            For every loader:
+
+            - ``stages``: see above; ``fused``: by stage without a time of its own the one whose time contains it;
+            - ``workers``: for each worker ``worker`` (its number), ``respawns`` and its ``stages``;
+            - ``respawns``: how many workers were replaced; ``replaced_workers``: each of these, with ``worker``,
+              ``pid``, ``cause`` and, for feeder's datasets, the ``keys`` of the samples that it had in hand;
+            - ``slots``: how many there are (``total``), the caller has (``held``), are being filled (``making``), and
+              are full (``ready``, about); all 0 between epochs;
+            - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for the first batch of an epoch to
+              getting the last; ``waited_ns``: of that, waiting for workers.
+
+            For feeder's datasets also:
+
+            - ``backend``: the decode backend's name;
+            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``busy_ns``, ``encoded_bytes``:
+              sums over the workers' parts;
+            - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
+              :func:`feeder.stats.verdict`;
+            - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
+              10,000), see :class:`feeder.work.Substitution`;
+            - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.
+        """
         return self._generic.stats(self) if self._fast is None else self._fast.stats()
 
     def worker_pids(self) -> list[int]:

@@ -5,6 +5,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decode.staged import ROW, Kind, Staged
+from feeder.meter import Meter
 
 if TYPE_CHECKING:
     from feeder.decode.base import Buffer, Decoder
@@ -55,10 +57,11 @@ class PixelSink:
         decoder: With what.
         recipe: What is done to every image.
         images: [N, C, H, W], the part of the slot.
+        meter: Has what it takes.
     """
 
-    def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any]) -> None:
-        self._decoder, self._recipe, self._images = decoder, recipe, images
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any], meter: Meter) -> None:
+        self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
 
     def add(
         self,
@@ -68,11 +71,13 @@ class PixelSink:
         draws: Draws,
     ) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
-        if len(rows) == len(self._images):
-            return self._decoder.decode(buffers, orientations, self._recipe, draws, self._images)
-        some = np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
-        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, some)
-        self._images[rows] = some
+        whole = len(rows) == len(self._images)
+        images = self._images if whole else np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
+        started = time.perf_counter_ns()
+        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images)
+        self._meter.add_images(time.perf_counter_ns() - started, len(buffers), images.nbytes, self._decoder)
+        if not whole:
+            self._images[rows] = images
         return errors
 
     def close(self) -> dict[int, Buffer]:
@@ -87,10 +92,11 @@ class StagedSink:
         stager: With what.
         recipe: What is done to every image.
         memory: uint8 [N, bytes], the part of the slot.
+        meter: Has what it takes: to check and cut, and to write.
     """
 
-    def __init__(self, stager: Stager, recipe: Recipe, memory: npt.NDArray[np.uint8]) -> None:
-        self._stager, self._recipe, self._memory = stager, recipe, memory
+    def __init__(self, stager: Stager, recipe: Recipe, memory: npt.NDArray[np.uint8], meter: Meter) -> None:
+        self._stager, self._recipe, self._memory, self._meter = stager, recipe, memory, meter
         rows = np.zeros(len(memory), ROW)
         rows["kind"] = Kind.FAILED
         self._staged = Staged(rows, [b""] * len(memory))
@@ -103,7 +109,9 @@ class StagedSink:
         draws: Draws,
     ) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
+        started = time.perf_counter_ns()
         staged, errors = self._stager.stage(buffers, orientations, self._recipe, draws)
+        self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
         self._staged.rows[rows] = staged.rows
         for row, payload in zip(rows.tolist(), staged.payloads, strict=True):
             self._staged.payloads[row] = payload
@@ -111,4 +119,7 @@ class StagedSink:
 
     def close(self) -> dict[int, Buffer]:
         """See :meth:`Sink.close`."""
-        return self._staged.pack(self._memory.reshape(-1))
+        started = time.perf_counter_ns()
+        left_over = self._staged.pack(self._memory.reshape(-1))
+        self._meter.add("write", time.perf_counter_ns() - started, sum(map(len, self._staged.payloads)))
+        return left_over

@@ -5,10 +5,70 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["verdict"]
+import numpy as np
+import numpy.typing as npt
+
+from feeder.meter import METER_WORDS, STAGE_WORDS, STAGES, bucket_ns
+
+__all__ = ["fused_stages", "stage_table", "verdict", "worker_tables"]
 
 # Below this share of the time the caller hardly notices that it waits.
 _NOTICEABLE = 0.05
+_PERCENTILES = (50, 90, 99)
+
+
+def stage_table(words: npt.NDArray[np.int64]) -> dict[str, dict[str, int]]:
+    """Reads meters.
+
+    Args:
+        words: int64 [..., METER_WORDS]; all of them are added up.
+
+    Returns:
+        For each stage that has run: count, bytes, total_ns, mean_ns, p50_ns, p90_ns, p99_ns (within an eighth), max_ns.
+    """
+    rows = words.reshape(-1, len(STAGES), STAGE_WORDS)
+    sums, longest = rows.sum(axis=0), rows[:, :, 3].max(axis=0, initial=0)
+    middles = bucket_ns()
+    table = {}
+    for name, (count, size, total, _, *buckets), most in zip(STAGES, sums.tolist(), longest.tolist(), strict=True):
+        if not count:
+            continue
+        ranks = np.cumsum(buckets)
+        found = {"count": count, "bytes": size, "total_ns": total, "mean_ns": total // count}
+        for percent in _PERCENTILES:
+            bucket = int(np.searchsorted(ranks, ranks[-1] * percent / 100))
+            found[f"p{percent}_ns"] = min(most, int(middles[bucket]))
+        table[name] = found | {"max_ns": most}
+    return table
+
+
+def worker_tables(words: npt.NDArray[np.int64], replaced: list[int]) -> list[dict[str, Any]]:
+    """Reads each worker's meter.
+
+    Args:
+        words: int64 [workers, METER_WORDS].
+        replaced: The number of each worker that was replaced, once for each time.
+
+    Returns:
+        For each worker: worker (its number), respawns, stages (see :func:`stage_table`).
+    """
+    return [
+        {"worker": number, "respawns": replaced.count(number), "stages": stage_table(row)}
+        for number, row in enumerate(words.reshape(-1, METER_WORDS))
+    ]
+
+
+def fused_stages(stages: Mapping[str, Any], within: Mapping[str, str]) -> dict[str, str]:
+    """Which stages have no time of their own on a path.
+
+    Args:
+        stages: Those that have.
+        within: What contains a stage's work where it is not done by itself.
+
+    Returns:
+        By stage, the one whose time contains it.
+    """
+    return {name: holder for name, holder in within.items() if name not in stages and holder in stages}
 
 
 def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) -> dict[str, Any]:

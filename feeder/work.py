@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from feeder.decode.registry import get_decoder
 from feeder.errors import DecodeError
+from feeder.meter import Meter
 from feeder.order import substitute
 from feeder.read import Encoded, Reader
 from feeder.sink import PixelSink, Sink, StagedSink
@@ -102,10 +103,14 @@ class Work:
     fidelity: str = "fast"
     stager: Stager | None = None
     share_bytes: int = 0
+    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_decoder": None}
+        return {name: value for name, value in self.__dict__.items() if name != "meter"} | {"_decoder": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, meter=Meter())
 
     @property
     def decoder(self) -> Decoder:
@@ -159,9 +164,9 @@ class Work:
         report = Report()
         sink: Sink
         if self.stager is None:
-            sink = PixelSink(self.decoder, self.recipe, images)
+            sink = PixelSink(self.decoder, self.recipe, images, self.meter)
         else:
-            sink = StagedSink(self.stager, self.recipe, images)
+            sink = StagedSink(self.stager, self.recipe, images, self.meter)
         errors = self._make(epoch, np.arange(len(ids)), ids, sink, labels, report, beat)
         if any(errors):
             ids = ids.copy()
@@ -215,11 +220,14 @@ class Work:
         labels[rows] = encoded.labels
         report.encoded_bytes += sum(map(len, encoded.buffers))
         read = time.perf_counter_ns()
+        self.meter.add("read", read - started, sum(map(len, encoded.buffers)))
         beat()
         errors = [_problem(encoded, row) for row in range(len(ids))]
         good = np.array([row for row, error in enumerate(errors) if error is None], np.int64)
         if len(good):
+            drawing = time.perf_counter_ns()
             draws = self.recipe.draw(self.seed, epoch, ids[good], encoded.sizes[good])
+            self.meter.add("draw", time.perf_counter_ns() - drawing)
             buffers = encoded.buffers if len(good) == len(ids) else [encoded.buffers[row] for row in good.tolist()]
             found = sink.add(rows[good], buffers, encoded.orientations[good], draws)
             for row, error in zip(good.tolist(), found, strict=True):

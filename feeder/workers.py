@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.batch import Region, Ring, SlotView
 from feeder.board import Board, Part
@@ -182,6 +183,7 @@ class Pool:
         self._workers: list[_Worker] = []
         self._closed = False
         self._meters: dict[str, int] = {}
+        self._stages: npt.NDArray[np.int64] | None = None
         _live.add(self)
         try:
             for number in range(options.workers):
@@ -194,6 +196,11 @@ class Pool:
     def outstanding(self) -> int:
         """Parts that were given out and are not back."""
         return len(self._outstanding)
+
+    @property
+    def unfinished(self) -> int:
+        """Parts that were given out and that no worker has sent off yet."""
+        return self._board.unfinished()
 
     def submit(self, slot: int, rows: Iterable[tuple[int, int]], epoch: int) -> list[int]:
         """Gives out a slot's parts, whose positions and ids stand in the slot.
@@ -263,6 +270,10 @@ class Pool:
         """Sums over all workers; see :meth:`feeder.board.Board.meters`."""
         return self._meters if self._closed else self._board.meters()
 
+    def stages(self) -> npt.NDArray[np.int64]:
+        """What the workers' stages took: int64 [workers, METER_WORDS]."""
+        return self._board.stages() if self._stages is None else self._stages
+
     def pids(self) -> list[int]:
         """Process ids of the workers that run."""
         return [pid for worker in self._workers if (pid := worker.process.pid()) is not None]
@@ -295,7 +306,7 @@ class Pool:
             worker.process.forget()
         if self._payload is not None:
             self._payload.close()
-        self._meters = self._board.meters()
+        self._meters, self._stages = self._board.meters(), self._board.stages()
         self._board.close()
         return not waiting
 
@@ -509,6 +520,8 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     poll.register(board.event, select.POLLIN)
     poll.register(channel, select.POLLIN)
     board.beat(number)
+    work.meter = board.meter(number)
+    idle_from = time.perf_counter_ns()
     while True:
         ready = dict(poll.poll())
         if channel.fileno() in ready:
@@ -519,7 +532,9 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             continue
         part = board.claim(number)
         if part is not None:
+            work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
             _do(channel, board, number, part, views[part.slot], work)
+            idle_from = time.perf_counter_ns()
 
 
 def _do(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:
@@ -541,14 +556,15 @@ def _do(channel: socket.socket, board: Board, number: int, part: Part, view: Slo
             message = None  # the trainer has enough to do
     except Exception as error:
         message = _portable(error)
-    _send(channel, part.number, message)
-    board.finish(
+    board.count(
         number,
         read_ns=read_ns,
         decode_ns=decode_ns,
         busy_ns=time.perf_counter_ns() - started,
         encoded_bytes=encoded_bytes,
     )
+    _send(channel, part.number, message)
+    board.finish(number)
 
 
 def _portable(error: Exception) -> Exception:

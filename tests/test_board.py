@@ -40,8 +40,10 @@ def test_the_board_says_who_has_what_in_hand() -> None:
     board.claim(1)
     assert board.claimed(0) is None
     assert board.claimed(1) == 0
-    board.finish(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
-    board.finish(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
+    board.count(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
+    board.count(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
+    assert board.claimed(1) == 0
+    board.finish(1)
     assert board.claimed(1) is None
     assert board.meters() == {"parts": 2, "read_ns": 2, "decode_ns": 4, "busy_ns": 6, "encoded_bytes": 8}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -111,3 +112,20 @@ def test_images_of_one_size_are_decoded_whole() -> None:
     assert errors == [None]
     expected = np.asarray(Image.open(io.BytesIO(jpeg())))
     assert np.abs(found[0].transpose(1, 2, 0).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("ops", [[], [T.Pad(3)]], ids=["base path", "ops after it"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_image_of_the_last_call_has_its_times(ops: list[T.Op], threads: int) -> None:
+    recipe = T.Recipe.of([*BASE.ops, *ops])
+    decoder = CpuDecoder(threads=threads)
+    buffers = [jpeg(), encode(pixels(2, 80, 60), "PNG"), b"junk", jpeg(1)]
+    started = time.perf_counter_ns()
+    run(decoder, buffers, recipe)
+    spent, wall = decoder.spent_ns, time.perf_counter_ns() - started
+    assert spent.shape == (4, 3)
+    assert (spent[[0, 1, 3], :2] > 0).all()
+    assert (spent[:, 2] > 0).tolist() == [False, True, False, False]  # the kernels write where they transform
+    assert spent.sum() < wall * threads
+    run(decoder, buffers[:1], recipe)
+    assert decoder.spent_ns.shape == (1, 3)

@@ -1,15 +1,38 @@
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from feeder.dataset import ShardDataset
+from feeder.dataset import FeederDataset, ShardDataset
+from feeder.decode.pillow import PillowDecoder
 from feeder.loader import DataLoader
 from feeder.stats import verdict
-from feeder.transforms import RandomResizedCrop
+from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.loader_data import write_shards
+from tests.slow import Slowly, SlowReader
+
+_SLOW_S = 0.02
+_SLOW_NS = int(_SLOW_S * 1e9)
+_WORK = ("read", "draw", "cut", "decode", "transform", "write")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 20)
+
+
+def _typical_ns(stage: dict[str, int]) -> int:
+    """A stage's total without its first run, which loads code and opens files."""
+    return stage["count"] * stage["p50_ns"]
+
+
+def _slowest(stages: dict[str, Any]) -> str:
+    return max((name for name in stages if name in _WORK), key=lambda name: _typical_ns(stages[name]))
 
 
 @pytest.mark.parametrize(
@@ -50,3 +73,112 @@ def test_a_loaders_stats_add_up(tmp_path: Path, workers: int) -> None:
     assert stats["read_ns"] + stats["decode_ns"] <= stats["busy_ns"]
     assert stats["encoded_bytes"] > 0
     assert stats["bottleneck"] in ("decode", "read", "workers", "trainer")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("backend", ["cpu", "pillow"])
+@pytest.mark.parametrize("slow", ["read", "transform"])
+def test_a_slow_stage_shows(shards: Path, workers: int, backend: str, slow: str) -> None:
+    dataset: FeederDataset = ShardDataset(shards, RandomResizedCrop(8))
+    if slow == "read":
+        dataset = FeederDataset(SlowReader(str(shards / "index.bin"), _SLOW_S / 4), RandomResizedCrop(8), ())
+    else:
+        dataset = ShardDataset(shards, Compose([RandomResizedCrop(8), Lambda(Slowly(_SLOW_S))]))
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, backend=backend)
+    assert loader.stats()["stages"] == {}
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    stages = stats["stages"]
+    assert _slowest(stages) == slow
+    assert stages["transform"]["count"] == stages["decode"]["count"] == 20
+    assert stages["read"]["count"] == 5
+    assert stages["read"]["bytes"] == stats["encoded_bytes"]
+    for percentile in ("p50_ns", "p90_ns", "p99_ns", "mean_ns"):
+        assert stages[slow][percentile] >= 0.875 * _SLOW_NS
+    assert stages["transform" if "write" in stats["fused"] else "write"]["bytes"] == 20 * 3 * 8 * 8
+
+
+@pytest.mark.parametrize(("method", "stage"), [("_upright", "decode"), ("_store", "write")])
+def test_a_slow_decoder_shows(shards: Path, monkeypatch: pytest.MonkeyPatch, method: str, stage: str) -> None:
+    original = getattr(PillowDecoder, method)
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(_SLOW_S)
+        return original(*arguments)
+
+    monkeypatch.setattr(PillowDecoder, method, slow)
+    loader = DataLoader(ShardDataset(shards, RandomResizedCrop(8)), batch_size=4, backend="pillow")
+    for _ in loader:
+        pass
+    stages = loader.stats()["stages"]
+    assert _slowest(stages) == stage
+    assert stages[stage]["p50_ns"] >= 0.875 * _SLOW_NS
+
+
+def test_slow_copies_a_slow_caller_and_idle_workers_show(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from feeder import device
+
+    original = device.move
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(_SLOW_S)
+        return original(*arguments)
+
+    monkeypatch.setattr(device, "move", slow)
+    loader = DataLoader(
+        ShardDataset(shards, RandomResizedCrop(8)), batch_size=2, num_workers=1, device="cpu", prefetch_to_device=0
+    )
+    for _ in loader:
+        time.sleep(2 * _SLOW_S)
+    stages = loader.stats()["stages"]
+    assert (stages["copy"]["count"], stages["copy"]["bytes"]) == (10, 20 * (3 * 8 * 8 + 8))
+    assert stages["copy"]["total_ns"] >= 10 * _SLOW_NS
+    assert (stages["consumer"]["count"], stages["wait_batch"]["count"]) == (10, 10)
+    assert stages["consumer"]["p50_ns"] >= 2 * 0.875 * _SLOW_NS
+    assert stages["wait_slot"]["total_ns"] >= 5 * _SLOW_NS
+
+
+def test_workers_stages_sum_up_to_the_loaders(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, RandomResizedCrop(8)), batch_size=4, num_workers=2)
+    for _ in range(2):  # each epoch has workers of its own
+        for _ in loader:
+            pass
+    stats = loader.stats()
+    assert [worker["worker"] for worker in stats["workers"]] == [0, 1]
+    assert stats["stages"]["decode"]["count"] == 40
+    for name in ("read", "decode", "transform"):
+        for key in ("count", "bytes", "total_ns"):
+            parts = [worker["stages"].get(name, {key: 0})[key] for worker in stats["workers"]]
+            assert sum(parts) == stats["stages"][name][key]
+
+
+def test_a_replaced_worker_is_counted_and_its_successor_goes_on(shards: Path) -> None:
+    loader = DataLoader(
+        ShardDataset(shards, RandomResizedCrop(8)), batch_size=4, num_workers=1, persistent_workers=True
+    )
+    for _ in loader:
+        pass
+    (pid,) = loader.worker_pids()
+    os.kill(pid, signal.SIGKILL)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    assert (stats["respawns"], stats["workers"][0]["respawns"]) == (1, 1)
+    assert stats["stages"]["decode"]["count"] == 40
+
+
+def test_slots_say_what_they_are_used_for(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, RandomResizedCrop(8)), batch_size=2, num_workers=2, prefetch_factor=2)
+    idle = {"total": 0, "held": 0, "making": 0, "ready": 0}
+    assert loader.stats()["slots"] == idle
+    iterator = iter(loader)
+    batch = next(iterator)
+    deadline = time.monotonic() + 60
+    while (slots := loader.stats()["slots"])["making"] and time.monotonic() < deadline:
+        pass
+    assert slots["held"] == len(batch) - 1
+    assert slots["ready"] in (3, 4)
+    assert slots["total"] >= slots["held"] + slots["ready"]
+    del batch, iterator
+    assert loader.stats()["slots"] == idle

@@ -149,7 +149,7 @@ def test_timeout_means_what_torchs_means(shards: Path) -> None:
     loader = DataLoader(_dataset(shards, 5, "stop"), batch_size=4, num_workers=1, timeout=3)
     iterator = iter(loader)
     next(iterator)
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+    with pytest.raises(RuntimeError, match=r"timed out after 3 seconds"):
         next(iterator)
 
 

@@ -18,6 +18,11 @@ struct StageTimes {
     int64_t resize = 0;   // resize, color, flip, normalize, store
 };
 
+inline int64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
 // Adds the time since the last lap to one stage. Does nothing without times: reading the clock costs.
 class Lap {
   public:
@@ -31,11 +36,6 @@ class Lap {
     }
 
   private:
-    static int64_t now_ns() {
-        const auto now = std::chrono::steady_clock::now().time_since_epoch();
-        return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-    }
-
     StageTimes* times_;
     int64_t last_;
 };

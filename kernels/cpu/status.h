@@ -19,6 +19,8 @@ enum class Status : int32_t {
 struct Outcome {
     Status status = Status::ok;
     std::string reason;  // empty when ok
+    int64_t decode_ns = 0;     // from the file to planes
+    int64_t transform_ns = 0;  // from planes to the output
 
     bool ok() const { return status == Status::ok; }
 };
