@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from feeder.doctor.check import check_script
 from feeder.doctor.finding import Finding, counts, render, to_json
 from feeder.doctor.machine import check_machine
 
-__all__ = ["Finding", "check_machine", "counts", "render", "to_json"]
+__all__ = ["Finding", "check_machine", "check_script", "counts", "render", "to_json"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 __all__ = ["LEVELS", "Finding", "Level", "counts", "render", "to_json"]
@@ -68,13 +68,16 @@ def render(findings: Sequence[Finding], width: int = 80) -> str:
         head = f"{finding.level:<8} {finding.name:<{column}}  "
         lines += _filled(finding.found, head, " " * len(head), width)
         lines += _advice(finding, " " * len(head), width)
+    said: set[str] = set()
     for finding in script:
         if lines:
             lines.append("")
         lines += _filled(f"{finding.level}: {finding.found} [{finding.name}]", f"{finding.where()}: ", "  ", width)
         if finding.excerpt:
             lines.append(_cut("    | " + finding.excerpt.strip(), width))
-        lines += _advice(finding, "    ", width)
+        # The same reason is given once.
+        lines += _advice(replace(finding, why="") if finding.why in said else finding, "    ", width)
+        said.add(finding.why)
     return "\n".join(lines)
 
 
