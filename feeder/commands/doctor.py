@@ -1,0 +1,51 @@
+"""``feeder doctor``: the machine, and a training script's classic mistakes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from typing import Any
+
+from feeder.commands.common import EXIT_DAMAGED, add_output, count
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "doctor",
+        help="look for what keeps the GPU waiting, in the machine and in a training script",
+        description="Without a script: looks at the machine. With a script: reads it (nothing is run) and lists the "
+        "classic mistakes by line, each with what it costs and the rewrite. '# feeder: ignore[rule]' on a line, or on "
+        "one of its own before it, silences a rule there.",
+        epilog="levels: note, worth knowing; warning, costs speed; problem, fails or trains wrongly. exit codes: "
+        "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage",
+    )
+    command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py) or notebook (.ipynb)")
+    command.add_argument("--machine", action="store_true", help="with a script: look at the machine too")
+    command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and how much of it is in memory")
+    command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    add_output(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.doctor import check_machine, check_script, counts, render, to_json
+
+    findings = []
+    if arguments.machine or arguments.data is not None or not arguments.scripts:
+        findings += check_machine(arguments.data)
+    for script in arguments.scripts:
+        findings += check_script(script)
+    if arguments.quiet:
+        findings = [finding for finding in findings if finding.level in ("warning", "problem")]
+    found = counts(findings)
+    if arguments.json:
+        print(json.dumps(to_json(findings)))
+    elif findings or not arguments.quiet:
+        if findings:
+            print(render(findings, min(100, max(60, shutil.get_terminal_size().columns))) + "\n")
+        print(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
+    bad = found["problem"] + (found["warning"] if arguments.strict else 0)
+    return EXIT_DAMAGED if bad else 0

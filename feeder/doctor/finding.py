@@ -1,0 +1,101 @@
+"""What the doctor says of one thing, and how it is shown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+__all__ = ["LEVELS", "Finding", "Level", "counts", "render", "to_json"]
+
+Level = Literal["ok", "note", "warning", "problem"]
+LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding.
+
+    Args:
+        name: What was looked at: a word or two for the machine, the rule's name for a script.
+        level: "ok"; "note", worth knowing; "warning", costs speed; "problem", fails or trains wrongly.
+        found: What was found, one sentence or less.
+        why: Why it matters.
+        remedy: The way out.
+        file: The script, where the finding is of one.
+        line: Its line, from 1; 0 for none.
+        column: Its column, from 1; 0 for none.
+        excerpt: That line of code.
+        place: Where that is, in the words of whoever wrote it; "" for "file:line".
+    """
+
+    name: str
+    level: Level
+    found: str
+    why: str = ""
+    remedy: str = ""
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    excerpt: str = ""
+    place: str = ""
+
+    def where(self) -> str:
+        """The place as people and editors read it."""
+        return self.place or (f"{self.file}:{self.line}" if self.line else self.file)
+
+
+def counts(findings: Iterable[Finding]) -> dict[str, int]:
+    """How many there are of each level."""
+    found = [finding.level for finding in findings]
+    return {level: found.count(level) for level in LEVELS}
+
+
+def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """All findings, ready for JSON; without the fields that do not apply."""
+    listed = [{key: value for key, value in asdict(f).items() if value not in ("", 0)} for f in findings]
+    return {"counts": counts(findings), "findings": listed}
+
+
+def render(findings: Sequence[Finding], width: int = 80) -> str:
+    """The findings as text."""
+    machine = [finding for finding in findings if not finding.file]
+    script = [finding for finding in findings if finding.file]
+    column = max((len(finding.name) for finding in machine), default=0)
+    lines: list[str] = []
+    for finding in machine:
+        head = f"{finding.level:<8} {finding.name:<{column}}  "
+        lines += _filled(finding.found, head, " " * len(head), width)
+        lines += _advice(finding, " " * len(head), width)
+    said: set[str] = set()
+    for finding in script:
+        if lines:
+            lines.append("")
+        lines += _filled(f"{finding.level}: {finding.found} [{finding.name}]", f"{finding.where()}: ", "  ", width)
+        if finding.excerpt:
+            lines.append(_cut("    | " + finding.excerpt.strip(), width))
+        # The same reason is given once.
+        lines += _advice(replace(finding, why="") if finding.why in said else finding, "    ", width)
+        said.add(finding.why)
+    return "\n".join(lines)
+
+
+def _advice(finding: Finding, indent: str, width: int) -> list[str]:
+    if finding.level == "ok":
+        return []
+    lines = []
+    for word, text in (("why", finding.why), ("fix", finding.remedy)):
+        if text:
+            lines += _filled(text, f"{indent}{word}: ", indent + "     ", width)
+    return lines
+
+
+def _filled(text: str, first: str, other: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
+    ) or [first.rstrip()]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

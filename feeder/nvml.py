@@ -1,0 +1,135 @@
+"""NVIDIA's management library, through nvidia-ml-py: the GPUs, and how busy they, their memory and PCIe are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Gpu", "GpuSample", "Nvml", "open_nvml"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Args:
+        index: NVML's number of it, which CUDA_VISIBLE_DEVICES counts by too where CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        name: The model.
+        uuid: Its unique name.
+        memory_bytes: Its memory.
+        pcie_width: Lanes in use; None where NVML does not say.
+        pcie_width_max: Lanes that GPU and slot could use.
+        compute: Compute capability.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int
+    pcie_width: int | None
+    pcie_width_max: int | None
+    compute: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """What a GPU is at; None for what it does not say.
+
+    Args:
+        busy: Share of the time in which a kernel ran, since NVML's last sample, 0-1.
+        memory_bytes: Memory in use.
+        received_bytes_s: PCIe traffic to the GPU, bytes a second.
+        sent_bytes_s: PCIe traffic from the GPU, bytes a second.
+    """
+
+    busy: float | None
+    memory_bytes: int | None
+    received_bytes_s: int | None
+    sent_bytes_s: int | None
+
+
+class Nvml:
+    """The library, open.
+
+    Args:
+        library: The module ``pynvml``, initialized.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._nvml = library
+        self.driver = _text(library.nvmlSystemGetDriverVersion())
+        version = int(library.nvmlSystemGetCudaDriverVersion())
+        self.cuda = version // 1000, version % 1000 // 10
+        self._handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+        self.gpus = [self._gpu(index, handle) for index, handle in enumerate(self._handles)]
+
+    def visible(self, environ: Mapping[str, str] | None = None) -> list[Gpu]:
+        """The GPUs that CUDA_VISIBLE_DEVICES leaves; all where it is not set, or where it can't be read."""
+        environ = os.environ if environ is None else environ
+        chosen = environ.get("CUDA_VISIBLE_DEVICES")
+        if chosen is None:
+            return list(self.gpus)
+        found = []
+        for word in filter(None, (part.strip() for part in chosen.split(","))):
+            match = [g for g in self.gpus if word == str(g.index) or (len(word) > 4 and g.uuid.startswith(word))]
+            if not match:
+                break  # CUDA ignores all that follows
+            found += match[:1]
+        return found
+
+    def sample(self, gpu: Gpu) -> GpuSample:
+        """Looks at a GPU; takes about 40 ms, which is how long NVML counts PCIe traffic for."""
+        nvml, handle = self._nvml, self._handles[gpu.index]
+        rates = self._try(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return GpuSample(
+            busy=None if rates is None else rates / 100,
+            memory_bytes=self._try(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            received_bytes_s=self._traffic(handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
+            sent_bytes_s=self._traffic(handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
+        )
+
+    def close(self) -> None:
+        """Lets the library go."""
+        self._try(self._nvml.nvmlShutdown)
+
+    def _traffic(self, handle: Any, counter: int) -> int | None:
+        kilobytes = self._try(lambda: self._nvml.nvmlDeviceGetPcieThroughput(handle, counter))
+        return None if kilobytes is None else 1000 * int(kilobytes)
+
+    def _gpu(self, index: int, handle: Any) -> Gpu:
+        nvml = self._nvml
+        return Gpu(
+            index=index,
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            pcie_width=self._try(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
+            pcie_width_max=self._try(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))),
+            compute=self._try(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))),
+        )
+
+    def _try(self, look: Callable[[], Any]) -> Any:
+        """What it gives, or None where this GPU or driver does not offer it (as under MIG or in some containers)."""
+        try:
+            return look()
+        except self._nvml.NVMLError:
+            return None
+
+
+def open_nvml() -> Nvml | str:
+    """Opens the library, or says why it can't be."""
+    try:
+        import pynvml
+    except ImportError:
+        return "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+    try:
+        pynvml.nvmlInit()
+        return Nvml(pynvml)
+    except pynvml.NVMLError as error:
+        return f"NVML says: {error}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
