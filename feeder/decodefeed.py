@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from feeder.assembly import Finished
 from feeder.batch import SlotView
 from feeder.decode.staged import Staged
 from feeder.errors import DecodeError
+from feeder.meter import Meter
 from feeder.order import substitute
 from feeder.work import SUBSTITUTES, Substitution, Work
 
@@ -42,6 +44,7 @@ class Decoded(Finished):
 class _Waiting:
     finished: Finished | BaseException
     staged: Staged | None = None
+    start_ns: int = 0
 
 
 class DecodeFeed:
@@ -54,6 +57,7 @@ class DecodeFeed:
         ready: Says whether the source has the next batch at hand; only then it is started ahead.
         channels_last: Memory format of the images.
         stream: The stream to decode on; None: the current one.
+        meter: Has decode: what the calling process takes for a batch.
     """
 
     def __init__(
@@ -65,7 +69,9 @@ class DecodeFeed:
         *,
         channels_last: bool = False,
         stream: Any = None,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = Meter() if meter is None else meter
         self._source, self._work, self._decoder, self._source_ready = source, work, decoder, ready
         self._channels_last, self._stream = channels_last, stream
         self._queue: collections.deque[_Waiting] = collections.deque()
@@ -92,8 +98,12 @@ class DecodeFeed:
                 assert isinstance(waiting.finished, BaseException)
                 return waiting.finished
             assert isinstance(waiting.finished, Finished)
+            started = time.perf_counter_ns()
             with self._on_stream():
-                return self._decode(waiting.finished, waiting.staged)
+                batch = self._decode(waiting.finished, waiting.staged)
+            size_bytes = batch.images.nbytes if isinstance(batch, Decoded) else 0
+            self._meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
+            return batch
         finally:
             self._queue.popleft()
 
@@ -118,10 +128,11 @@ class DecodeFeed:
             memory = finished.arrays.images[first : first + rows].reshape(-1)
             left_over = {row - first: data for row, data in finished.left_over.items() if first <= row < first + rows}
             parts.append(Staged.unpack(memory, rows, left_over))
+        started = time.perf_counter_ns()
         staged = Staged.join(parts)
         with self._on_stream():
             self._decoder.start(staged)
-        self._queue.append(_Waiting(finished, staged))
+        self._queue.append(_Waiting(finished, staged, time.perf_counter_ns() - started))
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

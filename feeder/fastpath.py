@@ -333,6 +333,7 @@ class FastIterator:
                 self._assembly.ready if self._assembly is not None else lambda: False,
                 channels_last=loader.channels_last,
                 stream=loader.feeding_stream,
+                meter=path.meter,
             )
         self._feed = feed_device(loader, self._next_finished, self._ready, path.meter)
 

@@ -66,6 +66,8 @@ class HereIterator(_SingleProcessDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None, base_seed: int | None = None) -> None:
         if state is not None and "_snapshot" in state:
             state = _without_workers(state)
+        self.meters = loader.generic_meters
+        self.delivers = True
         # What torch's own constructor does, but for the dataset's state, which goes in between.
         _begin_torchs(self, loader, base_seed)
         if self._timeout != 0 or self._num_workers != 0:
@@ -75,7 +77,11 @@ class HereIterator(_SingleProcessDataLoaderIter):
         if state is not None:
             load_if_stateful(self._dataset, state["dataset_state"])
         self._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            self.meters.timed(self._collate_fn) if self._auto_collation else self._collate_fn,
+            self._drop_last,
         )
         self.finished = False
         self._indices = IndexIterator(self._index_sampler)
@@ -84,11 +90,22 @@ class HereIterator(_SingleProcessDataLoaderIter):
             self._load(state)
 
     def __next__(self) -> Any:
+        if self.delivers:
+            self.meters.asked()
         try:
-            return super().__next__()
+            batch = super().__next__()
         except StopIteration:
             self.finished = True
             raise
+        if self.delivers:
+            self.meters.given(batch)
+        return batch
+
+    def _next_data(self) -> Any:
+        started = time.perf_counter_ns()
+        batch = super()._next_data()  # type: ignore[no-untyped-call]
+        self.meters.made_here(time.perf_counter_ns() - started)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Where it is, under torchdata's keys."""
@@ -180,6 +197,8 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None, base_seed: int | None = None) -> None:
         self._is_shut = True
+        self.meters = loader.generic_meters
+        self.delivers = True
         _begin_torchs(self, loader, base_seed)
         self._prefetch_factor: int = loader.prefetch_factor or 0
         if self._prefetch_factor <= 0:
@@ -236,11 +255,22 @@ class WorkersIterator(_BaseDataLoaderIter):
         return self.progress.finished
 
     def __next__(self) -> Any:
+        if self.delivers:
+            self.meters.asked()
         try:
-            return super().__next__()
+            batch = super().__next__()
         except StopIteration:
             self.progress.finished = True
             raise
+        if self.delivers:
+            self.meters.given(batch)
+        return batch
+
+    def slots(self) -> dict[str, int]:
+        """How many slots there are, are held by the caller; batches that are being made, and that are ready."""
+        ready = sum(pending.result is not None for pending in self._pending.values())
+        total, held = (0, 0) if self._slots is None else (self._slots.slots, self._slots.leased)
+        return {"total": total, "held": held, "making": len(self._pending) - ready, "ready": ready}
 
     def state_dict(self) -> dict[str, Any]:
         """Where it is, under torchdata's keys."""
@@ -406,6 +436,7 @@ class WorkersIterator(_BaseDataLoaderIter):
                 is_prefix = self._passed(number)
                 if self._has_ended(pending):
                     continue
+                self.meters.waited(int(1e9 * (time.monotonic() - started)))
                 return self._deliver(pending, is_prefix)
             if not self._outstanding:
                 if not self._persistent_workers:
@@ -491,12 +522,12 @@ class WorkersIterator(_BaseDataLoaderIter):
             data = b""
         worker.buffer += data
         while (head := decode_head(worker.buffer)) is not None:
-            length, batch, used, wanted = head
-            if len(worker.buffer) < HEAD_BYTES + length:
+            if len(worker.buffer) < HEAD_BYTES + head.length:
                 break
-            message = bytes(memoryview(worker.buffer)[HEAD_BYTES : HEAD_BYTES + length])
-            del worker.buffer[: HEAD_BYTES + length]
-            self._take(number, batch, message, used, wanted)
+            message = bytes(memoryview(worker.buffer)[HEAD_BYTES : HEAD_BYTES + head.length])
+            del worker.buffer[: HEAD_BYTES + head.length]
+            self.meters.made(number, head.spent)
+            self._take(number, head.batch, message, head.used, head.wanted)
         if not data:
             self._died(number)
 

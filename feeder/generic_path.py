@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from feeder.device import feed_device
 from feeder.generic import HereIterator, Progress, WorkersIterator, epoch_is_over
@@ -38,10 +38,12 @@ class GenericPath:
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The iterator over the next epoch, or over the rest of the one that was loaded."""
-        iterator: Iterator[Any] = self._host_iterator(loader)
+        loader.generic_meters.begin()
+        iterator: Any = self._host_iterator(loader)
+        iterator.delivers = loader.target_device is None
         if loader.target_device is None:
             self._on_device = None
-            return iterator
+            return cast("Iterator[Any]", iterator)
         self._on_device = _OnDevice(iterator, loader)
         return self._on_device
 
@@ -104,7 +106,9 @@ class GenericPath:
 
     def stats(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
-        return {"replaced_workers": list(self._replacements)}
+        iterator = self._with_workers() if self._with_workers is not None else None
+        slots = None if iterator is None or iterator.finished else iterator.slots()
+        return loader.generic_meters.stats(self._replacements, slots)
 
     def close(self, loader: DataLoader[Any]) -> None:
         """Ends the workers."""
@@ -139,7 +143,8 @@ class _OnDevice:
     def __init__(self, iterator: Any, loader: DataLoader[Any]) -> None:
         self.state: dict[str, Any] | None = iterator.state_dict()
         self._iterator = iterator
-        self._feed = feed_device(loader, self._next)
+        self._meters = loader.generic_meters
+        self._feed = feed_device(loader, self._next, meter=self._meters.here)
 
     def __iter__(self) -> _OnDevice:
         return self
@@ -148,12 +153,14 @@ class _OnDevice:
         return len(self._iterator)
 
     def __next__(self) -> Any:
+        self._meters.asked()
         try:
             assert self._feed is not None
             self.state, batch = next(self._feed)
         except StopIteration:
             self.state = None
             raise
+        self._meters.given(batch)
         return batch
 
     def _next(self) -> tuple[dict[str, Any], Any]:

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +25,13 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.batch import Region
 from feeder.carry import Packed, Slot, pack, slot_collate
+from feeder.generic_meters import Spent
 from feeder.generic_state import load_if_stateful, state_of
 
 __all__ = [
     "HEAD_BYTES",
     "Channel",
+    "Head",
     "Job",
     "Result",
     "Task",
@@ -39,12 +41,13 @@ __all__ = [
     "worker_state",
 ]
 
-# Length of the message, number of its batch (_NO_BATCH: none), used bytes of the slot, wanted bytes.
-_HEAD = struct.Struct("<qqqq")
+# Length of the message, number of its batch (_NO_BATCH: none), used bytes of the slot, wanted bytes, what it took.
+_HEAD = struct.Struct("<10q")
 _NO_BATCH = -1
 _LENGTH_BYTES = 8
 _DIRECT_BYTES = 1 << 16
 _WATCH_MS = 1000
+_NOTHING = Spent()
 _GRACE_S = 4.0
 
 
@@ -111,9 +114,9 @@ class Channel:
         self._thread: threading.Thread | None = None
         self._busy = False
 
-    def send(self, packed: Packed, number: int = _NO_BATCH) -> None:
+    def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
         """Sends, or leaves the sending to the thread."""
-        data = _HEAD.pack(len(packed.message), number, packed.used, packed.wanted) + packed.message
+        data = _HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
         with self._wake:
             if len(data) > _DIRECT_BYTES or self._queue or self._busy:
                 if self._thread is None:
@@ -214,7 +217,10 @@ def _run(channel: Channel, job: Job) -> None:
         error = _caught(where)
     channel.send(pack(Result(None, None if error is None else error, state), Slot(_NO_MEMORY)))
     slots: tuple[Region, Any] | None = None
+    clock = time.perf_counter_ns
+    idle_from = clock()
     while (received := channel.receive()) is not None:
+        started = clock()
         task, descriptors = received
         if task.slots is not None:
             size, count = task.slots
@@ -230,6 +236,8 @@ def _run(channel: Channel, job: Job) -> None:
             channel.send(pack(result, Slot(_NO_MEMORY)))
         if task.number is None:
             continue
+        spent = _NOTHING
+        worker.collate_ns = 0
         if error is not None:
             result, error = Result(task.number, error, None), None
             slot = Slot(_NO_MEMORY)
@@ -237,12 +245,17 @@ def _run(channel: Channel, job: Job) -> None:
             memory = slots[1][task.slot] if slots is not None and task.slot is not None else _NO_MEMORY
             slot = Slot(memory)
             result = worker.make(task, slot, where)
+        made, collated = clock(), slot.used
         try:
             packed = pack(result, slot)
+            if not worker.ended and not isinstance(result.data, ExceptionWrapper):
+                times = started - idle_from, made - started - worker.collate_ns, worker.collate_ns, clock() - made
+                spent = Spent(*times, collated, packed.used - collated + len(packed.message))
         except Exception:  # a batch that can't be pickled
             packed = pack(Result(task.number, _caught(where), None), Slot(_NO_MEMORY))
-        channel.send(packed, task.number)
+        channel.send(packed, task.number, spent)
         del task, result, slot, packed  # so that no batch outlives its sending
+        idle_from = clock()
     channel.flush()
 
 
@@ -256,6 +269,7 @@ class _Worker:
         self.job = job
         self.dataset = job.dataset
         self.ended = False
+        self.collate_ns = 0
         self._generator = torch.Generator()
         self._slot: Slot | None = None
         self._collate = slot_collate(job.collate_fn) if job.auto_collation else None
@@ -311,7 +325,10 @@ class _Worker:
     def _into_slot(self, batch: Any) -> Any:
         assert self._collate is not None
         assert self._slot is not None
-        return self._collate(batch, self._slot)
+        started = time.perf_counter_ns()
+        collated = self._collate(batch, self._slot)
+        self.collate_ns += time.perf_counter_ns() - started
+        return collated
 
 
 def encode_task(task: Task) -> bytes:
@@ -320,9 +337,30 @@ def encode_task(task: Task) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
-def decode_head(buffer: bytearray) -> tuple[int, int, int, int] | None:
-    """Length of the message, its batch's number, used and wanted bytes of its slot; None if it is not complete."""
-    return _HEAD.unpack_from(buffer) if len(buffer) >= _HEAD.size else None
+class Head(NamedTuple):
+    """What stands before a message.
+
+    Attributes:
+        length: The message's.
+        batch: The number of its batch.
+        used: Bytes of the slot that it takes.
+        wanted: Bytes that it would take if the slot were large enough.
+        spent: What the worker took for it.
+    """
+
+    length: int
+    batch: int
+    used: int
+    wanted: int
+    spent: Spent
+
+
+def decode_head(buffer: bytearray) -> Head | None:
+    """What stands before the next message; None if it is not complete."""
+    if len(buffer) < _HEAD.size:
+        return None
+    length, batch, used, wanted, *spent = _HEAD.unpack_from(buffer)
+    return Head(length, batch, used, wanted, Spent(*spent))
 
 
 HEAD_BYTES = _HEAD.size

@@ -13,6 +13,7 @@ from feeder.dataset import FeederDataset
 from feeder.device import checked_device
 from feeder.errors import ArgumentError
 from feeder.fastpath import FastPath
+from feeder.generic_meters import GenericMeters
 from feeder.generic_path import GenericPath
 from feeder.generic_state import draw_seed, make_resumable
 from feeder.order import Window
@@ -188,9 +189,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return None
         return torch.cuda.Stream(self.target_device)  # type: ignore[no-untyped-call]
 
+    @functools.cached_property
+    def generic_meters(self) -> GenericMeters:
+        """What the stages of the generic path take."""
+        return GenericMeters(self.num_workers)
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath()}
-        state.pop("feeding_stream", None)
+        for name in ("feeding_stream", "generic_meters"):
+            state.pop(name, None)
         return state
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -240,10 +247,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         - ``read``: the encoded bytes of a part of a batch (up to 64 samples; without workers the whole batch);
         - ``draw``: the augmentation's parameters of a part;
         - ``cut``: a part's images cut to their crops before they are decoded elsewhere;
-        - ``decode``, ``transform``: of an image; crop, resize and all ops are transform;
+        - ``decode``, ``transform``: of an image; crop, resize and all ops are transform. Where the trainer decodes,
+          decode is of a batch, and what it takes of the caller's time;
         - ``fetch``: a batch from a dataset that is not feeder's, with all that the dataset does;
         - ``collate``: a batch from its samples, into the slot where torch's default function collates;
-        - ``write``: pixels of an image into the slot, or of a batch what collating has not put there;
+        - ``write``: pixels of an image into the slot, or of a batch what collating has not put there, and the message;
         - ``wait_slot``: a worker waits for something to do: for a free slot, or for the next epoch;
         - ``wait_batch``: the caller waits for a batch of the workers;
         - ``copy``: a batch to the device, as timed there on a GPU;
@@ -258,16 +266,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               ``pid``, ``cause`` and, for feeder's datasets, the ``keys`` of the samples that it had in hand;
             - ``slots``: how many there are (``total``), the caller has (``held``), are being filled (``making``), and
               are full (``ready``, about); all 0 between epochs;
-            - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for the first batch of an epoch to
-              getting the last; ``waited_ns``: of that, waiting for workers.
+            - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for an epoch to getting its last batch;
+              ``waited_ns``: of that, waiting for workers;
+            - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
+              :func:`feeder.stats.verdict`.
 
             For feeder's datasets also:
 
             - ``backend``: the decode backend's name;
             - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``busy_ns``, ``encoded_bytes``:
               sums over the workers' parts;
-            - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
-              :func:`feeder.stats.verdict`;
             - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
               10,000), see :class:`feeder.work.Substitution`;
             - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.

@@ -15,6 +15,7 @@ __all__ = ["fused_stages", "stage_table", "verdict", "worker_tables"]
 # Below this share of the time the caller hardly notices that it waits.
 _NOTICEABLE = 0.05
 _PERCENTILES = (50, 90, 99)
+_MAKING = ("decode", "read", "fetch", "collate", "write")
 
 
 def stage_table(words: npt.NDArray[np.int64]) -> dict[str, dict[str, int]]:
@@ -77,12 +78,14 @@ def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) 
     Args:
         counts: elapsed_ns (from asking for the first batch to getting the last one) and waited_ns (of that, how long
             the caller was kept waiting).
-        meters: busy_ns, read_ns and decode_ns, summed over all workers.
+        meters: busy_ns, and of that read_ns and decode_ns, or fetch_ns, collate_ns and write_ns, summed over all
+            workers.
         workers: How many worker processes there are; 0: the caller does their work itself.
 
     Returns:
-        waited_share and busy_share (of the workers' time), 0-1; bottleneck: "trainer", "decode", "read" or "workers"
-        (they are idle and the caller waits: too few batches are made ahead), or None before the first batch.
+        waited_share and busy_share (of the workers' time), 0-1; bottleneck: "trainer"; the stage that workers spend the
+        most time in, of "read", "decode" (with drawing and transforming), "fetch", "collate" and "write"; "workers"
+        (they are idle and the caller waits: too few batches are made ahead); or None before the first batch.
     """
     elapsed = counts.get("elapsed_ns", 0)
     if not elapsed:
@@ -95,5 +98,5 @@ def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) 
     elif workers and busy < 0.5:
         bottleneck = "workers"
     else:
-        bottleneck = "read" if meters.get("read_ns", 0) > meters.get("decode_ns", 0) else "decode"
+        bottleneck = max(_MAKING, key=lambda name: meters.get(f"{name}_ns", 0))
     return {"waited_share": waited, "busy_share": busy, "bottleneck": bottleneck}

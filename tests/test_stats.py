@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from feeder.dataset import FeederDataset, ShardDataset
 from feeder.decode.pillow import PillowDecoder
+from feeder.generic_meters import batch_rows
 from feeder.loader import DataLoader
 from feeder.stats import verdict
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.loader_data import write_shards
-from tests.slow import Slowly, SlowReader
+from tests.slow import SlowItems, Slowly, SlowReader, collate_slowly
 
 _SLOW_S = 0.02
 _SLOW_NS = int(_SLOW_S * 1e9)
@@ -24,6 +28,16 @@ _WORK = ("read", "draw", "cut", "decode", "transform", "write")
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("shards"), 20)
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Numbers, one after another."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
 
 
 def _typical_ns(stage: dict[str, int]) -> int:
@@ -182,3 +196,64 @@ def test_slots_say_what_they_are_used_for(shards: Path) -> None:
     assert slots["total"] >= slots["held"] + slots["ready"]
     del batch, iterator
     assert loader.stats()["slots"] == idle
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("slow", "other"), [("fetch", "collate"), ("collate", "fetch")])
+def test_a_slow_stage_of_another_dataset_shows(workers: int, slow: str, other: str) -> None:
+    dataset = SlowItems(20, _SLOW_S / 4 if slow == "fetch" else 0)
+    collate = functools.partial(collate_slowly, _SLOW_S) if slow == "collate" else None
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=collate)
+    assert loader.stats()["stages"] == {}
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    stages = stats["stages"]
+    assert (stats["batches"], stats["samples"]) == (5, 20)
+    assert stages[slow]["count"] == stages[other]["count"] == 5
+    assert stages[slow]["p50_ns"] >= 0.875 * _SLOW_NS
+    assert stages["consumer"]["count"] == 5
+    assert stats["fused"]["decode"] == "fetch"
+    if workers:
+        assert (stages["wait_batch"]["count"], stages["wait_slot"]["count"]) == (5, 5)
+        assert stages["write"]["bytes"] > 0
+        assert [worker["stages"]["fetch"]["count"] for worker in stats["workers"]] == [3, 2]
+    assert stats["bottleneck"] in (slow, "trainer", "workers")
+
+
+def test_a_batch_that_failed_and_the_end_of_an_iterable_dataset_are_no_runs_of_a_stage() -> None:
+    failing = DataLoader(SlowItems(8, 0, bad=5), batch_size=4, num_workers=1)
+    with pytest.raises(ValueError, match="sample 5"):
+        for _ in failing:
+            pass
+    assert failing.stats()["stages"]["fetch"]["count"] == 1
+    stream = DataLoader(Stream(8), batch_size=4, num_workers=1)
+    for _ in stream:
+        pass
+    assert stream.stats()["stages"]["fetch"]["count"] == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_another_datasets_batches_take_is_the_callers_also_on_a_device(workers: int) -> None:
+    loader = DataLoader(SlowItems(8, 0), batch_size=2, num_workers=workers, device="cpu")
+    for _ in loader:
+        time.sleep(_SLOW_S)
+    stages = loader.stats()["stages"]
+    assert stages["copy"]["count"] == stages["consumer"]["count"] == 4
+    assert stages["consumer"]["p50_ns"] >= 0.875 * _SLOW_NS
+    assert loader.stats()["batches"] == 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [
+        (torch.zeros(3, 2), 3),
+        ([torch.zeros(4, 1), torch.zeros(4)], 4),
+        ({"image": torch.zeros(5, 3), "id": torch.zeros(5)}, 5),
+        (("text", {"x": [torch.zeros(2)]}), 2),
+        (torch.tensor(1.0), 1),
+        ("text", 1),
+    ],
+)
+def test_a_batch_has_as_many_samples_as_its_first_tensor_is_long(batch: Any, rows: int) -> None:
+    assert batch_rows(batch) == rows
