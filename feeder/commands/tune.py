@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from feeder.commands.common import EXIT_INTERRUPTED, add_output, size
+from feeder.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, size
 
 __all__ = ["add", "run"]
 
@@ -44,12 +44,13 @@ def add(commands: Any) -> None:
     present.add_argument("--num-workers", type=int, default=0, metavar="N", help="default: %(default)s")
     present.add_argument("--worker-threads", type=int, default=1, metavar="N", help="default: %(default)s")
     present.add_argument("--prefetch-factor", type=int, default=2, metavar="N", help="default: %(default)s")
-    add_output(command)
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object, every run in it")
+    output.add_argument("-q", "--quiet", action="store_true", help="print the result only, not each run")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.commands.common import EXIT_SHORT
     from feeder.measure import machine
     from feeder.presets import describe, open_dataset, preset
     from feeder.tuning.tune import tune

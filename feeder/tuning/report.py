@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -167,12 +168,15 @@ class Tuning:
             return f"about {ratio} times the baseline, by single runs only: too little time to be sure"
         ratio = f"{gain.median:.2f} times the baseline ({min(gain.ratios):.2f}-{max(gain.ratios):.2f}"
         ratio += f" in {_count(len(gain.ratios), 'round')})"
-        if gain.certain:
-            return ratio
         if len(gain.ratios) < ROUNDS_TO_TELL:
             return ratio + ": too little time to be sure"
-        less = chosen.setting.cores < outcome.baseline.setting.cores
-        return ratio + ", which is within the noise" + (", with fewer cores" if less else "")
+        if not gain.certain and max(gain.ratios) >= 1:
+            ratio += ", which is within the noise"
+        if chosen.setting.cores < outcome.baseline.setting.cores:
+            ratio += f", with {chosen.setting.cores} in place of {outcome.baseline.setting.cores} cores"
+        if chosen.setting.num_workers and not outcome.baseline.setting.num_workers and self.step_images_per_s is None:
+            ratio += "; the baseline, without workers, would also keep every training step waiting"
+        return ratio
 
     def _limit(self, chosen: Point) -> str:
         """What keeps it from being faster."""
@@ -232,7 +236,9 @@ def _literal(value: Any) -> str:
     text = repr(value)
     if text.startswith("Window("):
         return f"feeder.{text}"
-    return text if isinstance(value, (bool, int, float, str, type(None))) else "..."
+    if isinstance(value, str):
+        return json.dumps(value)
+    return text if isinstance(value, (bool, int, float, type(None))) else "..."
 
 
 def _count(number: int, noun: str) -> str:

@@ -23,7 +23,7 @@ _OPTIMISM = 1.25
 # A target holds if a run is so far above it; runs differ.
 MARGIN = 1.05
 _SEARCH_PART = 0.6
-_FINALISTS = 4
+_FINALISTS, _FEWEST_FINALISTS = 4, 3
 _ROUNDS, _ROUNDS_WITH_TARGET = 5, 3
 _RUNS_PLANNED = 40
 _RUN_S = (0.3, 4.0)
@@ -140,9 +140,13 @@ class Search:
         best = self._knee(backend)
         if not best.usable:
             return
+        self._around(best)
         for other in self._space.backends:
-            if other != backend:
-                best = self._other(best, other)
+            if other != backend and (found := self._other(best, other)) is not best:
+                self._around(found)
+
+    def _around(self, best: Point) -> None:
+        """What else can be changed, the number of workers being found."""
         best = self._window(best)
         best = self._threads(best)
         self._prefetch(best)
@@ -283,6 +287,11 @@ class Search:
         for point in [ordered[0], fastest, *ordered[1:]]:
             if point not in chosen and len(chosen) < _FINALISTS:
                 chosen.append(point)
+        # One run may have been unlucky: the next fastest gets another chance.
+        few = 0 if any(map(self._holds, measured)) else _FEWEST_FINALISTS
+        for point in sorted(measured, key=lambda point: -point.rate):
+            if point not in chosen and len(chosen) < few:
+                chosen.append(point)
         return chosen
 
     def _choose(self) -> None:
@@ -315,7 +324,9 @@ class Search:
         if point is not None:
             return point
         problem = self._space.refuse(setting)
-        if problem is None and not always and self._left() < (1 - _SEARCH_PART) * self._seconds:
+        # Without any worker measured there would be nothing to recommend, however short the time.
+        first = setting.num_workers > 0 and not any(p.usable and s.num_workers for s, p in self._points.items())
+        if problem is None and not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
             raise _OutOfTime
         point = self._points[setting] = Point(setting, why, problem=problem)
         if problem is None:

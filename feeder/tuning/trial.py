@@ -13,7 +13,7 @@ import torch
 from feeder.errors import ArgumentError
 from feeder.tuning.setting import Trial
 
-__all__ = ["rows_of", "run", "step_rate"]
+__all__ = ["family_cpu_s", "rows_of", "run", "step_rate"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A run goes on past its time until it has so many batches: fewer say nothing.
@@ -40,14 +40,14 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
         _consume(next(batches), step)
         _synchronize()
         begun = time.perf_counter()
-        cpu_before, stats_before = _cpu_s(), loader.stats()
+        cpu_before, stats_before = family_cpu_s(), loader.stats()
         images = count = 0
         while (elapsed := time.perf_counter() - begun) < seconds or (count < _BATCHES and elapsed < _LONGEST * seconds):
             images += _consume(next(batches), step)
             count += 1
         _synchronize()
         elapsed = time.perf_counter() - begun
-        cpu_after, stats = _cpu_s(), loader.stats()
+        cpu_after, stats = family_cpu_s(), loader.stats()
         cpu_s = sum(cpu_after[pid] - cpu_before.get(pid, 0.0) for pid in cpu_after)
         workers = set(cpu_after) - {os.getpid()}
         memory = sum(map(_pss_bytes, workers)) + max(0, _pss_bytes(os.getpid()) - memory_before)
@@ -115,8 +115,8 @@ def _shares(loader: Any, before: Mapping[str, Any], after: Mapping[str, Any], el
     }
 
 
-def _cpu_s() -> dict[int, float]:
-    """CPU time so far of this process and of all below it, by process id."""
+def family_cpu_s() -> dict[int, float]:
+    """CPU time so far of this process and of all that descend from it, seconds by process id."""
     parents, ticks = {}, {}
     for name in os.listdir("/proc"):
         if name.isdecimal():

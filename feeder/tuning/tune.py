@@ -133,6 +133,9 @@ def tune(
 
     outcome = Search(measure, space, goal, seconds - (time.monotonic() - started), time.monotonic, hear).run()
     chosen = outcome.chosen
+    if chosen is None and not outcome.interrupted:
+        problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
+        raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or take smaller batches")
     score = None
     if chosen is not None and chosen.setting.window is not None:
         sizes = origin.dataset.reader.shard_sizes()
@@ -187,6 +190,9 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     if given.get("num_workers") and arguments.get("prefetch_factor") is not None:
         given["prefetch_factor"] = arguments["prefetch_factor"]
     baseline = Setting(**{"num_workers": 0, **given}, backend=backend)
+    for name, least in (("num_workers", 0), ("worker_threads", 1), ("prefetch_factor", 1)):
+        if getattr(baseline, name) < least:
+            raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
     return _Source(make, rest if is_dataset else None, dataset, backends), baseline
 
 
@@ -234,7 +240,8 @@ def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
         slots = setting.num_workers * setting.prefetch_factor + HELD_BATCHES if setting.num_workers else 1
         if slots * layout.slot_bytes <= memory:
             return None
-        return f"{slots} batches take {slots * layout.slot_bytes / 2**20:,.0f} MiB, more than allowed"
+        batches = f"{slots} batches take" if slots > 1 else "1 batch takes"
+        return f"{batches} {slots * layout.slot_bytes / 2**20:,.1f} MiB, more than allowed"
 
     return refuse
 
