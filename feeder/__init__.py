@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from feeder.loader import DataLoader
     from feeder.order import Window
     from feeder.shard import write_shards
+    from feeder.tuning.tune import tune
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "WorkerError",
     "find_batch_size",
     "transforms",
+    "tune",
     "write_shards",
 ]
 
@@ -59,6 +61,7 @@ _HOMES = {
     "ShardDataset": "feeder.dataset",
     "Window": "feeder.order",
     "find_batch_size": "feeder.batch_size",
+    "tune": "feeder.tuning.tune",
     "write_shards": "feeder.shard",
 }
 

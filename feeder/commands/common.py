@@ -10,6 +10,7 @@ __all__ = [
     "EXIT_DAMAGED",
     "EXIT_ERROR",
     "EXIT_INTERRUPTED",
+    "EXIT_SHORT",
     "EXIT_TOO_MANY_BAD",
     "EXIT_USAGE",
     "add_output",
@@ -22,6 +23,7 @@ __all__ = [
 EXIT_ERROR = 1
 EXIT_DAMAGED = 1
 EXIT_USAGE = 2
+EXIT_SHORT = 3
 EXIT_TOO_MANY_BAD = 3
 EXIT_INTERRUPTED = 130
 
