@@ -120,6 +120,11 @@ int main(int argc, char** argv) {
             if (!parse_jpeg_header(image.bytes[kind], header).ok()) std::abort();
             baseline.read_coefficients(image.bytes[kind], header, nullptr);
         });
+        const double libjpeg = time_us(images, passes, [&](Image& image) {
+            JpegHeader header;
+            if (!parse_jpeg_header(image.bytes[kind], header).ok() || !read_with_libjpeg(image.bytes[kind], header).ok())
+                std::abort();
+        });
         StageTimes least[1];
         std::vector<StageTimes> best(images.size());
         int64_t StageTimes::*const stages[] = {&StageTimes::header, &StageTimes::tables,  &StageTimes::markers,
@@ -134,8 +139,8 @@ int main(int argc, char** argv) {
                     best[i].*stage = pass == 0 ? times.*stage : std::min(best[i].*stage, times.*stage);
             }
         }
-        std::printf("%s: decode %.1f us; entropy decoding of whole images %.1f us\n ", kind == 1 ? "seekable" : "ordinary",
-                    whole, ours);
+        std::printf("%s: decode %.1f us; entropy decoding of whole images %.1f us, libjpeg-turbo's %.1f us\n ",
+                    kind == 1 ? "seekable" : "ordinary", whole, ours, libjpeg);
         for (int s = 0; s < 8; ++s) {
             for (const StageTimes& times : best) least->*stages[s] += times.*stages[s];
             std::printf(" %s %.1f", names[s], static_cast<double>(least->*stages[s]) / 1000 / static_cast<double>(images.size()));

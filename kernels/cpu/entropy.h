@@ -13,8 +13,9 @@ namespace feeder {
 // cycles a symbol, with most of the core idle. Segments between restart markers do not depend on each other. The loop
 // takes a symbol of each of several streams in turn, and the chains overlap.
 //
-// A stream's state between two symbols is the place of its next byte, how many bits behind it were taken, and the place
-// in the block; all but the first are in one word, to which a table entry is added. See Note [Huffman lookup].
+// A stream's state between two symbols is a word of bits, the place of the next byte to load, how many of the bits were
+// taken, and the place in the block; the last two are in one word, to which a table entry is added. See Note [Huffman
+// lookup]. The load of a refill does not wait for the bits taken last: only the shift that puts it in place does.
 
 // The blocks of an MCU, in the order of the file.
 struct McuPlan {
@@ -41,20 +42,24 @@ struct EntropyStream {
 
     // The rest is the loop's.
     const uint8_t* next = nullptr;
-    uint32_t state = 0;  // bits taken behind `next` | place in the block << 8 | anything << 16
+    uint64_t bits = 0;
+    uint32_t state = kEmpty;  // 63 - how many of the bits are counted | place in the block << 8 | anything << 16
     const uint32_t* lookup = nullptr;
     int block_in_mcu = 0;
     unsigned dc[4] = {};  // predictions; a damaged file may make them wrap
 
+    static constexpr uint32_t kEmpty = 63;
+
     // Puts it at the beginning of a segment.
-    void open(const uint8_t* bytes, int64_t bits) {
+    void open(const uint8_t* bytes, int64_t bit_count) {
         begin = next = bytes;
-        end_bit = bits;
-        state = 0;
+        end_bit = bit_count;
+        bits = 0;
+        state = kEmpty;
         block_in_mcu = 0;
         for (unsigned& prediction : dc) prediction = 0;
     }
-    FEEDER_INLINE int64_t position() const { return 8 * static_cast<int64_t>(next - begin) + (state & 0xFF); }
+    FEEDER_INLINE int64_t position() const { return 8 * static_cast<int64_t>(next - begin) - kEmpty + (state & 0xFF); }
 };
 
 struct EntropyKernels {

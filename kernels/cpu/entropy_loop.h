@@ -30,34 +30,40 @@ constexpr uint32_t kStop = 0xC000;  // the bits of a state whose place is 64 or 
 
 struct Hot {
     const uint8_t* next;
+    uint64_t bits;
     uint32_t state;
     const uint32_t* lookup;
     int16_t* block;
 
     FEEDER_INLINE void load(const EntropyStream& s) {
         next = s.next;
+        bits = s.bits;
         state = s.state;
         lookup = s.lookup;
         block = *s.block;
     }
     FEEDER_INLINE void save(EntropyStream& s) const {
         s.next = next;
+        s.bits = bits;
         s.state = state;
         s.lookup = lookup;
         s.block = reinterpret_cast<int16_t(*)[64]>(block);
     }
     FEEDER_INLINE uint32_t place() const { return state >> 8 & 0xFF; }
 
-    // The next bits, at least 57 of them, from the top down.
-    FEEDER_INLINE uint64_t refill() {
-        const uint32_t taken = state & 0xFF;
-        next += taken >> 3;
-        state -= taken & ~7u;
+    // Afterwards at least 56 bits are there, from the top down. More of them may be right; they come in once more.
+    FEEDER_INLINE void refill() {
         uint64_t word;
         std::memcpy(&word, next, sizeof(word));
-        return __builtin_bswap64(word) << (taken & 7);
+        bits |= __builtin_bswap64(word) >> (~state & 63);
+        next += state >> 3 & 31;
+        state &= ~0xF8u;
     }
-    FEEDER_INLINE void step(uint64_t& bits) {
+    FEEDER_INLINE void drop(uint32_t count) {
+        bits <<= count;
+        state += count;
+    }
+    FEEDER_INLINE void step() {
         const uint32_t entry = lookup[bits >> (64 - AcTable::kLookupBits)];
         bits <<= entry & 63;
         state += entry;
@@ -73,46 +79,45 @@ FEEDER_INLINE int signed_value(uint64_t bits, uint32_t size) {
 }
 
 // A symbol that is not wholly in the lookup table. False: there is no such code.
-__attribute__((noinline)) bool read_unusual(EntropyStream& s, const HuffmanCodes& codes) {
-    Hot h;
-    h.load(s);
+FEEDER_INLINE bool read_unusual(Hot& h, const HuffmanCodes& codes) {
     h.block[63] = 0;
-    const uint64_t bits = h.refill();
-    int length = 0;
-    int symbol;
-    const uint32_t entry = h.lookup[bits >> (64 - AcTable::kLookupBits)] >> 16;
-    if (entry != 0) {
-        length = static_cast<int>(entry >> 8);
-        symbol = static_cast<int>(entry & 0xFF);
-    } else {
-        symbol = codes.find(static_cast<uint32_t>(bits >> 48), length);
-        if (symbol < 0) return false;
+    h.refill();
+    const uint32_t entry = h.lookup[h.bits >> (64 - AcTable::kLookupBits)] >> 16;
+    uint32_t length = entry >> 8, symbol = entry & 0xFF;
+    if (entry == 0) [[unlikely]] {
+        int found = 0;
+        const int of_all = codes.find(static_cast<uint32_t>(h.bits >> 48), found);
+        if (of_all < 0) return false;
+        length = static_cast<uint32_t>(found);
+        symbol = static_cast<uint32_t>(of_all);
     }
-    const uint32_t size = static_cast<uint32_t>(symbol) & 15, run = static_cast<uint32_t>(symbol) >> 4;
+    const uint32_t size = symbol & 15, run = symbol >> 4;
     const uint32_t move = size != 0 || run == 15 ? run + 1 : AcTable::kEnd;
-    h.state += static_cast<uint32_t>(length) + size + ((move - AcTable::kUnusual) << 8);
-    h.block[kPlaces.at[h.place()]] = static_cast<int16_t>(signed_value(bits << length, size));
-    h.save(s);
+    const int value = signed_value(h.bits << length, size);
+    h.drop(length + size);
+    h.state += (move - AcTable::kUnusual) << 8;
+    h.block[kPlaces.at[h.place()]] = static_cast<int16_t>(value);
     return true;
 }
 
 FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
     const McuPlan::Block& block = plan.block[s.block_in_mcu];
-    const uint64_t bits = h.refill();
-    const uint32_t entry = block.dc->lookup[bits >> (64 - DcTable::kLookupBits)];
+    h.refill();
+    const uint32_t entry = block.dc->lookup[h.bits >> (64 - DcTable::kLookupBits)];
     uint32_t size = entry >> 8 & 0xFF;
     uint32_t length = entry >> 16;
     if (entry == 0) [[unlikely]] {
         int found = 0;
-        const int symbol = block.dc->codes.find(static_cast<uint32_t>(bits >> 48), found);
+        const int symbol = block.dc->codes.find(static_cast<uint32_t>(h.bits >> 48), found);
         if (symbol < 0) return false;
         size = static_cast<uint32_t>(symbol);
         length = static_cast<uint32_t>(found);
     }
     unsigned& prediction = s.dc[block.component];
-    prediction += static_cast<unsigned>(signed_value(bits << length, size));
+    prediction += static_cast<unsigned>(signed_value(h.bits << length, size));
     h.block[0] = static_cast<int16_t>(prediction);
-    h.state = ((h.state & 0xFF) + length + size) | 1 << 8;
+    h.drop(length + size);
+    h.state = (h.state & 0xFF) | 1 << 8;
     h.lookup = block.ac->lookup;
     return true;
 }
@@ -120,12 +125,10 @@ FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
 // What happens at a place of 64 or more. False: the stream's run is over, or it is bad.
 FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
     if (h.place() >= AcTable::kUnusual) {
-        h.save(s);
-        if (!read_unusual(s, plan.block[s.block_in_mcu].ac->codes)) {
+        if (!read_unusual(h, plan.block[s.block_in_mcu].ac->codes)) [[unlikely]] {
             s.bad = true;
             return false;
         }
-        h.load(s);
         if ((h.state & kStop) == 0) return true;
     }
     const uint32_t place = h.place();
@@ -160,29 +163,28 @@ void begin_run(EntropyStream& s, const McuPlan& plan) {
 template <int kStreams>
 int run(EntropyStream* const* streams, const McuPlan& plan) {
     // Symbols between two refills: as many as the bits are enough for.
-    constexpr int kRounds = 57 / AcTable::kLookupBits;
+    constexpr int kRounds = 56 / AcTable::kLookupBits;
     Hot hot[kStreams];
-    uint64_t bits[kStreams];
 #pragma GCC unroll 4
     for (int i = 0; i < kStreams; ++i) hot[i].load(*streams[i]);
     for (;;) {
 #pragma GCC unroll 4
-        for (int i = 0; i < kStreams; ++i) bits[i] = hot[i].refill();
+        for (int i = 0; i < kStreams; ++i) hot[i].refill();
 #pragma GCC unroll 8
         for (int round = 0; round < kRounds; ++round) {
             // A branch for each stream: where one for all is mispredicted, the next one, which tells them apart, is too.
-            hot[0].step(bits[0]);
+            hot[0].step();
             if ((hot[0].state & kStop) != 0) goto pass_0;
             if constexpr (kStreams > 1) {
-                hot[1].step(bits[1]);
+                hot[1].step();
                 if ((hot[1].state & kStop) != 0) goto pass_1;
             }
             if constexpr (kStreams > 2) {
-                hot[2].step(bits[2]);
+                hot[2].step();
                 if ((hot[2].state & kStop) != 0) goto pass_2;
             }
             if constexpr (kStreams > 3) {
-                hot[3].step(bits[3]);
+                hot[3].step();
                 if ((hot[3].state & kStop) != 0) goto pass_3;
             }
         }

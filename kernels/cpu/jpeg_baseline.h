@@ -30,7 +30,7 @@ class BaselineDecoder {
     int64_t read_coefficients(ByteSpan file, const JpegHeader& header, int16_t* coefficients);
 
   private:
-    static constexpr int kStreams = 3;
+    static constexpr int kStreams = 4;
     static constexpr int kRunBlocks = 64;
 
     // The MCUs whose pixels are wanted, and where they go.
