@@ -11,6 +11,10 @@ namespace feeder {
 
 using ByteSpan = std::span<const uint8_t>;
 
+// For what files that are compiled for some CPUs only share with others: no copy of it must be left for the linker to
+// choose.
+#define FEEDER_INLINE inline __attribute__((always_inline))
+
 // malloc and a flag rather than std::vector: libjpeg's callbacks grow it, and no exception may cross C frames.
 class Bytes {
   public:

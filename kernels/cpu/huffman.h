@@ -9,49 +9,67 @@
 
 namespace feeder {
 
-// Note [Huffman lookup]
-// One load tells, for the next kLookupBits bits, how many of them the symbol and its extra bits take, how many zero
-// coefficients come before the value, and the value itself. With the codes of photos that covers about 95 % of symbols.
-// Entries whose extra bits do not fit say so (kExtra) and give code length, run and size; longer codes (kLong) are found by
-// comparing with the greatest code of each length. 11 bits make 8 KiB a table: two tables for AC and two for DC stay in
-// the first-level cache together with the block at work, and building them takes a few microseconds an image.
-struct HuffmanTable {
-    static constexpr int kLookupBits = 11;
-    static constexpr uint32_t kEnd = 0x40;     // end of block
-    static constexpr uint32_t kLong = 0x80;    // the code is longer than kLookupBits
-    static constexpr uint32_t kExtra = 0x100;  // the extra bits are still to be read; the value's place has their number
-    static constexpr uint32_t kSpecial = kEnd | kLong | kExtra;
-    static constexpr int kRunShift = 9;
-
-    // value (16 bits) | run (7) | flags (3) | bits taken (6). The length comes last and has six bits because a shift
-    // then takes the entry as it is: it is on the critical path.
-    static int length(uint32_t entry) { return static_cast<int>(entry & 63); }
-    static unsigned run(uint32_t entry) { return entry >> kRunShift & 15; }
-    static int value(uint32_t entry) { return static_cast<int16_t>(entry >> 16); }
-
-    uint32_t lookup[1 << kLookupBits];
-    uint32_t first_code_after
-        [18];  // of each length, left-aligned to 16 bits: the first code that is longer; 17 holds a sentinel
+// The codes themselves, from a DHT payload: 16 counts, then the symbols in order of code length.
+struct HuffmanCodes {
+    uint32_t first_code_after[18];  // of each length, left-aligned to 16 bits: the first code that is longer; a sentinel
     int32_t value_offset[17];
     uint8_t values[256];
-    int value_count;
+    int value_count = 0;
 
     // The payload it was built from, so that equal tables (those of most encoders, or of a whole shard) are built once.
     uint8_t source[16 + 256];
     size_t source_length = 0;
-    bool source_is_dc = false;
 
-    // From a DHT payload: 16 counts, then the symbols in order of code length. False: not a prefix code of at most 16
-    // bits, or a symbol that makes no sense.
-    bool build(ByteSpan payload, bool dc);
+    bool built_from(ByteSpan payload) const {
+        return source_length != 0 && source_length == payload.size() &&
+               std::memcmp(source, payload.data(), source_length) == 0;
+    }
+    // False: not a prefix code of at most 16 bits.
+    bool build(ByteSpan payload);
 
-    // Decodes a code longer than kLookupBits from the next 16 bits. Returns the symbol and its length, or -1: no such code.
-    int long_code(uint32_t next16, int& length) const {
-        length = kLookupBits + 1;
+    // The symbol of the code that the next 16 bits start with, and its length; -1: no such code.
+    FEEDER_INLINE int find(uint32_t next16, int& length) const {
+        length = 1;
         while (next16 >= first_code_after[length]) ++length;
         if (length > 16) return -1;
         return values[(static_cast<int32_t>(next16 >> (16 - length)) + value_offset[length]) & 0xFF];
     }
+};
+
+// Differences of DC coefficients. An entry: bits taken by code and extra bits, number of extra bits << 8, length of the
+// code << 16; 0 where the code is longer than kLookupBits.
+struct DcTable {
+    static constexpr int kLookupBits = 9;
+
+    uint32_t lookup[1 << kLookupBits];
+    HuffmanCodes codes;
+
+    // False: not a code, or a symbol that makes no sense.
+    bool build(ByteSpan payload);
+};
+
+// Note [Huffman lookup]
+// One load tells, for the next kLookupBits bits, how many of them the symbol and its extra bits take, how far the place
+// in the block moves, and the coefficient. With the codes of photos that covers 97 % of symbols; the others (a longer code,
+// or extra bits that do not fit) are decoded step by step. 12 bits make 16 KiB a table: two of them stay in the
+// first-level cache together with the blocks at work, and building one takes some 2 us.
+//
+// An entry: bits taken | move << 8 | value << 16. It is added as a whole to a stream's state, whose lowest byte counts
+// bits and whose second one is the place k of the next coefficient. A place of 64 or more stops the loop, so there is one
+// branch for all that is out of the ordinary, and `move` says what it was:
+//     run + 1     an ordinary coefficient. The block is full at 64; more than that is damage
+//     kEnd        end of the block
+//     kUnusual    nothing decoded yet; the value is code length << 8 | symbol, or 0 for a code not in the table
+struct AcTable {
+    static constexpr int kLookupBits = 12;
+    static constexpr uint32_t kEnd = 80;        // beyond any place that a run leads to: 63 + 16
+    static constexpr uint32_t kUnusual = 160;   // beyond any place that kEnd leads to
+    static constexpr uint32_t kPlaces = 256;
+
+    uint32_t lookup[1 << kLookupBits];
+    HuffmanCodes codes;
+
+    bool build(ByteSpan payload);
 };
 
 // The number that `size` extra bits stand for (JPEG's EXTEND).

@@ -1,94 +1,31 @@
-#define JPEG_INTERNALS  // jpeglib.h then declares the inverse DCT too
-
 #include "jpeg_baseline.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "libjpeg.h"
+#include "idct.h"
 #include "unstuff.h"
-
-#undef MAX
-#undef MIN
 
 namespace feeder {
 namespace {
 
-// Position in a block of the k-th coefficient. A damaged run may count to 78; those land in the last place, and the
-// block is given up.
-constexpr uint8_t kNaturalOrder[80] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33,
-                                       40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36,
-                                       29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54,
-                                       47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63};
+constexpr uint8_t kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+                                       12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+                                       35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+                                       58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+constexpr int kCornerBlocks = 10;  // zigzag indices below it are in the upper left 4 x 4
 
-// The smallest JPEG there is: libjpeg starts on it, and we take its inverse DCT.
-constexpr uint8_t kTinyJpeg[] = {
-    0xFF, 0xD8,                                                                                                // SOI
-    0xFF, 0xDB, 0, 67, 0,    1, 1, 1, 1,  1, 1,    1,    1,   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  // DQT, 64 ones
-    1,    1,    1, 1,  1,    1, 1, 1, 1,  1, 1,    1,    1,   1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-    1,    1,    1, 1,  1,    1, 1, 1, 1,  1,                                              //
-    0xFF, 0xC0, 0, 11, 8,    0, 8, 0, 8,  1, 1,    0x11, 0,                               // SOF0: 8x8, one component
-    0xFF, 0xC4, 0, 20, 0x00, 1, 0, 0, 0,  0, 0,    0,    0,   0, 0, 0, 0, 0, 0, 0, 0, 0,  // DHT, DC: 0 is size 0
-    0xFF, 0xC4, 0, 20, 0x10, 1, 0, 0, 0,  0, 0,    0,    0,   0, 0, 0, 0, 0, 0, 0, 0, 0,  // DHT, AC: 0 is end of block
-    0xFF, 0xDA, 0, 8,  1,    1, 0, 0, 63, 0, 0x3F, 0xFF, 0xD9};                           // SOS, data, EOI
+// What the inverse DCT makes of a block whose AC coefficients are all zero.
+inline void fill_block(int dc, uint8_t* out, ptrdiff_t stride_bytes) {
+    const int level = std::clamp(((dc + 4) >> 3) + 128, 0, 255);
+    const uint64_t eight = 0x0101010101010101u * static_cast<uint64_t>(level);
+    for (int y = 0; y < 8; ++y) std::memcpy(out + y * stride_bytes, &eight, sizeof(eight));
+}
 
 }  // namespace
 
-// libjpeg-turbo's accurate integer inverse DCT in the SIMD code that it chose for this machine. It is reached through a
-// decompressor that has been started and stays so, because that is the one interface to it that all versions share.
-struct BaselineDecoder::InverseDct {
-    jpeg_decompress_struct cinfo;
-    JpegErrors errors;
-    JpegMemorySource source;
-    jpeg_component_info component;
-    inverse_DCT_method_ptr function = nullptr;
-
-    InverseDct() {
-        std::memset(&cinfo, 0, sizeof(cinfo));
-        cinfo.err = reset_errors(errors);
-        start();
-    }
-    InverseDct(const InverseDct&) = delete;
-    InverseDct& operator=(const InverseDct&) = delete;
-    ~InverseDct() { jpeg_destroy_decompress(&cinfo); }
-
-    // See Note [libjpeg errors].
-    void start() {
-        if (setjmp(errors.jump) != 0) return;
-        jpeg_create_decompress(&cinfo);
-        reset_source(source, kTinyJpeg);
-        cinfo.src = &source.base;
-        jpeg_read_header(&cinfo, TRUE);
-        cinfo.raw_data_out = TRUE;
-        jpeg_start_decompress(&cinfo);
-        component = cinfo.comp_info[0];
-        function = cinfo.idct->inverse_DCT[0];
-    }
-
-    void run(int16_t* quant, int16_t* block, uint8_t* const* rows, int column) {
-        component.dct_table = quant;
-        function(&cinfo, &component, block, const_cast<JSAMPARRAY>(rows), static_cast<JDIMENSION>(column));
-    }
-};
-
-static_assert(sizeof(MULTIPLIER) == sizeof(int16_t), "libjpeg-turbo with SIMD has 16-bit multipliers");
-
-// The MCUs whose pixels are wanted.
-struct BaselineDecoder::Window {
-    int columns = 0;  // of the whole image
-    int first_column = 0;
-    int end_column = 0;
-    int first_row = 0;
-    int end_row = 0;
-
-    bool holds(int row, int column) const {
-        return row >= first_row && row < end_row && column >= first_column && column < end_column;
-    }
-};
-
-BaselineDecoder::BaselineDecoder() : idct_(std::make_unique<InverseDct>()) {}
-BaselineDecoder::~BaselineDecoder() = default;
-
 bool BaselineDecoder::build_tables(ByteSpan file, const JpegHeader& header) {
+    plan_.blocks = 0;
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
         const TableRef& quant = header.quant[component.quant_table];
@@ -100,196 +37,216 @@ bool BaselineDecoder::build_tables(ByteSpan file, const JpegHeader& header) {
             const int value = quant.precision != 0 ? entry[0] << 8 | entry[1] : entry[0];
             quant_[i][kNaturalOrder[k]] = static_cast<int16_t>(value);
         }
-        if (!dc_tables_[component.dc_table].build(file.subspan(dc.offset, dc.length), true) ||
-            !ac_tables_[component.ac_table].build(file.subspan(ac.offset, ac.length), false)) {
+        DcTable& dc_table = dc_tables_[component.dc_table];
+        AcTable& ac_table = ac_tables_[component.ac_table];
+        if (!dc_table.build(file.subspan(dc.offset, dc.length)) ||
+            !ac_table.build(file.subspan(ac.offset, ac.length))) {
             return false;
+        }
+        for (int n = component.h * component.v; n > 0; --n) {
+            if (plan_.blocks == McuPlan::kMaxBlocks) return false;
+            plan_.block[plan_.blocks++] = {&dc_table, &ac_table, i};
         }
     }
     return true;
 }
 
-namespace {
-
-inline int read_dc_difference(BitReader& bits, const HuffmanTable& table, bool& bad) {
-    bits.refill();
-    const uint32_t entry = table.lookup[bits.peek(HuffmanTable::kLookupBits)];
-    if ((entry & HuffmanTable::kSpecial) == 0) [[likely]] {
-        bits.drop(HuffmanTable::length(entry));
-        return HuffmanTable::value(entry);
+// False: a JPEG that is not for us.
+bool BaselineDecoder::prepare(ByteSpan file, const JpegHeader& original, JpegHeader& header) {
+    if (!original.huffman_sequential() || original.precision_bits != 8 || !original.interleaved_scan) return false;
+    if (original.components == 4) return false;
+    header = original;
+    if (header.components == 1) {  // an MCU is one block, whatever the factors say
+        header.component[0].h = header.component[0].v = 1;
+        header.h_max = header.v_max = 1;
     }
-    int length = HuffmanTable::length(entry);
-    int size = static_cast<int>(entry >> 16);
-    if ((entry & HuffmanTable::kLong) != 0) {
-        size = table.long_code(bits.peek(16), length);
-        if (size < 0) {
-            bad = true;
-            return 0;
-        }
-    }
-    bits.drop(length);
-    if (size == 0) return 0;
-    const int value = extend(static_cast<int>(bits.peek(size)), size);
-    bits.drop(size);
-    return value;
+    return build_tables(file, header);
 }
 
-// The AC coefficients of one block, in natural order; `block` is all zero before. kStore false: only to get past them.
-template <bool kStore>
-inline Block read_ac(BitReader& bits, const HuffmanTable& table, int16_t* block) {
-    Block result = Block::dc_only;
-    unsigned k = 1;
-    do {
-        bits.refill();
-        // Two symbols a refill: the first takes at most kLookupBits of the 56, the second, in full, 31.
-        uint32_t entry = table.lookup[bits.peek(HuffmanTable::kLookupBits)];
-        if ((entry & HuffmanTable::kSpecial) == 0) [[likely]] {
-            bits.drop(HuffmanTable::length(entry));
-            k += HuffmanTable::run(entry);
-            if (kStore) block[kNaturalOrder[k]] = static_cast<int16_t>(HuffmanTable::value(entry));
-            result = Block::has_ac;
-            ++k;
-            if (k >= 64) break;
-            entry = table.lookup[bits.peek(HuffmanTable::kLookupBits)];
-            if ((entry & HuffmanTable::kSpecial) == 0) [[likely]] {
-                bits.drop(HuffmanTable::length(entry));
-                k += HuffmanTable::run(entry);
-                if (kStore) block[kNaturalOrder[k]] = static_cast<int16_t>(HuffmanTable::value(entry));
-                ++k;
-                continue;
-            }
+// Finds the segments that hold something of the window, and unstuffs them.
+bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, Lap& lap) {
+    const bool whole = header.restart_interval_mcus == 0;
+    const int interval = whole ? static_cast<int>(window.mcus) : header.restart_interval_mcus;
+    const int last_needed = (window.end_row - 1) * window.columns + window.end_column - 1;
+    const size_t count = static_cast<size_t>(last_needed / interval) + 1;
+    if (whole) {
+        segments_.assign(1, {header.entropy_offset, file.size()});
+    } else if (find_segments(file, header.entropy_offset, count, segments_) != MarkerScan::complete) {
+        return false;
+    }
+    lap.add_to(&StageTimes::markers);
+
+    tasks_.clear();
+    size_t room = kReadAheadBytes;
+    for (size_t s = 0; s < count; ++s) {
+        const int first_mcu = static_cast<int>(s) * interval;
+        const int end_mcu = static_cast<int>(std::min<int64_t>(window.mcus, static_cast<int64_t>(first_mcu) + interval));
+        // The last MCU of the segment that is wanted, if any is.
+        const int last_row = std::min((end_mcu - 1) / window.columns, window.end_row - 1);
+        int last_wanted = -1;
+        for (int row = last_row; row >= std::max(first_mcu / window.columns, window.first_row) && last_wanted < 0;
+             --row) {
+            const int begin = std::max(first_mcu, row * window.columns + window.first_column);
+            const int end = std::min(end_mcu, row * window.columns + window.end_column);
+            if (begin < end) last_wanted = end - 1;
         }
-        if ((entry & HuffmanTable::kEnd) != 0) {
-            bits.drop(HuffmanTable::length(entry));
-            return result;
+        if (last_wanted < 0) continue;
+        const bool to_the_end = last_wanted + 1 == end_mcu && end_mcu != window.mcus;
+        tasks_.push_back({s, 0, first_mcu, last_wanted + 1, !to_the_end});
+        room += segments_[s].end - segments_[s].begin;
+    }
+    if (unstuffed_.capacity() < room) {
+        if (!unstuffed_.reserve(room + room / 2)) return false;
+        std::memset(unstuffed_.data(), 0, unstuffed_.capacity());  // so that reading ahead reads something
+    }
+    size_t offset = 0;
+    for (Task& task : tasks_) {
+        const Segment& segment = segments_[task.offset];
+        size_t stopped_at = 0;
+        task.bytes = unstuff(file, segment.begin, segment.end, unstuffed_.data() + offset, stopped_at);
+        if (!whole && stopped_at != segment.end) return false;
+        task.offset = offset;
+        offset += task.bytes;
+    }
+    lap.add_to(&StageTimes::unstuff);
+    return true;
+}
+
+// A run: the MCUs from lane.mcu on that are all wanted or all not, in one row, as far as there is room.
+void BaselineDecoder::start_run(Lane& lane, const Window& window) {
+    const int row = lane.mcu / window.columns, column = lane.mcu % window.columns;
+    int end = window.columns;
+    lane.wanted = row >= window.first_row && column >= window.first_column && column < window.end_column;
+    if (lane.wanted) {
+        end = std::min(window.end_column, column + kRunBlocks / plan_.blocks);
+    } else if (row >= window.first_row && column < window.first_column) {
+        end = window.first_column;
+    }
+    lane.run_mcus = std::min(end - column, lane.task->end_mcu - lane.mcu);
+    EntropyStream& stream = lane.stream;
+    stream.block = lane.blocks;
+    stream.last = lane.last;
+    stream.step = lane.wanted ? 1 : 0;
+    stream.mcus_left = lane.run_mcus;
+    entropy_kernels().begin_run(stream, plan_);
+}
+
+// Whole bytes left over before a restart marker mean that the segment was not what it should be.
+bool BaselineDecoder::at_end(const Lane& lane) const {
+    return lane.task->may_have_rest || lane.stream.end_bit - lane.stream.position() < 8;
+}
+
+// Decodes the tasks, kStreams at a time, and gives take() every run that is wanted.
+template <typename Take>
+bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& lap) {
+    const EntropyKernels& kernels = entropy_kernels();
+    Lane* lanes[kStreams];
+    EntropyStream* streams[kStreams];
+    int active = 0;
+    size_t next = 0;
+    const auto start_task = [&](Lane& lane) {
+        lane.task = &tasks_[next++];
+        lane.mcu = lane.task->first_mcu;
+        lane.stream.open(unstuffed_.data() + lane.task->offset, 8 * static_cast<int64_t>(lane.task->bytes));
+        start_run(lane, window);
+    };
+    for (Lane& lane : lanes_) {
+        if (next == tasks_.size()) break;
+        start_task(lane);
+        lanes[active] = &lane;
+        streams[active++] = &lane.stream;
+    }
+    bool good = true;
+    while (active > 0 && good) {
+        int over = 0;
+        while (over < active && !streams[over]->bad) ++over;  // already in its first block
+        if (over == active) over = kernels.run[active - 1](streams, plan_);
+        lap.add_to(&StageTimes::entropy);
+        Lane& lane = *lanes[over];
+        if (lane.stream.bad) {
+            good = false;
+            break;
         }
-        int length = HuffmanTable::length(entry);
-        unsigned run = HuffmanTable::run(entry);
-        int size = static_cast<int>(entry >> 16);
-        if ((entry & HuffmanTable::kLong) != 0) {
-            const int symbol = table.long_code(bits.peek(16), length);
-            if (symbol < 0) return Block::bad;
-            run = static_cast<unsigned>(symbol) >> 4;
-            size = symbol & 15;
-        }
-        bits.drop(length);
-        result = Block::has_ac;
-        k += run;
-        if (size == 0) {
-            if (run != 15) return result;  // a long code for the end of the block
+        if (lane.wanted) {
+            take(lane);
+            lap.add_to(&StageTimes::idct);
         } else {
-            if (kStore) block[kNaturalOrder[k]] = static_cast<int16_t>(extend(static_cast<int>(bits.peek(size)), size));
-            bits.drop(size);
+            std::memset(lane.blocks[0], 0, sizeof(lane.blocks[0]));  // where what nobody wants was put
         }
-        ++k;
-    } while (k < 64);
-    return k == 64 ? result : Block::bad;
+        lane.mcu += lane.run_mcus;
+        if (lane.mcu < lane.task->end_mcu) {
+            start_run(lane, window);
+        } else if (!at_end(lane)) {
+            good = false;
+        } else if (next < tasks_.size()) {
+            start_task(lane);
+        } else {
+            --active;
+            std::swap(lanes[over], lanes[active]);
+            std::swap(streams[over], streams[active]);
+        }
+    }
+    if (!good) {
+        for (Lane& lane : lanes_) std::memset(lane.blocks, 0, sizeof(lane.blocks));
+    }
+    return good;
 }
 
-// What the inverse DCT makes of a block whose AC coefficients are all zero.
-inline void fill_block(int dc, uint8_t* const* rows, int column) {
-    const int level = std::clamp(((dc + 4) >> 3) + 128, 0, 255);
-    const uint64_t eight = 0x0101010101010101u * static_cast<uint64_t>(level);
-    for (int y = 0; y < 8; ++y) std::memcpy(rows[y] + column, &eight, sizeof(eight));
+void BaselineDecoder::transform_blocks(const IdctBlock* blocks, int count, bool corner, const int16_t* quant,
+                                       ptrdiff_t stride_bytes) {
+    const IdctKernels* const kernels = idct_kernels();
+    const auto function = kernels == nullptr ? nullptr : corner ? kernels->corner : kernels->full;
+    int done = 0;
+    while (done < count) {
+        if (function != nullptr) done += function(blocks + done, count - done, quant, stride_bytes);
+        if (done < count) libjpeg_idct_.run(blocks[done++], quant, stride_bytes);
+    }
 }
 
-}  // namespace
-
-// The inverse DCT of one MCU. Leaves the blocks zero again.
-void BaselineDecoder::make_pixels(const JpegHeader& header, int16_t (*block)[64], const Block* kind,
-                                  uint8_t* (*rows)[32], int mcu_column) {
+// The inverse DCT of a run. Leaves the blocks zero again.
+void BaselineDecoder::transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes) {
+    const int row = lane.mcu / window.columns - window.first_row;
+    const int column = lane.mcu % window.columns - window.first_column;
+    int first = 0;  // block of the component in its MCU
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
-        for (int v = 0; v < component.v; ++v) {
-            for (int h = 0; h < component.h; ++h, ++block, ++kind) {
-                const int x = (mcu_column * component.h + h) * 8;
-                uint8_t* const* const block_rows = rows[i] + 8 * v;
-                const int dc = (*block)[0] * quant_[i][0];
-                // Beyond this range the SIMD code wraps in 16 bits, and only it knows how.
-                if (*kind == Block::dc_only && dc > -4096 && dc < 4096) {
-                    fill_block(dc, block_rows, x);
-                } else {
-                    idct_->run(quant_[i], *block, block_rows, x);
-                    std::memset(*block, 0, sizeof(*block));
+        const Plane& plane = planes.plane[i];
+        const ptrdiff_t stride = plane.stride_bytes;
+        uint8_t* const top = const_cast<uint8_t*>(plane.data) + static_cast<ptrdiff_t>(row) * 8 * component.v * stride;
+        IdctBlock full[kRunBlocks], corner[kRunBlocks];
+        int fulls = 0, corners = 0;
+        for (int m = 0; m < lane.run_mcus; ++m) {
+            int block = m * plan_.blocks + first;
+            for (int v = 0; v < component.v; ++v) {
+                for (int h = 0; h < component.h; ++h, ++block) {
+                    const IdctBlock target = {lane.blocks[block],
+                                              top + 8 * v * stride + 8 * ((column + m) * component.h + h)};
+                    const int last = lane.last[block];
+                    const int dc = lane.blocks[block][0] * quant_[i][0];
+                    // Beyond this range libjpeg's code wraps in 16 bits.
+                    if (last == 0 && dc > -4096 && dc < 4096) {
+                        fill_block(dc, target.out, stride);
+                    } else if (last < kCornerBlocks) {
+                        corner[corners++] = target;
+                    } else {
+                        full[fulls++] = target;
+                    }
                 }
             }
         }
+        transform_blocks(corner, corners, true, quant_[i], stride);
+        transform_blocks(full, fulls, false, quant_[i], stride);
+        first += component.h * component.v;
     }
-}
-
-// Shifts by a variable count are three times as many operations without BMI2.
-#if defined(__x86_64__) && defined(__gnu_linux__)
-__attribute__((target_clones("bmi2", "default")))
-#endif
-bool BaselineDecoder::decode_segment(const JpegHeader& header, const Window& window, int first_mcu, int end_mcu,
-                                     bool may_have_rest, const Planes& planes, Lap& lap) {
-    BitReader bits(unstuffed_.data());
-    const int64_t end_bit = static_cast<int64_t>(unstuffed_bits_);
-    unsigned dc[4] = {};  // predictions; a damaged file may make them wrap
-    alignas(64) int16_t blocks[kMaxBlocks][64];
-    Block kinds[kMaxBlocks];
-    std::memset(blocks, 0, sizeof(blocks));
-    bool bad = false;
-
-    int row = first_mcu / window.columns;
-    int column = first_mcu % window.columns;
-    uint8_t* rows[4][32];
-    int rows_of = -1;
-    for (int mcu = first_mcu; mcu < end_mcu; ++mcu) {
-        const bool wanted = window.holds(row, column);
-        if (wanted && rows_of != row) {
-            for (int i = 0; i < header.components; ++i) {
-                const int height = 8 * header.component[i].v;
-                const Plane& plane = planes.plane[i];
-                uint8_t* const top = const_cast<uint8_t*>(plane.data) +
-                                     static_cast<ptrdiff_t>(row - window.first_row) * height * plane.stride_bytes;
-                for (int y = 0; y < height; ++y) rows[i][y] = top + y * plane.stride_bytes;
-            }
-            rows_of = row;
-        }
-        int16_t(*block)[64] = blocks;
-        Block* kind = kinds;
-        for (int i = 0; i < header.components; ++i) {
-            const JpegComponent& component = header.component[i];
-            const HuffmanTable& dc_table = dc_tables_[component.dc_table];
-            const HuffmanTable& ac_table = ac_tables_[component.ac_table];
-            for (int n = component.h * component.v; n > 0; --n, ++block, ++kind) {
-                dc[i] += static_cast<unsigned>(read_dc_difference(bits, dc_table, bad));
-                (*block)[0] = static_cast<int16_t>(dc[i]);
-                *kind = wanted ? read_ac<true>(bits, ac_table, *block) : read_ac<false>(bits, ac_table, nullptr);
-                bad |= *kind == Block::bad;
-            }
-        }
-        // One look an MCU: until here at most kReadAheadBytes beyond the end were read.
-        if (bad || bits.position() > end_bit) return false;
-        lap.add_to(&StageTimes::entropy);
-        if (wanted) {
-            make_pixels(header, blocks, kinds, rows, column - window.first_column);
-            lap.add_to(&StageTimes::idct);
-        }
-        if (++column == window.columns) {
-            column = 0;
-            ++row;
-        }
-    }
-    // Whole bytes left over before a restart marker mean that the segment was not what it should be.
-    return may_have_rest || end_bit - bits.position() < 8;
+    std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
 }
 
 bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const PixelBox& box, Bytes& pixels,
                              Planes& planes, StageTimes* times) {
     Lap lap(times);
-    if (!original.huffman_sequential() || original.precision_bits != 8 || !original.interleaved_scan) return false;
     ColorModel color;
-    if (original.components == 4 || !color_model(original, color).ok() || idct_->function == nullptr) return false;
-    JpegHeader header = original;
-    if (header.components == 1) {  // an MCU is one block, whatever the factors say
-        header.component[0].h = header.component[0].v = 1;
-        header.h_max = header.v_max = 1;
-    }
-    int blocks = 0;
-    for (int i = 0; i < header.components; ++i) blocks += header.component[i].h * header.component[i].v;
-    if (blocks > kMaxBlocks || !build_tables(file, header)) return false;
-
+    JpegHeader header;
+    if (!libjpeg_idct_.ready() || !color_model(original, color).ok() || !prepare(file, original, header)) return false;
     lap.add_to(&StageTimes::tables);
 
     const PixelBox pixel_window = mcu_window(header, box);
@@ -301,47 +258,30 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
     window.end_column = (pixel_window.right + grid.mcu_width_px - 1) / grid.mcu_width_px;
     window.first_row = pixel_window.top / grid.mcu_height_px;
     window.end_row = (pixel_window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px;
+    window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
+    if (!plan_tasks(file, header, window, lap)) return false;
+    return decode_tasks(window, [&](Lane& lane) { transform(header, window, lane, planes); }, lap);
+}
 
-    const int64_t total = static_cast<int64_t>(grid.columns) * grid.rows;
-    const int interval = header.restart_interval_mcus > 0 ? header.restart_interval_mcus : static_cast<int>(total);
-    const int last_needed = (window.end_row - 1) * grid.columns + window.end_column - 1;
-    const size_t count = static_cast<size_t>(last_needed / interval) + 1;
-    const bool whole = header.restart_interval_mcus == 0;
-    if (whole) {
-        segments_.assign(1, {header.entropy_offset, file.size()});
-    } else if (find_segments(file, header.entropy_offset, count, segments_) != MarkerScan::complete) {
-        return false;
-    }
-    lap.add_to(&StageTimes::markers);
-
-    for (size_t s = 0; s < count; ++s) {
-        const int first_mcu = static_cast<int>(s) * interval;
-        const int end_mcu = static_cast<int>(std::min<int64_t>(total, static_cast<int64_t>(first_mcu) + interval));
-        // The last MCU of the segment that is wanted, if any is.
-        const int last_row = std::min((end_mcu - 1) / grid.columns, window.end_row - 1);
-        int last_wanted = -1;
-        for (int row = last_row; row >= std::max(first_mcu / grid.columns, window.first_row) && last_wanted < 0;
-             --row) {
-            const int begin = std::max(first_mcu, row * grid.columns + window.first_column);
-            const int end = std::min(end_mcu, row * grid.columns + window.end_column);
-            if (begin < end) last_wanted = end - 1;
+int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& original, int16_t* coefficients) {
+    Lap lap(nullptr);
+    JpegHeader header;
+    if (!prepare(file, original, header)) return -1;
+    const McuGrid grid = mcu_grid(header);
+    Window window;
+    window.columns = window.end_column = grid.columns;
+    window.end_row = grid.rows;
+    window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
+    if (!plan_tasks(file, header, window, lap)) return -1;
+    const auto take = [&](Lane& lane) {
+        const size_t count = static_cast<size_t>(lane.run_mcus) * static_cast<size_t>(plan_.blocks);
+        if (coefficients != nullptr) {
+            const size_t first = static_cast<size_t>(lane.mcu) * static_cast<size_t>(plan_.blocks);
+            std::memcpy(coefficients + 64 * first, lane.blocks, count * sizeof(lane.blocks[0]));
         }
-        if (last_wanted < 0) continue;
-
-        const Segment& segment = segments_[s];
-        const size_t room = segment.end - segment.begin + kReadAheadBytes;
-        if (unstuffed_.capacity() < room) {
-            if (!unstuffed_.reserve(room + room / 2)) return false;
-            std::memset(unstuffed_.data(), 0, unstuffed_.capacity());  // so that reading ahead reads something
-        }
-        size_t stopped_at = 0;
-        unstuffed_bits_ = 8 * unstuff(file, segment.begin, segment.end, unstuffed_.data(), stopped_at);
-        lap.add_to(&StageTimes::unstuff);
-        if (!whole && stopped_at != segment.end) return false;
-        const bool to_the_end = last_wanted + 1 == end_mcu && end_mcu != total;
-        if (!decode_segment(header, window, first_mcu, last_wanted + 1, !to_the_end, planes, lap)) return false;
-    }
-    return true;
+        std::memset(lane.blocks, 0, count * sizeof(lane.blocks[0]));
+    };
+    return decode_tasks(window, take, lap) ? window.mcus * plan_.blocks : -1;
 }
 
 }  // namespace feeder

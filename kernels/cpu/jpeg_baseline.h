@@ -1,11 +1,12 @@
 // Our own decoder for the common case: Huffman-coded sequential JPEG of 8 bits in one scan, straight to planes.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "bytes.h"
+#include "entropy.h"
 #include "huffman.h"
+#include "idct_libjpeg.h"
 #include "image.h"
 #include "jpeg_header.h"
 #include "jpeg_planes.h"
@@ -14,40 +15,71 @@
 
 namespace feeder {
 
-enum class Block : uint8_t { dc_only, has_ac, bad };
-
-// Decodes only the restart segments that hold something of the box, of those only up to the last MCU needed, and does
-// the inverse DCT (libjpeg-turbo's, so pixels are the same) only of what is inside. It gives up on everything unusual:
-// the caller then asks libjpeg, which has the last word on damaged files. Keeps tables and buffers; one per thread.
+// Decodes only the restart segments that hold something of the box, of those only up to the last MCU needed, several
+// segments at a time, and does the inverse DCT only of what is inside. It gives up on everything unusual: the caller then
+// asks libjpeg, which has the last word on damaged files. Keeps tables and buffers; one per thread.
 class BaselineDecoder {
   public:
-    BaselineDecoder();
-    ~BaselineDecoder();
-    BaselineDecoder(const BaselineDecoder&) = delete;
-    BaselineDecoder& operator=(const BaselineDecoder&) = delete;
-
     // True: `planes` point into `pixels`. False: another kind of JPEG, a damaged one, or no memory.
     bool decode(ByteSpan file, const JpegHeader& header, const PixelBox& box, Bytes& pixels, Planes& planes,
                 StageTimes* times = nullptr);
 
+    // Entropy decoding alone, of the whole image, as `decode` does it. `coefficients` gets 64 for each block, in the order
+    // of the file and, within a block, natural order; nullptr: they are thrown away. Returns the number of blocks, -1 where
+    // decode() would return false.
+    int64_t read_coefficients(ByteSpan file, const JpegHeader& header, int16_t* coefficients);
+
   private:
-    static constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
-    struct InverseDct;
-    struct Window;
+    static constexpr int kStreams = 4;
+    static constexpr int kRunBlocks = 64;
 
+    // The MCUs whose pixels are wanted, and where they go.
+    struct Window {
+        int columns = 0;  // of the whole image
+        int first_column = 0;
+        int end_column = 0;
+        int first_row = 0;
+        int end_row = 0;
+        int64_t mcus = 0;
+    };
+    // The part of a segment that is needed.
+    struct Task {
+        size_t offset = 0;  // of its bytes in unstuffed_
+        size_t bytes = 0;
+        int first_mcu = 0;
+        int end_mcu = 0;
+        bool may_have_rest = false;
+    };
+    // A stream with its task, the run of neighbouring MCUs it is at, and the room for their blocks.
+    struct Lane {
+        EntropyStream stream;
+        const Task* task = nullptr;
+        int mcu = 0;
+        int run_mcus = 0;
+        bool wanted = false;
+        uint8_t last[kRunBlocks];
+        alignas(64) int16_t blocks[kRunBlocks][64] = {};
+    };
+
+    bool prepare(ByteSpan file, const JpegHeader& original, JpegHeader& header);
     bool build_tables(ByteSpan file, const JpegHeader& header);
-    bool decode_segment(const JpegHeader& header, const Window& window, int first_mcu, int end_mcu, bool may_have_rest,
-                        const Planes& planes, Lap& lap);
-    void make_pixels(const JpegHeader& header, int16_t (*block)[64], const Block* kind, uint8_t* (*rows)[32],
-                     int mcu_column);
+    bool plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, Lap& lap);
+    template <typename Take>
+    bool decode_tasks(const Window& window, const Take& take, Lap& lap);
+    void start_run(Lane& lane, const Window& window);
+    bool at_end(const Lane& lane) const;
+    void transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes);
+    void transform_blocks(const IdctBlock* blocks, int count, bool corner, const int16_t* quant, ptrdiff_t stride_bytes);
 
-    std::unique_ptr<InverseDct> idct_;
-    HuffmanTable dc_tables_[4];
-    HuffmanTable ac_tables_[4];
-    int16_t quant_[4][64];  // in natural order
+    LibjpegIdct libjpeg_idct_;
+    DcTable dc_tables_[4];
+    AcTable ac_tables_[4];
+    McuPlan plan_;
+    alignas(16) int16_t quant_[4][64];  // in natural order
     std::vector<Segment> segments_;
+    std::vector<Task> tasks_;
     Bytes unstuffed_;
-    size_t unstuffed_bits_ = 0;
+    Lane lanes_[kStreams];
 };
 
 }  // namespace feeder

@@ -67,7 +67,7 @@ class Decompressor {
         JSAMPARRAY arrays[4] = {rows[0], rows[1], rows[2], rows[3]};
         for (int top = 0; top < window.bottom; top += row_px) {
             gate_.row_wanted = top >= window.top;
-            const int band = gate_.row_wanted ? (top - window.top) / row_px : 0;
+            const int band = gate_.row_wanted ? (top - window.top) / row_px : 0;  // else the rows stay untouched
             for (int i = 0; i < header.components; ++i) {
                 const Plane& plane = planes.plane[i];
                 const int height = header.component[i].v * 8;
@@ -200,6 +200,14 @@ Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const Pixel
         planes.plane[i] = {pixels.data() + i, static_cast<ptrdiff_t>(stride_bytes), planes.window_width,
                            planes.window_height, channels};
     }
+    return decompressor.finish(header);
+}
+
+Outcome read_with_libjpeg(ByteSpan file, const JpegHeader& header) {
+    Decompressor decompressor;
+    const PixelBox nothing = {0, header.height, 0, header.height};
+    if (!decompressor.start_raw(file, header) || !decompressor.read_raw(header, nothing, Planes()))
+        return decompressor.failure();
     return decompressor.finish(header);
 }
 

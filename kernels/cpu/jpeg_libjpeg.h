@@ -18,4 +18,7 @@ namespace feeder {
 Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity fidelity,
                             Bytes& pixels, Planes& planes);
 
+// Entropy decoding alone, of the whole image, and nothing kept: the yardstick of our own.
+Outcome read_with_libjpeg(ByteSpan file, const JpegHeader& header);
+
 }  // namespace feeder

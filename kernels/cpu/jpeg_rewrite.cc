@@ -22,33 +22,33 @@ constexpr Token kPlaceMask = 0x7FF;
 
 // A code of up to 16 bits, found by one load for most symbols.
 struct SymbolTable {
-    HuffmanTable long_codes;
-    uint16_t lookup[1 << HuffmanTable::kLookupBits];  // length << 8 | symbol; 0: longer
+    static constexpr int kLookupBits = 11;
 
-    bool build(ByteSpan payload, bool dc) {
-        if (!long_codes.build(payload, dc)) return false;
+    HuffmanCodes codes;
+    uint16_t lookup[1 << kLookupBits];  // length << 8 | symbol; 0: longer
+
+    bool build(ByteSpan payload) {
+        if (!codes.build(payload)) return false;
         std::fill(std::begin(lookup), std::end(lookup), uint16_t{0});
-        const uint8_t* const counts = payload.data();
-        size_t code = 0;
-        size_t index = 16;
-        for (int length = 1; length <= HuffmanTable::kLookupBits; ++length, code <<= 1) {
-            for (int i = 0; i < counts[length - 1]; ++i, ++index, ++code) {
-                const size_t span = size_t{1} << (HuffmanTable::kLookupBits - length);
-                std::fill_n(lookup + code * span, span, static_cast<uint16_t>(length << 8 | payload[index]));
-            }
+        size_t at = 0;
+        size_t index = 0;
+        for (int length = 1; length <= kLookupBits; ++length) {
+            const size_t span = size_t{1} << (kLookupBits - length);
+            for (int i = 0; i < codes.source[length - 1]; ++i, ++index, at += span)
+                std::fill_n(lookup + at, span, static_cast<uint16_t>(length << 8 | codes.values[index]));
         }
         return true;
     }
 
     // The next symbol, or -1. The caller has refilled.
     int read(BitReader& bits) const {
-        const uint32_t entry = lookup[bits.peek(HuffmanTable::kLookupBits)];
+        const uint32_t entry = lookup[bits.peek(kLookupBits)];
         if (entry != 0) [[likely]] {
             bits.drop(static_cast<int>(entry >> 8));
             return static_cast<int>(entry & 0xFF);
         }
         int length = 0;
-        const int symbol = long_codes.long_code(bits.peek(16), length);
+        const int symbol = codes.find(bits.peek(16), length);
         bits.drop(length & 31);
         return symbol;
     }
@@ -116,8 +116,8 @@ class Reader {
             const TableRef& dc = header.dc_huffman[component.dc_table];
             const TableRef& ac = header.ac_huffman[component.ac_table];
             if (dc.length == 0 || ac.length == 0 || header.quant[component.quant_table].length == 0) return false;
-            if (!dc_[component.dc_table].build(file.subspan(dc.offset, dc.length), true)) return false;
-            if (!ac_[component.ac_table].build(file.subspan(ac.offset, ac.length), false)) return false;
+            if (!dc_[component.dc_table].build(file.subspan(dc.offset, dc.length))) return false;
+            if (!ac_[component.ac_table].build(file.subspan(ac.offset, ac.length))) return false;
             blocks_ += component.h * component.v;
         }
         return blocks_ <= 10;

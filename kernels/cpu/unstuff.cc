@@ -12,11 +12,15 @@ size_t unstuff(ByteSpan file, size_t begin, size_t end, uint8_t* out, size_t& st
     uint8_t* to = out;
     while (from < stop) {
 #if defined(__SSE2__)
-        if (stop - from >= 16) {
-            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
-            const int mask = _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(0xFF))));
-            const int plain = mask == 0 ? 16 : __builtin_ctz(static_cast<unsigned>(mask));
+        if (stop - from >= 32) {
+            const __m128i ones = _mm_set1_epi8(static_cast<char>(0xFF));
+            unsigned mask = 0;
+            for (int i = 0; i < 2; ++i) {
+                const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i, bytes);
+                mask |= static_cast<unsigned>(_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, ones))) << (16 * i);
+            }
+            const int plain = mask == 0 ? 32 : __builtin_ctz(mask);
             from += plain;
             to += plain;
             if (mask == 0) continue;
