@@ -1,7 +1,7 @@
 """One rival of ``feeder bench`` in a process of its own, so that its start-up and its memory are its own.
 
 It reads jobs from standard input, a JSON object a line, and answers each with one: ``{"do": "check", "out": FILE}``
-writes the first batch in order; ``{"do": "run", "workers": N}`` measures.
+writes the first batch in order; ``{"do": "run", "workers": N}`` measures; ``{"failed": why}`` says that it could not.
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        job = json.loads(line)
-        options = BenchOptions(**job["options"] | {"workers": tuple(job["options"]["workers"])})
-        task = Task(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
-        found = _check(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
+        try:
+            found = _do(json.loads(line))
+        except Exception as error:
+            found = {"failed": f"{type(error).__name__}: {error}".strip().partition("\n")[0]}
         answers.write(json.dumps(found) + "\n")
         answers.flush()
         gc.collect()
     return 0
+
+
+def _do(job: dict[str, Any]) -> dict[str, Any]:
+    options = BenchOptions(**job["options"] | {"workers": tuple(job["options"]["workers"])})
+    task = Task(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
+    return _check(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
 
 
 def _check(rival: str, task: Task, out: str) -> dict[str, Any]:

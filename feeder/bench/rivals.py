@@ -61,13 +61,14 @@ def pillow_name() -> str:
 def _feeder(task: Task) -> Feed:
     recipe = preset(task.options.preset, task.options.dtype, task.options.image_size)
     dataset = open_dataset(task.path, recipe, exif_orientation="ignore")  # as the peers do
-    loader = DataLoader(dataset, backend=task.options.backend, **_arguments(task, len(dataset)))
+    loader: DataLoader[Any] = DataLoader(dataset, backend=task.options.backend, **_arguments(task, len(dataset)))
     return Feed(_endless(loader, task.in_order), loader.stats)
 
 
 def _torch(task: Task) -> Feed:
     dataset = PillowDataset(task.path if task.in_order else task.folder or task.path, task.options)
-    return Feed(_endless(TorchDataLoader(dataset, **_arguments(task, len(dataset))), task.in_order))
+    loader: TorchDataLoader[Any] = TorchDataLoader(dataset, **_arguments(task, len(dataset)))
+    return Feed(_endless(loader, task.in_order))
 
 
 def _arguments(task: Task, images: int) -> dict[str, Any]:

@@ -129,14 +129,17 @@ def _check(
 ) -> dict[str, float]:
     """How far each rival's pixels are from Pillow's, in levels; one that is too far or fails is taken out."""
     found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="feeder-bench-") as work:
-        arrays: dict[str, dict[str, Any]] = {}
+    arrays: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="feeder-bench-") as work, contextlib.ExitStack() as stack:
+        contestant = stack.enter_context(_Contestant())
         small = job["options"] | {"batch_size": min(_CHECK_IMAGES, job["options"]["batch_size"])}
         for name in sorted({*names, "torch"}, key=lambda name: name != "torch"):
             out = os.path.join(work, f"{name}.npz")
             try:
-                with _Contestant(name) as contestant:
-                    contestant.ask(job | {"do": "check", "out": out, "options": small, "workers": 0}, _START_S)
+                if contestant.ended:
+                    contestant = stack.enter_context(_Contestant())
+                what = {"do": "check", "rival": name, "out": out, "options": small, "workers": 0}
+                contestant.ask(job | what, _START_S)
             except _Failed as error:
                 if name == "feeder":
                     raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
@@ -177,10 +180,10 @@ def _turn(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """One process's runs, the most workers first: that one's start is the cold start that users see."""
     began = time.time()
-    with _Contestant(name) as contestant:
+    with _Contestant() as contestant:
         for count in sorted(workers, reverse=True):
             limit_s = _START_S + 10 * job["options"]["seconds"]
-            found = contestant.ask(job | {"do": "run", "workers": count}, limit_s)
+            found = contestant.ask(job | {"do": "run", "rival": name, "workers": count}, limit_s)
             if count == max(workers):
                 startup.append(found["first_batch_at"] - began)
             yield count, found
@@ -191,10 +194,9 @@ class _Failed(FeederError):
 
 
 class _Contestant:
-    """A rival's process."""
+    """A process in which rivals run."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()
         # From here even where feeder is found only because of the current folder.
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -223,23 +225,31 @@ class _Contestant:
         self._process.stdout.close()
         self._errors.close()
 
+    @property
+    def ended(self) -> bool:
+        """Whether there is no process any more."""
+        return self._process.poll() is not None
+
     def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Gives it a job and returns its answer.
 
         Raises:
-            _Failed: if it ends, or is silent for too long.
+            _Failed: if it can't do it, ends, or is silent for too long.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(job | {"rival": self._name}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
             self._process.stdin.flush()
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             self._process.kill()
+            self._process.wait()
             raise _Failed(f"no answer in {limit_s:.0f} s")
         line = self._process.stdout.readline()
         if line:
             found: dict[str, Any] = json.loads(line)
+            if "failed" in found:
+                raise _Failed(found["failed"])
             return found
         self._process.wait()
         self._errors.seek(0)
