@@ -21,10 +21,10 @@ from feeder.work import Work
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["FeederDataset", "FolderDataset", "ShardDataset"]
+__all__ = ["FOLDER_EXTENSIONS", "FeederDataset", "FolderDataset", "ShardDataset"]
 
 # torchvision's IMG_EXTENSIONS
-_FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
+FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
 
 
 class FeederDataset(Dataset[tuple[Any, ...]]):
@@ -158,7 +158,7 @@ class FolderDataset(FeederDataset):
     ) -> None:
         root = os.path.abspath(os.fspath(path))
         super().__init__(
-            FolderReader.scan(root, _FOLDER_EXTENSIONS, exif=_applies(exif_orientation)), transform, fields
+            FolderReader.scan(root, FOLDER_EXTENSIONS, exif=_applies(exif_orientation)), transform, fields
         )
         for name in self.fields:
             if name not in ("index", "key", "path"):

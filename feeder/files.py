@@ -76,14 +76,14 @@ def check_writable(path: str) -> None:
         ArgumentError: if it can't be.
     """
     try:
-        folder = os.path.dirname(os.path.abspath(path))
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         if os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if os.path.exists(path):
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
-        elif not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            os.close(os.open(path + TEMPORARY_SUFFIX, os.O_WRONLY | os.O_CREAT, 0o644))
+            os.unlink(path + TEMPORARY_SUFFIX)
     except OSError as error:
         raise ArgumentError(f"{path}: can't be written: {error.strerror}; name another file") from error
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from feeder.files import write_text
+
 __all__ = ["interleave", "machine", "save", "spread", "table"]
 
 
@@ -63,12 +65,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def save(name: str, results: Mapping[str, Any], path: str) -> str:
-    """Writes a result, with the machine that it comes from, as JSON."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"benchmark": name, "machine": machine(), **results}, file, indent=1)
-        file.write("\n")
-    return path
+    """Writes a result, with the machine that it comes from, as JSON, and returns the path.
+
+    Raises:
+        ArgumentError: if it can't be written there.
+    """
+    return write_text(path, json.dumps({"benchmark": name, "machine": machine(), **results}, indent=1) + "\n")
 
 
 def _without_paths(value: Any) -> Any:

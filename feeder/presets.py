@@ -61,10 +61,11 @@ def is_shards(path: str) -> bool:
     return os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
 
 
-def open_dataset(path: str, transform: Any) -> FeederDataset:
+def open_dataset(path: str, transform: Any, exif_orientation: str = "apply") -> FeederDataset:
     """The dataset at a path: a shard set, or a folder with a subfolder for each class.
 
     Raises:
         FormatError, SourceError: if it can't be opened.
     """
-    return ShardDataset(path, transform) if is_shards(path) else FolderDataset(path, transform)
+    kind = ShardDataset if is_shards(path) else FolderDataset
+    return kind(path, transform, exif_orientation=exif_orientation)

@@ -19,6 +19,7 @@ from feeder.errors import ArgumentError
 __all__ = [
     "Html",
     "Section",
+    "Tone",
     "callout",
     "code",
     "escape",
@@ -29,6 +30,7 @@ __all__ = [
     "text",
 ]
 
+Tone = Literal["note", "good", "bad"]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 # What HTML forbids even as a reference: control characters, and the halves of pairs that file names may hold.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -92,7 +94,7 @@ def code(value: object) -> Html:
     return Html(f"<pre>{escape(value)}</pre>\n")
 
 
-def callout(heading: object, value: object = "", tone: Literal["note", "good", "bad"] = "note") -> Html:
+def callout(heading: object, value: object = "", tone: Tone = "note") -> Html:
     """What the reader should see first: a verdict or a warning.
 
     Raises:

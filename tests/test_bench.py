@@ -1,16 +1,26 @@
+"""feeder bench: everybody does the same work, and every result says what it is of."""
+
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from feeder.bench import BenchOptions, render, throughput
-from feeder.errors import ArgumentError
-from feeder.measure import interleave, table
-from feeder.shard import shard
+from feeder.bench import run as bench_run
+from feeder.bench.images import image_fields, listed, tars
+from feeder.bench.options import BenchOptions, default_workers
+from feeder.bench.rivals import RIVALS, Rival
+from feeder.bench.run import throughput
+from feeder.bench.show import render, result_page
+from feeder.cli import main
+from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
+from feeder.measure import interleave, machine, spread, table
+from feeder.processes import cpu_seconds, memory, process_tree
+from feeder.shard import EncodeOptions, ShardOptions, shard
 from tests.images import make_tree
-from tests.test_cli import run
 
 
 @pytest.fixture(scope="module")
@@ -18,52 +28,178 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tree(tmp_path_factory.mktemp("bench") / "images", 2, 16)
 
 
-QUICK = {"image_size": 32, "batch_size": 8, "workers": 0, "seconds": 0.05, "repeats": 2}
+@pytest.fixture(scope="module")
+def shards(tree: Path) -> Path:
+    shard(str(tree), str(tree.parent / "shards"))
+    return tree.parent / "shards"
 
 
-@pytest.mark.parametrize("preset", ["train", "val"])
-@pytest.mark.parametrize("dtype", ["float32", "uint8"])
-def test_both_rivals_are_measured_on_a_folder(tree: Path, preset: str, dtype: str) -> None:
-    result = throughput(str(tree), BenchOptions(preset=preset, dtype=dtype, **QUICK), note=lambda line: None)
-    assert result["images"] == 32
-    rival = next(name for name in result["images_per_s"] if name != "feeder")
-    assert rival in ("torch+pillow", "torch+pillow-simd", "torch+unknown")
-    for name in ("feeder", rival):
-        assert len(result["images_per_s"][name]["all"]) == 2
-        assert min(result["images_per_s"][name]["all"]) > 0
-        assert result["first_batch_s"][name]["median"] > 0
-    assert result["ratio"][rival]["all"] == [1, 1]
-    text = render(result)
-    assert max(map(len, text.splitlines())) <= 80
+def quiet(line: str) -> None:
+    pass
 
 
-def test_the_command_measures_shards_beside_the_files_they_came_from(tree: Path, tmp_path: Path) -> None:
-    shard(str(tree), str(tmp_path / "shards"))
-    done = run(
-        *("bench", tmp_path / "shards", "--folder", tree, "--image-size", "32", "--batch-size", "8", "--workers", "2"),
-        *("--seconds", "0.2", "--repeats", "1", "--json", tmp_path / "result.json"),
-    )
-    assert "torch+" in done.stdout
-    saved = json.loads((tmp_path / "result.json").read_text())
+@pytest.mark.slow
+def test_the_command_measures_all_that_is_installed_and_writes_both_reports(
+    shards: Path, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shards.parent / "out"
+    sizes = ["--image-size", "32", "--batch-size", "8", "--workers", "0,1", "--seconds", "0.05", "--repeats", "1"]
+    reports = ["--json", str(out / "result.json"), "--html", str(out / "report.html")]
+    assert main(["bench", str(shards), "--folder", str(tree), *sizes, *reports]) == 0
+    done = capsys.readouterr()
+    saved = json.loads((out / "result.json").read_text())
     assert saved["benchmark"] == "throughput"
     assert saved["machine"]["cores"] >= 1
     assert saved["machine"]["versions"]
-    assert saved["options"]["workers"] == 2
-    assert saved["images_per_s"]["feeder"]["median"] > 0
+    assert saved["options"]["workers"] == [0, 1]
+    measured = set(saved["images_per_s"])
+    assert {"feeder"} < measured
+    assert {rival.title() for rival in RIVALS.values()} == measured | set(saved["absent"])
+    for measure in ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib", "ratio"):
+        assert set(saved[measure]) == measured
+        for by_workers in saved[measure].values():
+            assert set(by_workers) == {"0", "1"}
+            assert all(len(values["all"]) == 1 and values["median"] > 0 for values in by_workers.values())
+    assert set(saved["startup_s"]) == measured == set(saved["check"])
+    assert all(saved["startup_s"][n]["median"] > saved["first_batch_s"][n]["1"]["median"] for n in measured)
+    assert saved["check"]["feeder"] < bench_run.CHECK_LEVELS
+    assert all(values["median"] > 0 for values in saved["stages_ms"]["1"].values())
+    assert max(map(len, done.out.splitlines())) <= max(80, len(str(out)) + 30)
+    assert "torch+" in done.out
+    assert all(name in (out / "report.html").read_text() for name in measured)
+    assert "checked feeder" in done.err
 
 
-def test_too_few_images_for_a_batch_are_an_error(tree: Path) -> None:
-    with pytest.raises(ArgumentError, match="holds 32 images, fewer than a batch of 64"):
-        throughput(str(tree), BenchOptions())
+def test_fewer_images_than_a_batch_are_measured_in_smaller_batches(tree: Path) -> None:
+    options = BenchOptions("val", "uint8", 24, 64, (0,), seconds=0.02, repeats=1, peers=False)
+    result = throughput(str(tree), options, note=quiet)
+    assert result["options"]["batch_size"] == result["images"] == 32
+    assert list(result["images_per_s"]) == ["feeder"]
+    assert set(result["absent"].values()) == {"not asked for"}
+    assert "ratio" not in result
+    text = render(result)
+    assert "batches of 32" in text
+    assert "not measured: webdataset: not asked for" in text
+    page = result_page({"machine": machine(), **result})
+    assert "batches of 32" in page
+
+
+def test_what_a_rival_makes_is_checked_before_it_is_timed() -> None:
+    images = np.full((2, 3, 4, 4), 100, np.uint8)
+    good = {"images": images, "labels": np.array([1, 2])}
+    assert bench_run._difference(good, {"images": images + 3}) == (None, 3.0)
+    wrong, _ = bench_run._difference(good, {"images": images + 50})
+    assert "50.0 levels from Pillow's, more than" in (wrong or "")
+    wrong, _ = bench_run._difference(good, {"images": images, "labels": np.array([2, 1])})
+    assert "its labels are [2, 1], expected [1, 2]" in (wrong or "")
+    wrong, _ = bench_run._difference(good, {"images": images[:1]})
+    assert "expected (2, 3, 4, 4)" in (wrong or "")
+
+
+def test_a_rival_that_fails_or_says_nothing_is_named_with_its_reason(tree: Path) -> None:
+    job = {"path": str(tree), "folder": None, "options": {"workers": []}, "workers": 0, "do": "run", "rival": "nobody"}
+    with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="no answer in 0 s"):
+        contestant.ask(job, 0.0)
+    assert contestant.ended
+    with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="KeyError: 'nobody'"):
+        contestant.ask(job, 100)
+
+
+def test_images_that_feeder_or_pillow_cannot_decode_end_the_measurement(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "images", 1, 4)
+    (tree / "class-0" / "img-001.jpg").write_bytes(b"no image")
+    with pytest.raises(BackendError, match="Pillow, which the others are checked against, failed"):
+        throughput(
+            str(tree), BenchOptions(image_size=16, batch_size=4, workers=(0,), seconds=0.02, repeats=1), note=quiet
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench",), "expected either DIR to measure, or --compare"),
+        (("bench", "x", "--compare", "a.json", "b.json"), "expected either DIR to measure, or --compare"),
+        (("bench", "missing"), "missing"),
+        (("bench", "x", "--workers", "1;2"), "no list of numbers"),
+        (("bench", "x", "--workers", "1,1"), "workers must be different numbers"),
+        (("bench", "x", "--json", "/proc/x.json"), "/proc/x.json: can't be written"),
+        (("bench", "x", "--html", "/dev/null/x.html"), "/dev/null/x.html: can't be written"),
+        (("bench", "--compare", "a.json", "b.json"), "a.json: can't be read: No such file"),
+        (("bench", "--compare", "a.json", "b.json", "--json", "c.json"), "--json goes with DIR"),
+    ],
+)
+def test_wrong_usage_is_named_before_anything_runs(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: Any = main(arguments)
+    except SystemExit as exit:
+        code = exit.code
+    assert code in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_folder_or_index_is_the_input_s_fault(tmp_path: Path) -> None:
+    (tmp_path / "index.bin").write_bytes(b"damaged")
+    with pytest.raises(FormatError):
+        throughput(str(tmp_path), BenchOptions(), note=quiet)
+    with pytest.raises(SourceError):
+        throughput(str(tmp_path / "missing"), BenchOptions(), note=quiet)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"preset": "x"}, {"dtype": "int4"}, {"batch_size": 0}, {"workers": -1}, {"seconds": 0.0}, {"repeats": 0}],
+    [
+        *({"preset": "x"}, {"dtype": "int4"}, {"image_size": 0}, {"batch_size": 0}, {"workers": (-1,)}),
+        *({"workers": (2, 2)}, {"seconds": 0.0}, {"seconds": float("nan")}, {"repeats": 0}),
+    ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, object]) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"{next(iter(options))} must be"):
-        BenchOptions(**options)  # type: ignore[arg-type]
+        BenchOptions(**options)
+
+
+def test_workers_go_up_to_the_cores_by_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for usable, expected in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
+        monkeypatch.setattr("feeder.bench.options.cores", lambda usable=usable: type("", (), {"usable": usable}))
+        assert default_workers() == expected
+
+
+def test_peers_read_the_samples_that_feeder_reads(tree: Path, shards: Path, tmp_path: Path) -> None:
+    assert [label for _, label in listed(str(tree))] == [0] * 16 + [1] * 16
+    assert all(Path(path).is_file() for path, _ in listed(str(tree)))
+    assert [Path(path).name for path in tars(str(shards))] == ["shard-000000.tar"]
+    assert image_fields(str(shards)) == ["jpg"]
+    shard(str(tree), str(tmp_path / "raw"), ShardOptions(encode=EncodeOptions("raw")))
+    assert RIVALS["webdataset"].missing(str(tree)) == "reads tars only: `feeder shard` the images, and name the shards"
+    assert "raw pixels" in (RIVALS["dali"].missing(str(tmp_path / "raw")) or "raw pixels")
+
+
+def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert RIVALS["dali"].missing(str(tree)) == "not installed (pip install nvidia-dali-cuda130)"
+    assert isinstance(RIVALS["feeder"], Rival)
+
+
+def test_memory_and_cpu_time_are_those_of_the_whole_tree() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys; held = bytearray(96 << 20); print('ready', flush=True); sys.stdin.read()"
+    before = memory()
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    held = memory()
+    assert child.pid in process_tree()
+    assert held.pss - before.pss > 90
+    assert held.peak_rss - before.peak_rss > 90
+    child.communicate(b"")
+    spent = cpu_seconds()
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert cpu_seconds() - spent >= 0.25
 
 
 def test_rivals_take_turns() -> None:
@@ -76,6 +212,7 @@ def test_rivals_take_turns() -> None:
     found = interleave({"a": lambda: rival("a"), "b": lambda: rival("b")}, 3, lambda line: None)
     assert calls == ["a", "b"] * 3
     assert found == {"a": [1.0, 3.0, 5.0], "b": [2.0, 4.0, 6.0]}
+    assert spread(found["a"])["median"] == 3
 
 
 def test_tables_line_up() -> None:

@@ -21,7 +21,8 @@ import torch
 import feeder
 from bench.gpu.common import MEAN, STD, arguments, direct_feed, on_gpu, rate, recipe
 from feeder import _gpu
-from feeder.bench import BenchOptions, _PillowDataset
+from feeder.bench.options import BenchOptions
+from feeder.bench.pillow import PillowDataset
 from feeder.measure import interleave, spread, table
 
 BATCH = 256
@@ -53,7 +54,7 @@ def cpu_feed(shards: str, workers: int) -> Iterator[torch.Tensor]:
 
 def torch_feed(folder: str, workers: int) -> Iterator[torch.Tensor]:
     """torch's DataLoader, Pillow, pinned."""
-    dataset = _PillowDataset(folder, BenchOptions(image_size=224, batch_size=BATCH))
+    dataset = PillowDataset(folder, BenchOptions(image_size=224, batch_size=BATCH))
     loader = torch.utils.data.DataLoader(
         dataset, BATCH, shuffle=True, num_workers=workers, drop_last=True, pin_memory=True, persistent_workers=True
     )

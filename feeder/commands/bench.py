@@ -1,4 +1,4 @@
-"""``feeder bench``: throughput beside torch's DataLoader."""
+"""``feeder bench``: throughput beside other loaders, and one result beside another."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "bench",
-        help="measure feeder beside torch's DataLoader with Pillow",
-        description="Measures images/s of feeder and of torch's DataLoader with Pillow on the same images and the same "
-        "preprocessing, in turn.",
+        help="measure feeder beside torch's DataLoader, webdataset and DALI",
+        description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
+        "DALI on the same images and the same preprocessing, in turn, after checking that they make the same pixels. "
+        "With --compare: says what got faster or slower between two results, beyond noise.",
     )
-    command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
+    command.add_argument("dir", metavar="DIR", nargs="?", help="shard set, or folder with a subfolder for each class")
     command.add_argument("--folder", metavar="DIR", help="the same images as files, for torch's loader (default: DIR)")
     command.add_argument(
         "--preset",
@@ -31,18 +32,43 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: %(default)s)"
     )
-    command.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one a core)")
-    command.add_argument("--seconds", type=float, default=5.0, help="length of a run (default: %(default)s)")
-    command.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each (default: %(default)s)")
+    command.add_argument(
+        "--workers",
+        type=_numbers,
+        default=(),
+        metavar="N[,N...]",
+        help="worker processes; several numbers are measured one by one (default: 1, 2, 4, ... up to the cores)",
+    )
+    command.add_argument("--seconds", type=float, default=2.0, help="length of a run (default: %(default)s)")
+    command.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
     command.add_argument("--backend", default="auto", help="feeder's decode backend (default: %(default)s)")
+    command.add_argument("--no-peers", action="store_true", help="measure feeder only")
     command.add_argument("--json", metavar="FILE", help="also write everything to this file, machine included")
-    command.add_argument("-q", "--quiet", action="store_true", help="print the table only, not each run")
+    command.add_argument("--html", metavar="FILE", help="also write a report with charts to this file")
+    command.add_argument(
+        "--compare", nargs=2, metavar=("A.json", "B.json"), help="measure nothing; compare two results"
+    )
+    command.add_argument("-q", "--quiet", action="store_true", help="print the tables only, not each run")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.bench import BenchOptions, render, throughput
-    from feeder.measure import save
+    from feeder.errors import ArgumentError
+    from feeder.files import check_writable
+
+    if (arguments.dir is None) == (arguments.compare is None):
+        raise ArgumentError("expected either DIR to measure, or --compare A.json B.json; see `feeder bench --help`")
+    for path in filter(None, (arguments.json, arguments.html)):
+        check_writable(path)  # before minutes of measuring
+    return _measure(arguments) if arguments.compare is None else _compare(arguments)
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from feeder.bench.options import BenchOptions
+    from feeder.bench.run import throughput
+    from feeder.bench.show import render, result_page
+    from feeder.files import write_text
+    from feeder.measure import machine, save
 
     options = BenchOptions(
         preset=arguments.preset,
@@ -53,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         repeats=arguments.repeats,
         backend=arguments.backend,
+        peers=not arguments.no_peers,
     )
 
     def note(line: str) -> None:
@@ -60,7 +87,33 @@ def run(arguments: argparse.Namespace) -> int:
             print(line, file=sys.stderr, flush=True)
 
     result = throughput(arguments.dir, options, folder=arguments.folder, note=note)
+    note("")
     print(render(result))
     if arguments.json:
         print(f"\nwritten to {save('throughput', result, arguments.json)}")
+    if arguments.html:
+        print(f"\nreport: {write_text(arguments.html, result_page({'machine': machine(), **result}))}")
     return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from feeder.bench.compare import compare, comparison_page, load
+    from feeder.errors import ArgumentError
+
+    if arguments.json:
+        raise ArgumentError("--json goes with DIR; a comparison is printed, or written with --html")
+    a, b = arguments.compare
+    comparison = compare(load(a), load(b))
+    print(comparison.render())
+    if arguments.html:
+        from feeder.files import write_text
+
+        print(f"\nreport: {write_text(arguments.html, comparison_page(comparison, a, b))}")
+    return 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; expected such as 4, or 1,2,4") from None

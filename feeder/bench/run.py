@@ -1,0 +1,257 @@
+"""Checks that the rivals do the same work, then measures them in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import IO, Any
+
+import numpy as np
+
+from feeder.bench.options import BenchOptions, default_workers
+from feeder.bench.rivals import RIVALS
+from feeder.errors import BackendError, FeederError
+from feeder.measure import spread
+from feeder.presets import is_shards, open_dataset, preset
+
+__all__ = ["CHECK_LEVELS", "throughput"]
+
+# The most that the median over images of the mean difference from Pillow's pixels may be, levels of 0-255. Half a
+# pixel of shift, which is how DALI rounds, makes up to five on photos; another crop, channel order or scale makes tens.
+CHECK_LEVELS = 10.0
+_CHECK_IMAGES = 16
+_START_S = 120.0  # to import a framework from a cold disk and make the first batch
+_MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
+
+
+def throughput(
+    path: str, options: BenchOptions, *, folder: str | None = None, note: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Measures feeder and its rivals on somebody's own images, in turn, at each number of workers.
+
+    Args:
+        path: A shard set, or a class-per-folder tree.
+        options: What to measure.
+        folder: Where torch's loader reads the same images as single files; None for the same place as feeder.
+        note: Hears about each run.
+
+    Returns:
+        JSON values: what was held equal; ``check`` (levels from Pillow); ``absent`` (rivals that were not measured,
+        and why); by rival and number of workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all
+        processes), peak_rss_mib, pss_mib, ratio (of images/s to torch's in the same turn); by rival startup_s (from
+        starting the process to the first batch, at the most workers); of feeder, by number of workers: stages_ms and
+        bottleneck.
+
+    Raises:
+        BackendError: if feeder can't run, or its pixels are not what Pillow makes of these images.
+        FormatError, SourceError: if the images can't be opened.
+    """
+    images = len(open_dataset(path, preset(options.preset, options.dtype, options.image_size)))
+    workers = options.workers or default_workers()
+    options = replace(options, workers=workers, batch_size=min(options.batch_size, images))
+    titles = {name: rival.title() for name, rival in RIVALS.items()}
+    absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path)) is not None}
+    if not options.peers:
+        absent |= dict.fromkeys([name for name in RIVALS if name != "feeder"], "not asked for")
+    job = {"path": path, "folder": folder, "options": asdict(options)}
+    check = _check([name for name in RIVALS if name not in absent], job, absent, note)
+    present = [name for name in RIVALS if name not in absent]
+    note(
+        f"{' '.join(titles[name] for name in present)}: {options.repeats} turns of {options.seconds:g} s, "
+        f"each with {_listing(workers)} workers"
+    )
+    runs: dict[str, dict[int, list[dict[str, Any]]]] = {name: {count: [] for count in workers} for name in present}
+    startup: dict[str, list[float]] = {name: [] for name in present}
+    for turn in range(options.repeats):
+        for name in [name for name in present if name not in absent]:
+            try:
+                for count, found in _turn(name, job, workers, startup[name]):
+                    runs[name][count].append(found)
+                    rate = f"{found['images_per_s']:,.0f} images/s"
+                    note(f"  {turn + 1}/{options.repeats} {titles[name]}, {_listing((count,))} workers: {rate}")
+            except _Failed as error:
+                if name == "feeder":
+                    raise BackendError(f"{path}: feeder's loader failed: {error}") from None
+                absent[name] = f"failed: {error}"
+                note(f"  {titles[name]} failed: {error}")
+    present = [name for name in present if name not in absent]
+    result: dict[str, Any] = {
+        "dataset": os.path.basename(os.path.abspath(path)),
+        "kind": "shards" if is_shards(path) else "folder",
+        "images": images,
+        "options": asdict(options) | {"workers": list(workers)},
+        "check": {titles[name]: levels for name, levels in check.items()},
+        "absent": {titles[name]: why for name, why in absent.items()},
+        "startup_s": {titles[name]: spread(startup[name]) for name in present},
+    }
+    for measure in _MEASURES:
+        result[measure] = {
+            titles[name]: {str(count): spread([run[measure] for run in runs[name][count]]) for count in workers}
+            for name in present
+        }
+    if "torch" in present:
+        result["ratio"] = {
+            titles[name]: {str(count): spread(_ratios(runs, name, count)) for count in workers} for name in present
+        }
+    ours = runs["feeder"]
+    result["stages_ms"] = {
+        str(count): {stage: spread([run["stages_ms"][stage] for run in ours[count]]) for stage in _common(ours[count])}
+        for count in workers
+    }
+    result["bottleneck"] = {str(count): ours[count][-1]["bottleneck"] for count in workers}
+    return result
+
+
+def _common(runs: list[dict[str, Any]]) -> list[str]:
+    """The stages that all runs have."""
+    return [stage for stage in runs[0]["stages_ms"] if all(stage in run["stages_ms"] for run in runs)]
+
+
+def _ratios(runs: dict[str, dict[int, list[dict[str, Any]]]], name: str, count: int) -> list[float]:
+    pairs = zip(runs[name][count], runs["torch"][count], strict=True)
+    return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
+
+
+def _listing(counts: tuple[int, ...]) -> str:
+    return ", ".join(map(str, counts))
+
+
+def _check(
+    names: list[str], job: dict[str, Any], absent: dict[str, str], note: Callable[[str], None]
+) -> dict[str, float]:
+    """How far each rival's pixels are from Pillow's, in levels; one that is too far or fails is taken out."""
+    found: dict[str, float] = {}
+    arrays: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="feeder-bench-") as work, contextlib.ExitStack() as stack:
+        contestant = stack.enter_context(_Contestant())
+        small = job["options"] | {"batch_size": min(_CHECK_IMAGES, job["options"]["batch_size"])}
+        for name in sorted({*names, "torch"}, key=lambda name: name != "torch"):
+            out = os.path.join(work, f"{name}.npz")
+            try:
+                if contestant.ended:
+                    contestant = stack.enter_context(_Contestant())
+                what = {"do": "check", "rival": name, "out": out, "options": small, "workers": 0}
+                contestant.ask(job | what, _START_S)
+            except _Failed as error:
+                if name == "feeder":
+                    raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
+                if name == "torch":
+                    raise BackendError(
+                        f"{job['path']}: Pillow, which the others are checked against, failed: {error}"
+                    ) from None
+                absent[name] = f"failed: {error}"
+                continue
+            with np.load(out) as saved:
+                arrays[name] = dict(saved)
+            wrong, levels = _difference(arrays["torch"], arrays[name])
+            note(f"  checked {name}: {wrong or f'{levels:.2f} levels from Pillow'}")
+            if wrong and name == "feeder":
+                raise BackendError(f"{job['path']}: {wrong}, so its speed says nothing; see `feeder parity`")
+            if wrong:
+                absent[name] = wrong
+            elif name in names:
+                found[name] = levels
+    return found
+
+
+def _difference(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
+    """What is wrong with a batch, or None; the median over its images of the mean difference in levels."""
+    if found["images"].shape != reference["images"].shape:
+        return f"its batches are {found['images'].shape}, expected {reference['images'].shape}", 0.0
+    if "labels" in found and not np.array_equal(found["labels"], reference["labels"]):
+        return f"its labels are {found['labels'].tolist()}, expected {reference['labels'].tolist()}", 0.0
+    difference = np.abs(found["images"].astype(np.int16) - reference["images"])
+    levels = float(np.median(difference.mean(axis=(1, 2, 3))))
+    if levels > CHECK_LEVELS:
+        return f"its pixels are {levels:.1f} levels from Pillow's, more than {CHECK_LEVELS:g}", levels
+    return None, levels
+
+
+def _turn(
+    name: str, job: dict[str, Any], workers: tuple[int, ...], startup: list[float]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """One process's runs, the most workers first: that one's start is the cold start that users see."""
+    began = time.time()
+    with _Contestant() as contestant:
+        for count in sorted(workers, reverse=True):
+            limit_s = _START_S + 10 * job["options"]["seconds"]
+            found = contestant.ask(job | {"do": "run", "rival": name, "workers": count}, limit_s)
+            if count == max(workers):
+                startup.append(found["first_batch_at"] - began)
+            yield count, found
+
+
+class _Failed(FeederError):
+    """A rival's process ended, or answered nothing."""
+
+
+class _Contestant:
+    """A process in which rivals run."""
+
+    def __init__(self) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        # From here even where feeder is found only because of the current folder.
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "feeder.bench.contestant"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+
+    def __enter__(self) -> _Contestant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no process any more."""
+        return self._process.poll() is not None
+
+    def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Gives it a job and returns its answer.
+
+        Raises:
+            _Failed: if it can't do it, ends, or is silent for too long.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            self._process.kill()
+            self._process.wait()
+            raise _Failed(f"no answer in {limit_s:.0f} s")
+        line = self._process.stdout.readline()
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            if "failed" in found:
+                raise _Failed(found["failed"])
+            return found
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        raise _Failed(said[-1].strip() if said else f"it ended with code {self._process.returncode}")
