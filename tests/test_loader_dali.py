@@ -273,12 +273,12 @@ def test_mixed_in_the_same_pass_and_the_substitutes_too(tmp_path: Path, mix: Any
     dataset = ShardDataset(write_shards(tmp_path, 16, jpegs=True, cut=(10,)), RECIPE)
     options: dict[str, Any] = {"batch_size": 8, "on_error": "skip"}
     loader = DaliLoader(dataset, mix=mix, channels_last=True, device="cpu", **options)
-    for step, (images, (labels, others, weight)) in enumerate(loader):
+    for step, (batch, (labels, others, weight)) in enumerate(loader):
         if step == 0:
             plain = list(DaliLoader(dataset, **options))
-        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.is_contiguous(memory_format=torch.channels_last)
         drawn = mix.draw(0, 0, 8 * step, 16, 16)
-        torch.testing.assert_close(images, drawn.apply(plain[step][0]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(batch, drawn.apply(plain[step][0]), atol=1e-5, rtol=0)
         assert torch.equal(labels, plain[step][1])
         assert torch.equal(others, labels.roll(1))
         assert weight == drawn.label_weight
@@ -289,9 +289,9 @@ def test_static_buffers_and_decoded_batches(shards: Path) -> None:
     plain = list(DaliLoader(dataset, batch_size=8))
     loader = DaliLoader(dataset, batch_size=8, device="cpu", static_buffers=True, num_workers=1)
     addresses = set()
-    for (images, labels), (expected, wanted) in zip(loader, plain, strict=True):
-        addresses.add(images.data_ptr())
-        assert torch.equal(images, expected)
+    for (batch, labels), (expected, wanted) in zip(loader, plain, strict=True):
+        addresses.add(batch.data_ptr())
+        assert torch.equal(batch, expected)
         assert torch.equal(labels, wanted)
     assert len(addresses) == 1
 
