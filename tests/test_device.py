@@ -141,12 +141,13 @@ def test_last_ops_are_done_on_the_device_from_uint8(shards: Path, ops: list[Any]
     loader = DataLoader(dataset, batch_size=16, shuffle=True, mix=mix, device="cpu", channels_last=True, num_workers=1)
     assert loader._fast is not None
     assert loader._fast.work.sample_dtype == np.uint8
-    level = 1.0 if recipe.affine is None else float(recipe.affine[0].max())
+    affine = dataset.recipe.affine
+    level = 1.0 if affine is None else float(affine[0].max())
     for (images, labels), (expected, wanted) in zip(loader, plain, strict=True):
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert images.dtype == expected.dtype
         difference = (images.float() - expected.float()).abs()
-        assert difference.max() <= 1.01 * level  # a blend on the edge between two levels may take the other
+        assert difference.max() <= 2.01 * level  # each blend on the edge between two levels may take the other
         assert difference.mean() <= 0.01 * level
         assert str(labels) == str(wanted)
 
