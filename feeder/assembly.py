@@ -62,6 +62,15 @@ class Finished:
     parts: list[tuple[int, int]]
     left_over: dict[int, Buffer] = field(default_factory=dict)
 
+    def made_ids(self) -> npt.NDArray[np.int64]:
+        """int64 [N], ids of the samples that are really in it: those asked for, or their substitutes."""
+        if not self.substitutions:
+            return self.arrays.ids
+        ids: npt.NDArray[np.int64] = self.arrays.ids.copy()
+        for substitution in self.substitutions:
+            ids[self.arrays.positions == substitution.position] = substitution.substitute
+        return ids
+
 
 @dataclass
 class _Making:

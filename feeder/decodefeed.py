@@ -15,6 +15,7 @@ import torch
 
 from feeder.assembly import Finished
 from feeder.batch import SlotView
+from feeder.completion import mixing_partner
 from feeder.decode.staged import Staged
 from feeder.errors import DecodeError
 from feeder.meter import Meter
@@ -23,6 +24,7 @@ from feeder.work import SUBSTITUTES, Substitution, Work
 
 if TYPE_CHECKING:
     from feeder.decode.base import TrainerDecoder
+    from feeder.transforms.mixing import Mixing
 
 __all__ = ["DecodeFeed", "Decoded"]
 
@@ -55,6 +57,7 @@ class DecodeFeed:
         work: How they were made.
         decoder: With what to decode.
         ready: Says whether the source has the next batch at hand; only then it is started ahead.
+        mixing: Says what is mixed in a batch; None: nothing.
         channels_last: Memory format of the images.
         stream: The stream to decode on; None: the current one.
         meter: Has decode: what the calling process takes for a batch.
@@ -67,13 +70,14 @@ class DecodeFeed:
         decoder: TrainerDecoder,
         ready: Callable[[], bool],
         *,
+        mixing: Callable[[Finished], Mixing | None] = lambda finished: None,
         channels_last: bool = False,
         stream: Any = None,
         meter: Meter | None = None,
     ) -> None:
         self._meter = Meter() if meter is None else meter
         self._source, self._work, self._decoder, self._source_ready = source, work, decoder, ready
-        self._channels_last, self._stream = channels_last, stream
+        self._mixing, self._channels_last, self._stream = mixing, channels_last, stream
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._failure: Exception | None = None
 
@@ -138,22 +142,27 @@ class DecodeFeed:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _decode(self, finished: Finished, staged: Staged) -> Decoded | BaseException:
-        arrays, recipe = finished.arrays, self._work.recipe
-        row_of = {int(position): row for row, position in enumerate(arrays.positions)}
-        made = arrays.ids.copy()
-        for substitution in finished.substitutions:
-            made[row_of[substitution.position]] = substitution.substitute
-        rest = recipe.draw_rest(self._work.seed, finished.epoch, made)
-        images, errors = self._decoder.finish(staged, recipe, rest, channels_last=self._channels_last)
+        arrays, work = finished.arrays, self._work
+        made = finished.made_ids()
+        rest = work.recipe.draw_rest(work.seed, finished.epoch, made)
+        mixing = self._mixing(finished)
+        fused = mixing is not None and work.recipe.output_dtype != "uint8"
+        mix = mixing_partner(mixing, len(made), self._decoder.device) if mixing is not None and fused else None
+        images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last, mix=mix)
+        if any(errors) and fused:  # others were mixed with what is to be replaced
+            images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last)
+            fused = False
         nothing = np.empty((len(made), 0), np.uint8)
         kept = SlotView(arrays.positions.copy(), arrays.ids.copy(), arrays.labels.copy(), nothing)
         batch = Decoded(kept, finished.fields, finished.substitutions, finished.epoch, finished.parts, images=images)
         for row, error in enumerate(errors):
             if error is not None:
-                named = self._work.reader.at(error, int(made[row]))
-                failed = self._replace(batch, row, named) if self._work.skip else named
+                named = work.reader.at(error, int(made[row]))
+                failed = self._replace(batch, row, named) if work.skip else named
                 if failed is not None:
                     return failed
+        if mixing is not None and not fused:
+            batch.images = mixing.apply(batch.images)
         return batch
 
     def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:

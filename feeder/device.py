@@ -24,7 +24,17 @@ from feeder.meter import Meter
 if TYPE_CHECKING:
     from feeder.loader import DataLoader
 
-__all__ = ["CudaGuard", "DeviceFeed", "checked_device", "feed_device", "move", "page_lock", "slot_guard"]
+__all__ = [
+    "CudaGuard",
+    "DeviceFeed",
+    "StaticBuffers",
+    "checked_device",
+    "feed_device",
+    "map_tensors",
+    "move",
+    "page_lock",
+    "slot_guard",
+]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -105,6 +115,7 @@ def feed_device(
     source: Callable[[], tuple[_T, Any]],
     ready: Callable[[], bool] | None = None,
     meter: Meter | None = None,
+    complete: Callable[[_T, Any], Any] | None = None,
 ) -> DeviceFeed[_T] | None:
     """The feed of a loader's device; None without one.
 
@@ -113,11 +124,13 @@ def feed_device(
         source: A method of the iterator that owns the feed; held weakly, so that the iterator goes when it is let go.
         ready: Another, which says whether the source has the next batch at hand.
         meter: Has the copies.
+        complete: What :class:`DeviceFeed` takes.
     """
     if loader.target_device is None:
         return None
     give, ask = _weak(source), _weak(ready) if ready is not None else None
-    return DeviceFeed(give, loader.target_device, loader.prefetch_to_device, loader.feeding_stream, ask, meter)
+    target, ahead, stream = loader.target_device, loader.prefetch_to_device, loader.feeding_stream
+    return DeviceFeed(give, target, ahead, stream, ask, meter, complete, loader.static_places)
 
 
 def _weak(method: Callable[[], _R]) -> Callable[[], _R]:
@@ -128,15 +141,20 @@ def _weak(method: Callable[[], _R]) -> Callable[[], _R]:
 
 def move(value: Any, device: torch.device) -> Any:
     """The same structure with its tensors on the device; copies do not wait."""
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with a function of each of its tensors in their places."""
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return function(value)
     if isinstance(value, tuple):
-        items = [move(item, device) for item in value]
+        items = [map_tensors(item, function) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, list):
-        return [move(item, device) for item in value]
+        return [map_tensors(item, function) for item in value]
     if isinstance(value, Mapping):
-        return {key: move(item, device) for key, item in value.items()}
+        return {key: map_tensors(item, function) for key, item in value.items()}
     return value
 
 
@@ -151,6 +169,45 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+class StaticBuffers:
+    """One place for every tensor of a batch, at an address that never changes, as CUDA graphs want it.
+
+    What is put there overwrites the batch before it.
+
+    Args:
+        batch_size: The largest batch; None: as large as the first.
+    """
+
+    def __init__(self, batch_size: int | None) -> None:
+        self._batch_size = batch_size
+        self._places: list[torch.Tensor] = []
+
+    def put(self, batch: Any) -> Any:
+        """The same structure with its tensors in their places; copies are queued on the current stream.
+
+        Raises:
+            ArgumentError: if a tensor doesn't fit its place.
+        """
+        found = iter(range(1 << 30))
+        return map_tensors(batch, lambda tensor: self._put(next(found), tensor))
+
+    def _put(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        if number == len(self._places):
+            rows = max(len(tensor), self._batch_size or 0) if tensor.ndim else 0
+            shape = (rows, *tensor.shape[1:]) if tensor.ndim else ()
+            channels_last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+            layout = torch.channels_last if channels_last else torch.contiguous_format
+            self._places.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout))
+        place = self._places[number]
+        if (tensor.shape[1:], tensor.dtype) != (place.shape[1:], place.dtype) or tensor.numel() > place.numel():
+            raise ArgumentError(
+                f"static_buffers=True has room for {place.dtype} {list(place.shape)} as tensor {number} of a batch, "
+                f"got {tensor.dtype} {list(tensor.shape)}; give batches of one size, or leave static_buffers out"
+            )
+        view = place[: len(tensor)] if tensor.ndim else place
+        return view.copy_(tensor, non_blocking=True)
+
+
 class DeviceFeed(Generic[_T]):
     """Iterates over (item, batch) with the batch on the device, copying a few ahead.
 
@@ -161,6 +218,8 @@ class DeviceFeed(Generic[_T]):
         stream: The stream of the copies; None for a device without streams.
         ready: Says whether the source has the next batch at hand; only then it is copied ahead. None: it always has.
         meter: Has the copies: on a stream what they took there, else what the call took.
+        complete: Given the item and the batch on the device, makes of it what is handed out.
+        static: Where batches are put when they are handed out; None: each has memory of its own.
     """
 
     def __init__(
@@ -171,10 +230,12 @@ class DeviceFeed(Generic[_T]):
         stream: Any = None,
         ready: Callable[[], bool] | None = None,
         meter: Meter | None = None,
+        complete: Callable[[_T, Any], Any] | None = None,
+        static: StaticBuffers | None = None,
     ) -> None:
         self._meter = Meter() if meter is None else meter
         self._source, self._device, self._ahead, self._stream = source, device, ahead, stream
-        self._source_ready = ready
+        self._source_ready, self._complete, self._static = ready, complete, static
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.
         self._reading: collections.deque[tuple[Any, Any, Any]] = collections.deque()
@@ -196,7 +257,7 @@ class DeviceFeed(Generic[_T]):
             except Exception as failure:  # its turn comes after the batches that are there
                 self._failure = failure
                 break
-            self._ready.append((item, *self._copy(batch)))
+            self._ready.append((item, *self._copy(item, batch)))
         self._let_go()
         if not self._ready:
             raise self._failure or StopIteration
@@ -206,28 +267,35 @@ class DeviceFeed(Generic[_T]):
             current.wait_event(event)
             for tensor in _tensors(batch):
                 tensor.record_stream(current)
+        if self._static is not None and batch is not None:
+            batch = self._static.put(batch)
         return item, batch
 
-    def _copy(self, batch: Any) -> tuple[Any, Any]:
+    def _copy(self, item: _T, batch: Any) -> tuple[Any, Any]:
         if batch is None:
             return None, None
         if self._stream is None:
             started = time.perf_counter_ns()
             moved = move(batch, self._device)
             self._meter.add("copy", time.perf_counter_ns() - started, sum(t.nbytes for t in _tensors(batch)))
-            return moved, None
+            return self._completed(item, moved), None
         with torch.cuda.stream(self._stream):
             begun = self._stream.record_event(_timing_event())
             moved = move(batch, self._device)
-            event = self._stream.record_event(_timing_event())
-        self._reading.append((batch, begun, event))
-        return moved, event
+            copied = self._stream.record_event(_timing_event())
+            completed = self._completed(item, moved)
+            event = self._stream.record_event()
+        self._reading.append((batch, begun, copied))
+        return completed, event
+
+    def _completed(self, item: _T, moved: Any) -> Any:
+        return moved if self._complete is None else self._complete(item, moved)
 
     def _let_go(self) -> None:
         while self._reading and self._reading[0][2].query():
-            batch, begun, event = self._reading.popleft()
+            batch, begun, copied = self._reading.popleft()
             copied_bytes = sum(t.nbytes for t in _tensors(batch))
-            self._meter.add("copy", int(begun.elapsed_time(event) * 1e6), copied_bytes)
+            self._meter.add("copy", int(begun.elapsed_time(copied) * 1e6), copied_bytes)
 
 
 def _timing_event() -> Any:

@@ -17,7 +17,9 @@ import torch
 from torch import distributed
 
 from feeder.assembly import Assembly, Finished, Request, assemble_here, part_rows
+from feeder.completion import Completion
 from feeder.decode.base import Decoder, TrainerDecoder
+from feeder.decode.fused import split_for_device
 from feeder.decode.registry import get_decoder
 from feeder.decode.room import plan_room
 from feeder.decodefeed import Decoded, DecodeFeed
@@ -27,7 +29,6 @@ from feeder.errors import ArgumentError
 from feeder.meter import METER_WORDS, Meter
 from feeder.order import Order, Split, Window
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
-from feeder.tensors import as_tensor
 from feeder.work import Substitution, Work
 from feeder.workers import PoolOptions
 
@@ -86,6 +87,9 @@ class FastPath:
         if isinstance(decoder, TrainerDecoder):
             self.decoder = decoder
             self._stage_for(decoder)
+        elif loader.target_device is not None:
+            self.work.split = split_for_device(dataset.recipe)
+        self.completion = Completion(self.work, loader.target_device, loader.channels_last, loader.mix)
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
@@ -235,6 +239,15 @@ class FastPath:
                 yield Request(place.epoch, first + np.arange(len(ids), dtype=np.int64), ids % count)
             first += len(ids)
 
+    def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
+        """The last steps on ``(images, labels, *fields)``, where they are wanted."""
+        if isinstance(finished, BaseException):
+            return batch
+        images, labels, *fields = batch
+        if not isinstance(finished, Decoded):
+            images = self.completion.images(finished, images)
+        return (images, self.completion.labels(finished, labels), *fields)
+
     def close(self) -> None:
         """Ends the current iterator and the workers."""
         iterator = self._iterator() if self._iterator is not None else None
@@ -331,11 +344,12 @@ class FastIterator:
                 path.work,
                 path.decoder,
                 self._assembly.ready if self._assembly is not None else lambda: False,
+                mixing=path.completion.mixing,
                 channels_last=loader.channels_last,
                 stream=loader.feeding_stream,
                 meter=path.meter,
             )
-        self._feed = feed_device(loader, self._next_finished, self._ready, path.meter)
+        self._feed = feed_device(loader, self._next_finished, self._ready, path.meter, path.complete)
 
     def __iter__(self) -> FastIterator:
         return self
@@ -349,7 +363,7 @@ class FastIterator:
         if self._given_ns:
             self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:
-            finished, batch = self._next_finished() if self._feed is None else next(self._feed)
+            finished, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:
             self.exhausted = True
             self.close()
@@ -370,6 +384,10 @@ class FastIterator:
             self._path.counts["waited_ns"] += waited_ns
             self._path.meter.add("wait_batch", waited_ns)
         return finished, None if isinstance(finished, BaseException) else self._batch(finished)
+
+    def _next_here(self) -> tuple[Finished | BaseException, Any]:
+        finished, batch = self._next_finished()
+        return finished, self._path.complete(finished, batch)
 
     @property
     def is_untouched(self) -> bool:
@@ -428,10 +446,9 @@ class FastIterator:
             path.padded += finished.arrays.ids[-padding:].tolist()
 
     def _batch(self, finished: Finished) -> tuple[Any, ...]:
-        arrays, recipe = finished.arrays, self._path.dataset.recipe
         fields = [
             torch.tensor(values, dtype=torch.int64) if name == "index" else values
             for name, values in zip(self._path.dataset.fields, finished.fields, strict=True)
         ]
-        images = finished.images if isinstance(finished, Decoded) else as_tensor(arrays.images, recipe.output_dtype)
-        return (images, torch.from_numpy(arrays.labels), *fields)
+        images = finished.images if isinstance(finished, Decoded) else self._path.completion.stored(finished)
+        return (images, torch.from_numpy(finished.arrays.labels), *fields)

@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 
 from feeder.dataset import FeederDataset
-from feeder.device import checked_device
+from feeder.device import StaticBuffers, checked_device
 from feeder.errors import ArgumentError
 from feeder.fastpath import FastPath
 from feeder.generic_meters import GenericMeters
@@ -18,6 +18,7 @@ from feeder.generic_path import GenericPath
 from feeder.generic_state import draw_seed, make_resumable
 from feeder.order import Window
 from feeder.sampler import show_order
+from feeder.transforms import BatchOp
 
 __all__ = ["DataLoader"]
 
@@ -50,6 +51,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             GPU start from page-locked memory, on a stream of their own; what the caller gets may be used at once.
         prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
         channels_last: Memory format of the images; False is torch's own, [N, C, H, W] contiguous.
+        static_buffers: Every batch on ``device`` stands at the same addresses, as CUDA graphs want it, and **overwrites
+            the one before it**: the one exception to batches being the caller's own.
+        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``: labels are then ``(labels, labels of what was mixed in,
+            weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images on the GPU, with a backend that decodes
             there; larger batches are done in parts. None: no limit.
@@ -94,6 +99,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: str | torch.device | None = None,
         prefetch_to_device: int = 2,
         channels_last: bool = False,
+        static_buffers: bool = False,
+        mix: BatchOp | None = None,
         memory_limit_bytes: int | None = None,
         gpu_memory_limit_bytes: int | None = None,
         worker_threads: int = 1,
@@ -111,6 +118,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
         if prefetch_to_device < 0:
             raise ArgumentError(f"prefetch_to_device must be 0 or more, got {prefetch_to_device}")
+        if static_buffers and device is None:
+            raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
+        if mix is not None and not isinstance(mix, BatchOp):
+            raise ArgumentError(f"mix must be a feeder.transforms.MixUp or CutMix, got {mix!r}")
         self.device, self.prefetch_to_device = device, prefetch_to_device
         self.target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
@@ -118,7 +129,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
         self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self.channels_last, self.gpu_memory_limit_bytes = channels_last, gpu_memory_limit_bytes
+        self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
+        self.gpu_memory_limit_bytes = gpu_memory_limit_bytes
         own_order = sampler is None and batch_sampler is None
         super().__init__(
             dataset,
@@ -156,17 +168,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._path = self._make_path()
             return
         make_resumable(self.sampler)
-        if isinstance(shuffle, Window) or (seed, rank, backend, fidelity, on_error) != (
-            None,
-            None,
-            "auto",
-            "fast",
-            "raise",
-        ):
+        given = (seed, rank, backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes)
+        if isinstance(shuffle, Window) or given != (None, None, "auto", "fast", "raise", False, None, None):
             raise ArgumentError(
-                "shuffle=Window(...), seed, rank, world_size, backend, fidelity and on_error are for feeder's "
-                "datasets, in batches, with a recipe of fixed output size and no collate_fn of your own; elsewhere "
-                "torch's random state and samplers rule"
+                "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix and "
+                "gpu_memory_limit_bytes are for feeder's datasets, in batches, with a recipe of fixed output size and "
+                "no collate_fn of your own; elsewhere torch's random state and samplers rule"
             )
 
     @property
@@ -194,9 +201,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """What the stages of the generic path take."""
         return GenericMeters(self.num_workers)
 
+    @functools.cached_property
+    def static_places(self) -> StaticBuffers | None:
+        """Where ``static_buffers`` puts every batch; the same for all iterators."""
+        return StaticBuffers(self.batch_size) if self.static_buffers else None
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath()}
-        for name in ("feeding_stream", "generic_meters"):
+        for name in ("feeding_stream", "generic_meters", "static_places"):
             state.pop(name, None)
         return state
 

@@ -17,6 +17,7 @@ from feeder.meter import Meter
 
 if TYPE_CHECKING:
     from feeder.decode.base import Buffer, Decoder
+    from feeder.decode.fused import DeviceSplit
     from feeder.decode.staged import Stager
     from feeder.errors import DecodeError
     from feeder.transforms import Draws, Recipe
@@ -56,12 +57,21 @@ class PixelSink:
     Args:
         decoder: With what.
         recipe: What is done to every image.
+        split: Does only the CPU's side of it; None does all.
         images: [N, C, H, W], the part of the slot.
         meter: Has what it takes.
     """
 
-    def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any], meter: Meter) -> None:
-        self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
+    def __init__(
+        self,
+        decoder: Decoder,
+        recipe: Recipe,
+        split: DeviceSplit | None,
+        images: npt.NDArray[Any],
+        meter: Meter,
+    ) -> None:
+        self._decoder, self._split, self._images, self._meter = decoder, split, images, meter
+        self._recipe = recipe if split is None else split.cpu
 
     def add(
         self,
@@ -71,6 +81,8 @@ class PixelSink:
         draws: Draws,
     ) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
+        if self._split is not None:
+            draws = self._split.draws(draws)
         whole = len(rows) == len(self._images)
         images = self._images if whole else np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
         started = time.perf_counter_ns()

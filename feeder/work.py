@@ -22,6 +22,7 @@ from feeder.sink import PixelSink, Sink, StagedSink
 
 if TYPE_CHECKING:
     from feeder.decode.base import Buffer, Decoder
+    from feeder.decode.fused import DeviceSplit
     from feeder.decode.staged import Stager
     from feeder.transforms import Recipe
 
@@ -91,6 +92,7 @@ class Work:
         fidelity: "fast", or "exact" for pixels within a level of Pillow's.
         stager: Images are not decoded but staged with it, for a decoder in the trainer.
         share_bytes: Of the slot, for each staged image; a multiple of 64.
+        split: Only the CPU's side of the recipe is done.
     """
 
     reader: Reader
@@ -103,6 +105,7 @@ class Work:
     fidelity: str = "fast"
     stager: Stager | None = None
     share_bytes: int = 0
+    split: DeviceSplit | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
 
@@ -137,7 +140,8 @@ class Work:
     @property
     def sample_dtype(self) -> np.dtype[Any]:
         """The numpy dtype of it."""
-        return np.dtype(np.uint8) if self.stager is not None else self.recipe.storage_dtype
+        is_bytes = self.stager is not None or self.split is not None
+        return np.dtype(np.uint8) if is_bytes else self.recipe.storage_dtype
 
     def run(
         self,
@@ -164,7 +168,7 @@ class Work:
         report = Report()
         sink: Sink
         if self.stager is None:
-            sink = PixelSink(self.decoder, self.recipe, images, self.meter)
+            sink = PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
         else:
             sink = StagedSink(self.stager, self.recipe, images, self.meter)
         errors = self._make(epoch, np.arange(len(ids)), ids, sink, labels, report, beat)

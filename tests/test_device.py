@@ -5,16 +5,30 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from feeder.dataset import ShardDataset
-from feeder.device import DeviceFeed, checked_device, move
+from feeder.device import DeviceFeed, StaticBuffers, checked_device, move
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
-from feeder.transforms import RandomResizedCrop
+from feeder.transforms import (
+    ColorJitter,
+    Compose,
+    CutMix,
+    GaussianBlur,
+    MixUp,
+    Normalize,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    ToDtype,
+)
 from tests.loader_data import write_shards
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Point = collections.namedtuple("Point", "x y")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -107,6 +121,84 @@ def test_workers_end_when_an_iterator_with_a_device_is_let_go(shards: Path) -> N
         assert loader.worker_pids() == []
     finally:
         gc.enable()
+
+
+LAST_OPS = [
+    [Normalize(MEAN, STD)],
+    [ColorJitter(0.4, 0.4, 0.4), RandomGrayscale(0.5), Normalize(MEAN, STD), ToDtype("float16"), RandomErasing(1.0)],
+    [ColorJitter(0.4)],
+    [GaussianBlur(3), ToDtype("float32", scale=True)],
+    [ToDtype("float32", scale=True), RandomHorizontalFlip(), Normalize(MEAN, STD)],
+]
+
+
+@pytest.mark.parametrize("ops", LAST_OPS, ids=lambda ops: type(ops[0]).__name__)
+@pytest.mark.parametrize("mix", [None, MixUp(), CutMix()], ids=str)
+def test_last_ops_are_done_on_the_device_from_uint8(shards: Path, ops: list[Any], mix: Any) -> None:
+    recipe = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops])
+    dataset = ShardDataset(shards, recipe)
+    plain = DataLoader(dataset, batch_size=16, shuffle=True, mix=mix)
+    loader = DataLoader(dataset, batch_size=16, shuffle=True, mix=mix, device="cpu", channels_last=True, num_workers=1)
+    assert loader._fast is not None
+    assert loader._fast.work.sample_dtype == np.uint8
+    affine = dataset.recipe.affine
+    level = 1.0 if affine is None else float(affine[0].max())
+    for (images, labels), (expected, wanted) in zip(loader, plain, strict=True):
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert images.dtype == expected.dtype
+        difference = (images.float() - expected.float()).abs()
+        assert difference.max() <= 2.01 * level  # each blend on the edge between two levels may take the other
+        assert difference.mean() <= 0.01 * level
+        assert str(labels) == str(wanted)
+
+
+def test_mixing_depends_on_the_place_in_the_epoch_and_not_on_a_resume(shards: Path) -> None:
+    recipe = Compose([RandomResizedCrop(16), Normalize(MEAN, STD)])
+    dataset = ShardDataset(shards, recipe)
+    loader = DataLoader(dataset, batch_size=16, shuffle=True, mix=MixUp())
+    batches = list(loader)
+    assert len({labels[2] for _, labels in batches}) == 4
+    loader.set_epoch(0)
+    next(iter(loader))
+    resumed = DataLoader(dataset, batch_size=16, shuffle=True, mix=MixUp(), device="cpu")
+    resumed.load_state_dict(loader.state_dict())
+    for (images, labels), (expected, wanted) in zip(resumed, batches[1:], strict=True):
+        assert torch.allclose(images, expected, atol=1e-5)
+        assert labels[2] == wanted[2]
+    with pytest.raises(ArgumentError, match="mix must be"):
+        DataLoader(dataset, mix=0.2)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="mix"):
+        DataLoader(torch.zeros(4), mix=MixUp())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_static_buffers_keep_their_addresses(shards: Path, generic: bool) -> None:
+    dataset: Any = torch.utils.data.TensorDataset(torch.arange(50.0), torch.arange(50)) if generic else _dataset(shards)
+    plain = list(DataLoader(dataset, batch_size=8))
+    loader = DataLoader(dataset, batch_size=8, device="cpu", static_buffers=True)
+    addresses = set()
+    for _ in range(2):
+        if not generic:
+            loader.set_epoch(0)
+        for batch, expected in zip(loader, plain, strict=True):
+            assert torch.equal(batch[0], expected[0])
+            assert torch.equal(batch[1], expected[1])
+            addresses.add((batch[0].data_ptr(), batch[1].data_ptr()))
+        assert len(batch[0]) == 2
+    assert len(addresses) == 1
+    with pytest.raises(ArgumentError, match="static_buffers"):
+        DataLoader(dataset, static_buffers=True)
+
+
+def test_static_buffers_refuse_what_does_not_fit() -> None:
+    static = StaticBuffers(None)
+    first = static.put((torch.ones(3, 2), {"a": torch.zeros(3)}))
+    second = static.put((torch.zeros(2, 2), {"a": torch.ones(2)}))
+    assert second[0].data_ptr() == first[0].data_ptr()
+    assert first[0].tolist() == [[0, 0], [0, 0], [1, 1]]
+    for wrong in (torch.zeros(4, 2), torch.zeros(2, 3), torch.zeros(2, 2, dtype=torch.int64)):
+        with pytest.raises(ArgumentError, match="tensor 0 of a batch"):
+            static.put((wrong,))
 
 
 @pytest.mark.parametrize("device", ["nowhere", "meta", 1.5])

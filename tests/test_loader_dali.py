@@ -25,7 +25,9 @@ from feeder.transforms import (
     CenterCrop,
     ColorJitter,
     Compose,
+    CutMix,
     GaussianBlur,
+    MixUp,
     Normalize,
     RandomErasing,
     RandomHorizontalFlip,
@@ -264,6 +266,34 @@ def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> Non
     limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
     assert _same(_epoch(limited), expected)
     assert limited.stats()["dali_images"] == 33
+
+
+@pytest.mark.parametrize("mix", [MixUp(), CutMix()], ids=str)
+def test_mixed_in_the_same_pass_and_the_substitutes_too(tmp_path: Path, mix: Any) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 16, jpegs=True, cut=(10,)), RECIPE)
+    options: dict[str, Any] = {"batch_size": 8, "on_error": "skip"}
+    loader = DaliLoader(dataset, mix=mix, channels_last=True, device="cpu", **options)
+    for step, (batch, (labels, others, weight)) in enumerate(loader):
+        if step == 0:
+            plain = list(DaliLoader(dataset, **options))
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+        drawn = mix.draw(0, 0, 8 * step, 16, 16)
+        torch.testing.assert_close(batch, drawn.apply(plain[step][0]), atol=1e-5, rtol=0)
+        assert torch.equal(labels, plain[step][1])
+        assert torch.equal(others, labels.roll(1))
+        assert weight == drawn.label_weight
+
+
+def test_static_buffers_and_decoded_batches(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    plain = list(DaliLoader(dataset, batch_size=8))
+    loader = DaliLoader(dataset, batch_size=8, device="cpu", static_buffers=True, num_workers=1)
+    addresses = set()
+    for (batch, labels), (expected, wanted) in zip(loader, plain, strict=True):
+        addresses.add(batch.data_ptr())
+        assert torch.equal(batch, expected)
+        assert torch.equal(labels, wanted)
+    assert len(addresses) == 1
 
 
 def test_workers_have_neither_dali_nor_torch(shards: Path) -> None:

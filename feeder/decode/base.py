@@ -13,6 +13,7 @@ from feeder.errors import ArgumentError, DecodeError
 if TYPE_CHECKING:
     import torch
 
+    from feeder._gpu import Mix
     from feeder.decode.staged import Staged, Stager
     from feeder.transforms import Draws, Recipe
     from feeder.transforms.op import Params
@@ -80,6 +81,7 @@ class TrainerDecoder(Decoder, Protocol):
     """
 
     stager: Stager
+    device: torch.device
 
     def prepare(
         self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
@@ -99,7 +101,13 @@ class TrainerDecoder(Decoder, Protocol):
         """Forgets a batch that was started."""
 
     def finish(
-        self, staged: Staged, recipe: Recipe, rest: Sequence[Params], *, channels_last: bool = False
+        self,
+        staged: Staged,
+        recipe: Recipe,
+        rest: Sequence[Params],
+        *,
+        channels_last: bool = False,
+        mix: Mix | None = None,
     ) -> tuple[torch.Tensor, list[DecodeError | None]]:
         """Decodes and augments a batch, started or not.
 
@@ -108,6 +116,7 @@ class TrainerDecoder(Decoder, Protocol):
             recipe: What is done to every image; its output size must be fixed.
             rest: What was drawn for the ops after the base path, N rows each.
             channels_last: Memory format of the output.
+            mix: The partner of each sample, if they are to be mixed.
 
         Returns:
             [N, 3, H, W] of the recipe's output dtype, the caller's own, and for each image None or why it could not

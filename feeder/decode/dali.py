@@ -6,21 +6,23 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from feeder import _gpu
+from feeder._gpu import Mix
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
 from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions, import_dali, resize_with_pillow
-from feeder.decode.fused import check_fused, fused_parameters
+from feeder.decode.finish import Finisher, to_device
+from feeder.decode.fused import check_fused
 from feeder.decode.staged import Kind, Staged, Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.tensors import as_tensor
 from feeder.transforms import Draws, Recipe
 from feeder.transforms.op import Params
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["DaliDecoder"]
 
@@ -81,8 +83,6 @@ class DaliDecoder:
             raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
         if not 0.0 <= hw_decoder_load <= 1.0:
             raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
-        import torch
-
         self.device = torch.device(device)
         import_dali()
         if self.device.type == "cuda":
@@ -107,6 +107,7 @@ class DaliDecoder:
         }
         self._pipeline: DaliPipeline | None = None
         self._batch_size = 1
+        self._finisher: tuple[Recipe, Finisher] | None = None
         # In the order that DALI has them in.
         self._started: deque[_Started] = deque()
         # DALI's memory that a kernel may still read, with the event after that kernel.
@@ -160,8 +161,6 @@ class DaliDecoder:
                 "end the recipe with a size that doesn't depend on the image"
             )
         staged, errors = self.stager.stage(buffers, orientations, recipe, draws)
-        from feeder.tensors import as_tensor
-
         target = as_tensor(out, recipe.output_dtype)
         rest, size = draws.ops[recipe.base_length :], (out.shape[2], out.shape[3])
         if self.device.type == "cpu":
@@ -206,6 +205,7 @@ class DaliDecoder:
         *,
         size: tuple[int, int] | None = None,
         channels_last: bool = False,
+        mix: Mix | None = None,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[DecodeError | None]]:
         """Decodes and augments a staged batch on this backend's device.
@@ -219,36 +219,19 @@ class DaliDecoder:
             rest: What was drawn for the ops after the base path, N rows each.
             size: (H, W) of the output; None takes the recipe's, which must not depend on the image then.
             channels_last: Memory format of the output.
+            mix: The partner of each sample; needs a float output.
             out: [N, 3, H, W] of the recipe's output dtype on this device, filled; None makes one.
 
         Returns:
             [N, 3, H, W], and for each image None or why it could not be decoded.
         """
-        import torch
-
-        from feeder import _gpu
-
         size = size or recipe.output_size
         assert size is not None
         images, errors, borrowed = self._decode(staged, 3 * size[0] * size[1])
-        fused = fused_parameters(recipe, rest, len(staged), size[1])
-        # Mirroring what has been swapped is mirroring the other axis before.
-        codes = staged.rows["turn"].copy()
-        codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
-        affine: dict[str, Any] = {}
-        if recipe.affine is not None:
-            scale, bias = recipe.affine
-            affine = {"scale": self._move(scale), "bias": self._move(bias)}
-        result = _gpu.normalize(
-            images,
-            size,
-            dtype=getattr(torch, recipe.output_dtype),
-            channels_last=channels_last,
-            turn=self._move(codes) if codes.any() else None,
-            out=out,
-            **affine,
-            **fused.tensors(self.device),  # type: ignore[arg-type]
-        )
+        if self._finisher is None or self._finisher[0] is not recipe:
+            self._finisher = recipe, Finisher(recipe, self.device)
+        turn = staged.rows["turn"]
+        result = self._finisher[1](images, size, rest, turn=turn, channels_last=channels_last, mix=mix, out=out)
         if borrowed:
             self._hold(borrowed)
         return result, errors
@@ -268,8 +251,6 @@ class DaliDecoder:
 
     def _decode(self, staged: Staged, length: int) -> tuple[torch.Tensor, list[DecodeError | None], list[Any]]:
         """The resized images, uint8 [N, length] on the device; errors; and whose memory they stand on."""
-        import torch
-
         errors: list[DecodeError | None] = [None] * len(staged)
         kinds = staged.rows["kind"]
         done: list[_Done] = []
@@ -378,10 +359,6 @@ class DaliDecoder:
 
     def _resize(self, images: torch.Tensor, rows: npt.NDArray[np.void]) -> torch.Tensor:
         """Crops, uint8 [N, L], to stored images of the output's size, uint8 [N, H * W * 3]."""
-        import torch
-
-        from feeder import _gpu
-
         corner = np.tile(rows["window"][:, :2], 2)
         support, source = rows["window"] - corner, rows["source"] - corner
         resized = torch.empty((len(rows), 3 * int(rows["size"][0].prod())), dtype=torch.uint8, device=self.device)
@@ -395,28 +372,19 @@ class DaliDecoder:
         return resized
 
     def _stream(self) -> Any:
-        import torch
-
         return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
     def _tensor(self, images: Any) -> torch.Tensor:
         """DALI's dense list as a tensor [N, length] on its memory."""
-        import torch
-
         if self.device.type == "cpu":
             return torch.from_numpy(images.as_array())
         return torch.utils.dlpack.from_dlpack(images.as_tensor())
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        import torch
-
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+        return to_device(array, self.device)
 
     def _hold(self, borrowed: list[Any]) -> None:
         """Keeps DALI's memory from being used again before the kernels queued so far have read it."""
-        import torch
-
         if self.device.type != "cuda":
             return
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]

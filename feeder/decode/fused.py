@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from feeder.errors import BackendError
 from feeder.transforms import (
     ColorJitter,
+    Draws,
     Normalize,
     Op,
     RandomErasing,
@@ -26,7 +27,7 @@ from feeder.transforms.values import compose_affine
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FusedParameters", "check_fused", "fused_parameters"]
+__all__ = ["DeviceSplit", "FusedParameters", "check_fused", "fused_parameters", "split_for_device"]
 
 _JITTER = ("brightness", "contrast", "saturation")  # steps 1, 2 and 3 of feeder._gpu.Color
 _SATURATION = 3
@@ -66,6 +67,46 @@ class FusedParameters(NamedTuple):
         if self.boxes is not None and self.value is not None:
             erase = _gpu.Erase(move(self.boxes), move(self.value))
         return {"color": color, "erase": erase}
+
+
+@dataclass(frozen=True)
+class DeviceSplit:
+    """A recipe cut in two: what makes uint8 images on the CPU, and what kernel 1 does to them on the device.
+
+    Args:
+        cpu: The ops on the CPU.
+        kept: Their numbers in the whole recipe.
+        fuses_rest: Whether the ops after the base path are done on the device, and not only the normalization.
+    """
+
+    cpu: Recipe
+    kept: tuple[int, ...]
+    fuses_rest: bool
+
+    def draws(self, whole: Draws) -> Draws:
+        """What was drawn for the ops on the CPU, of what was drawn for the whole recipe."""
+        return replace(whole, ops=tuple(whole.ops[number] for number in self.kept))
+
+
+def split_for_device(recipe: Recipe) -> DeviceSplit | None:
+    """How to cut a recipe whose batches are wanted on a device; None if all of it is best done on the CPU.
+
+    uint8 is a quarter of float32 to copy, and what comes after the copy is one pass.
+    """
+    values = [isinstance(op, (ToDtype, Normalize)) for op in recipe.ops]
+    if recipe.output_dtype == "uint8" and not recipe.rest:
+        return None
+    try:
+        check_fused(recipe, "")
+        kept = [number for number in range(recipe.base_length) if not values[number]]
+        fuses_rest = True
+    except BackendError:
+        kept = list(range(values.index(True) if any(values) else len(values)))
+        fuses_rest = False
+        if not any(values) or not all(values[len(kept) :]):
+            return None
+    cpu = Recipe(tuple(recipe.ops[number] for number in kept))
+    return DeviceSplit(cpu, tuple(kept), fuses_rest)
 
 
 def check_fused(recipe: Recipe, backend: str) -> None:

@@ -114,9 +114,7 @@ class Staged:
         return left_over
 
     @classmethod
-    def unpack(
-        cls, memory: npt.NDArray[np.uint8], count: int, left_over: Mapping[int, Buffer] | None = None
-    ) -> Staged:
+    def unpack(cls, memory: npt.NDArray[np.uint8], count: int, left_over: Mapping[int, Buffer] | None = None) -> Staged:
         """The batch that :meth:`pack` wrote; its payloads are views of the memory.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from feeder import order
 from feeder.errors import ArgumentError
@@ -13,7 +13,7 @@ from feeder.errors import ArgumentError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels"]
+__all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels", "Mixing"]
 
 # (labels, labels of what was mixed in, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).
 MixedLabels = tuple["Tensor", "Tensor", float]
@@ -21,6 +21,35 @@ MixedLabels = tuple["Tensor", "Tensor", float]
 # The last streams below the one of the order; no recipe has that many ops.
 _MIXUP_STREAM = 65_534
 _CUTMIX_STREAM = 65_533
+
+
+class Mixing(NamedTuple):
+    """What is mixed in a batch: each sample with the one before it.
+
+    Attributes:
+        lam: How much of a pixel inside the box is its own, 0 to 1.
+        box: (top, left, bottom, right), pixels; None is the whole image.
+        label_weight: How much of a label is its own, 0 to 1.
+    """
+
+    lam: float
+    box: tuple[int, int, int, int] | None
+    label_weight: float
+
+    def apply(self, images: Tensor) -> Tensor:
+        """The mixed images, of the same shape and dtype; these stay as they are.
+
+        Args:
+            images: [N, C, H, W], uint8 or float, on any device.
+        """
+        if self.box is None:
+            floats = images if images.is_floating_point() else images.float()
+            mixed = floats.roll(1, 0).mul_(1.0 - self.lam).add_(floats, alpha=self.lam)
+            return mixed if images.is_floating_point() else mixed.round_().to(images.dtype)
+        top, left, bottom, right = self.box
+        mixed = images.clone()
+        mixed[..., top:bottom, left:right] = images.roll(1, 0)[..., top:bottom, left:right]
+        return mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,35 +94,33 @@ class BatchOp(ABC):
             raise ArgumentError(
                 f"expected images [N, C, H, W] and N labels, got {list(images.shape)} and {list(labels.shape)}"
             )
-        mixed, lam = self._mix(images, seed, epoch, step)
-        return mixed, (labels, labels.roll(1, 0), lam)
+        drawn = self.draw(seed, epoch, step, images.shape[2], images.shape[3])
+        return drawn.apply(images), (labels, labels.roll(1, 0), drawn.label_weight)
 
     @abstractmethod
-    def _mix(self, images: Tensor, seed: int, epoch: int, step: int) -> tuple[Tensor, float]:
-        """The mixed images, and how much of a label is its own."""
+    def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
+        """What is mixed in a batch: a pure function of its arguments."""
 
 
 class MixUp(BatchOp):
     """Blends pairs of samples (Zhang et al., "mixup: Beyond empirical risk minimization", 2018)."""
 
-    def _mix(self, images: Tensor, seed: int, epoch: int, step: int) -> tuple[Tensor, float]:
+    def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
+        """See :meth:`BatchOp.draw`."""
         lam = _beta(self.alpha, seed, epoch, step, _MIXUP_STREAM)
-        floats = images if images.is_floating_point() else images.float()
-        mixed = floats.roll(1, 0).mul_(1.0 - lam).add_(floats, alpha=lam)
-        return (mixed if images.is_floating_point() else mixed.round_().to(images.dtype)), lam
+        return Mixing(lam, None, lam)
 
 
 class CutMix(BatchOp):
     """Replaces a rectangle by the one of another sample (Yun et al., "CutMix", 2019)."""
 
-    def _mix(self, images: Tensor, seed: int, epoch: int, step: int) -> tuple[Tensor, float]:
+    def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
+        """See :meth:`BatchOp.draw`."""
         lam = _beta(self.alpha, seed, epoch, step, _CUTMIX_STREAM)
         u_x, u_y = order.uniform(seed, epoch, [step], _CUTMIX_STREAM, 2)[0].tolist()
-        height, width = images.shape[-2:]
-        left, top, right, bottom = _box(lam, int(u_x * width), int(u_y * height), width, height)
-        mixed = images.clone()
-        mixed[..., top:bottom, left:right] = images.roll(1, 0)[..., top:bottom, left:right]
-        return mixed, 1.0 - (right - left) * (bottom - top) / (width * height)
+        left, top, right, bottom = _box(lam, int(u_x * width_px), int(u_y * height_px), width_px, height_px)
+        share = (right - left) * (bottom - top) / (width_px * height_px)
+        return Mixing(0.0, (top, left, bottom, right), 1.0 - share)
 
 
 def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> tuple[int, int, int, int]:

@@ -1,0 +1,86 @@
+"""What a loader does to a batch once its images are where they are wanted: the last ops, mixing, the memory format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from feeder import _gpu
+from feeder.decode.finish import Finisher
+from feeder.tensors import as_tensor
+
+if TYPE_CHECKING:
+    from feeder.assembly import Finished
+    from feeder.transforms import BatchOp
+    from feeder.transforms.mixing import Mixing
+    from feeder.work import Work
+
+__all__ = ["Completion", "mixing_partner"]
+
+
+class Completion:
+    """The last steps of one loader.
+
+    Args:
+        work: How its batches are made; with a split of the recipe, the device's side of it is done here.
+        device: Where the images are then; None: where they were made.
+        channels_last: Memory format of the images.
+        mix: Mixes the samples of each batch, if given.
+    """
+
+    def __init__(self, work: Work, device: torch.device | None, channels_last: bool, mix: BatchOp | None) -> None:
+        self._work, self._channels_last, self._mix = work, channels_last, mix
+        self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
+
+    def stored(self, finished: Finished) -> torch.Tensor:
+        """The images as workers left them: [N, 3, H, W] of the output's dtype, or uint8 before the last ops."""
+        dtype = "uint8" if self._work.split is not None else self._work.recipe.output_dtype
+        return as_tensor(finished.arrays.images, dtype)
+
+    def mixing(self, finished: Finished) -> Mixing | None:
+        """What is mixed: a function of seed, epoch and the place in the epoch of the batch's first sample."""
+        if self._mix is None:
+            return None
+        size = self._work.recipe.output_size
+        assert size is not None
+        return self._mix.draw(self._work.seed, finished.epoch, int(finished.arrays.positions[0]), *size)
+
+    def images(self, finished: Finished, images: torch.Tensor) -> torch.Tensor:
+        """Completes images that workers decoded.
+
+        Args:
+            finished: Their batch.
+            images: As :meth:`stored` gives them, on the device.
+
+        Returns:
+            [N, 3, H, W] of the recipe's output dtype.
+        """
+        work, mixing = self._work, self.mixing(finished)
+        if self._finisher is None:
+            mixed = images if mixing is None else mixing.apply(images)
+            return mixed.to(memory_format=torch.channels_last) if self._channels_last else mixed
+        assert work.split is not None
+        rest = None
+        if work.split.fuses_rest and work.recipe.rest:
+            rest = work.recipe.draw_rest(work.seed, finished.epoch, finished.made_ids())
+        fused = mixing is not None and work.recipe.output_dtype != "uint8"
+        done = self._finisher(
+            images,
+            (images.shape[2], images.shape[3]),
+            rest,
+            layout="nchw",
+            channels_last=self._channels_last,
+            mix=mixing_partner(mixing, len(images), images.device) if mixing is not None and fused else None,
+        )
+        return mixing.apply(done) if mixing is not None and not fused else done
+
+    def labels(self, finished: Finished, labels: torch.Tensor) -> Any:
+        """The labels, or (labels, those of what was mixed in, weight of the first)."""
+        mixing = self.mixing(finished)
+        return labels if mixing is None else (labels, labels.roll(1, 0), mixing.label_weight)
+
+
+def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:
+    """What kernel 1 takes for it: the partner of each of so many samples is the one before it."""
+    return _gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)
