@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from feeder.read import Encoded, ShardReader
+from feeder.read import Encoded
+from feeder.read_shards import ShardReader
 
 __all__ = ["SlowReader", "Slowly"]
 
