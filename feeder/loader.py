@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,7 @@ from feeder.generic_state import draw_seed, make_resumable
 from feeder.order import Window
 from feeder.sampler import show_order
 from feeder.transforms import BatchOp
+from feeder.tuning.auto import Choice, choose
 
 __all__ = ["DataLoader"]
 
@@ -37,6 +39,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Args:
         dataset: As torch's; but for what follows, the same holds for every argument up to ``in_order``.
+        num_workers: Also "auto": the fewest that are about as fast as one for each core that this rank may have, by
+            about three seconds of measurement on samples drawn apart; where that is not possible (iterable datasets,
+            datasets with a state of their own), one for each such core. One rank of a host measures for all. What was
+            chosen, and why, is logged and in :meth:`stats`. On the fast path it changes no batch; elsewhere torch seeds
+            random augmentation by worker, so take a number where runs are to be repeated.
         shuffle: On the fast path also a :class:`feeder.order.Window`.
         in_order: On the fast path batches come in order also with False, as order and resume rest on it.
         generator: On the fast path, where there is no ``seed``, the seed is drawn from it when the loader is made.
@@ -78,7 +85,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shuffle: bool | Window | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -132,6 +139,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
         self.gpu_memory_limit_bytes = gpu_memory_limit_bytes
         own_order = sampler is None and batch_sampler is None
+        self._is_fast = (
+            isinstance(dataset, FeederDataset)
+            and collate_fn in (None, torch.utils.data.default_collate)  # what frameworks rebuild a loader with
+            and (batch_size is not None or batch_sampler is not None)
+            and dataset.recipe.output_size is not None
+        )
+        self._choice: Choice | None = None
+        if isinstance(num_workers, str):
+            if num_workers != "auto":
+                raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {num_workers!r}")
+            self._choice = self._choose(
+                dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context
+            )
+            num_workers = self._choice.num_workers
         super().__init__(
             dataset,
             batch_size,
@@ -154,12 +175,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._path: FastPath | None = None
         self._generic = GenericPath()
         self._path_arguments = shuffle if isinstance(shuffle, Window) else bool(shuffle), own_order
-        self._is_fast = (
-            isinstance(dataset, FeederDataset)
-            and collate_fn in (None, torch.utils.data.default_collate)  # what frameworks rebuild a loader with
-            and self._auto_collation
-            and dataset.recipe.output_size is not None
-        )
         if self._is_fast:
             if seed is None:
                 self.seed = 0 if generator is None else draw_seed(generator)
@@ -175,6 +190,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "gpu_memory_limit_bytes are for feeder's datasets, in batches, with a recipe of fixed output size and "
                 "no collate_fn of your own; elsewhere torch's random state and samplers rule"
             )
+
+    def _choose(
+        self, dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, init: Any, context: Any
+    ) -> Choice:
+        """The number of workers that "auto" stands for."""
+        arguments = {"worker_init_fn": init, "multiprocessing_context": context}
+        if self._is_fast:
+            names = ("backend", "fidelity", "memory_limit_bytes", "worker_threads")
+            arguments |= {name: getattr(self, name) for name in names}
+        else:
+            arguments["collate_fn"] = collate_fn
+        if batch_sampler is not None:
+            batch_size = getattr(batch_sampler, "batch_size", None) or 32
+        return choose(
+            DataLoader, dataset, batch_size, fast=self._is_fast, device=self.target_device, arguments=arguments
+        )
 
     @property
     def _fast(self) -> FastPath | None:
@@ -292,7 +323,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               10,000), see :class:`feeder.work.Substitution`;
             - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.
         """
-        return self._generic.stats(self) if self._fast is None else self._fast.stats()
+        stats = self._generic.stats(self) if self._fast is None else self._fast.stats()
+        return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
 
     def worker_pids(self) -> list[int]:
         """Process ids of the fast path's workers that run now."""
