@@ -13,7 +13,7 @@ export VENV PYTHON IMAGES TORCH_INDEX
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint fuzz env clean
+.PHONY: help demo test lint fuzz bench-smoke env clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,6 +35,10 @@ lint: ## check style and types
 fuzz: ## fuzz the native kernels under sanitizers for FUZZ_SECONDS (60); needs clang
 	@scripts/env.sh test
 	PATH="$(abspath $(BIN)):$$PATH" PYTHON=$(abspath $(BIN))/python kernels/fuzz/run.sh $(FUZZ_SECONDS)
+
+bench-smoke: ## run every benchmark at its least size and check the shape of its result, in under two minutes
+	@scripts/env.sh test
+	$(BIN)/python -m bench.smoke
 
 env: ## make or update the environment with all that tests and development need
 	@scripts/env.sh test

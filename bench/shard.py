@@ -6,12 +6,11 @@ shuffles, and writes checksums and an index.
 Memory: a manifest of a million rows (hard links to a few tiny JPEGs, a label, one more column), sharded in a process of
 its own, against the same with a thousand rows; per sample, beyond the paths themselves.
 
-    python bench/shard.py --images IMAGES [--gigabytes 2] [--rows 1000000] [--repeats 5] [--json OUT]
+    python -m bench.shard --images IMAGES [--gigabytes 2] [--rows 1000000] [--repeats 5] [--scratch DIR] [--json OUT]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -21,11 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from bench.smoke import arguments
 from feeder.measure import interleave, save, spread, table
 
-RESULTS = Path(__file__).resolve().parent / "results"
 _MEMORY_CHILD = """
 import json, resource, sys
 from feeder.shard import ShardOptions, shard
@@ -102,19 +99,15 @@ def peak_memory(scratch: Path, rows: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs to replicate")
-    parser.add_argument("--gigabytes", type=float, default=2.0)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scratch", type=Path, help="where to write (default: the system's temporary folder)")
-    parser.add_argument("--json", help="result file (default: bench/results/shard.json)")
-    options = parser.parse_args()
-    os.chdir(Path(__file__).resolve().parent.parent)
-    with tempfile.TemporaryDirectory(dir=options.scratch) as name:
+    options = arguments(
+        __doc__, "shard", smoke={"gigabytes": 0.002, "rows": 1500, "repeats": 1},
+        images=None, gigabytes=2.0, rows=1_000_000, repeats=5, scratch="",
+    )  # fmt: skip
+    images = Path(options.images).resolve()
+    with tempfile.TemporaryDirectory(dir=options.scratch or None) as name:
         scratch = Path(name)
         source = scratch / "images"
-        files, size_bytes = replicate(options.images.resolve(), source, int(options.gigabytes * 1e9))
+        files, size_bytes = replicate(images, source, int(options.gigabytes * 1e9))
         print(f"{files:,} files, {size_bytes / 1e9:.2f} GB")
         rivals = {
             "tar -cf + fsync": lambda: timed_tar(source, scratch / "out.tar"),
@@ -139,7 +132,7 @@ def main() -> None:
     print(f"feeder / tar: {spread(ratios)['median']:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
     print(f"memory beyond the paths: {extra / rows:.0f} bytes a sample ({large['rows']:,} rows)")
     results = {"files": files, "bytes": size_bytes, "seconds": speed, "ratio": spread(ratios), "memory": memory}
-    print(f"written to {save('shard', results, options.json or RESULTS / 'shard.json')}")
+    print(f"written to {save('shard', results, options.json)}")
 
 
 if __name__ == "__main__":

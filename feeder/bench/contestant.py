@@ -24,6 +24,8 @@ __all__ = ["main"]
 
 # After the first batch as long again is for buffers and caches to settle, as a share of the run.
 _SETTLE = 0.2
+# Stages in which something is done with an image; the others are waits, and the trainer's own.
+_WORK = ("read", "draw", "cut", "decode", "transform", "write")
 
 
 def main() -> int:
@@ -101,10 +103,11 @@ def _consume(feed: Any, seconds: float) -> tuple[int, float]:
 def _stages(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
     """What the workers spent on an image in each stage between two readings of feeder's meters, milliseconds."""
     samples = after.get("samples", 0) - before.get("samples", 0)
-    if not samples:
-        return {}
-    spent = {n: after.get(f"{n}_ns", 0) - before.get(f"{n}_ns", 0) for n in ("read", "decode", "busy")}
-    spent["other"] = max(0, spent.pop("busy") - spent["read"] - spent["decode"])
+    spent = {
+        name: after["stages"][name]["total_ns"] - before["stages"].get(name, {"total_ns": 0})["total_ns"]
+        for name in _WORK
+        if samples and name in after.get("stages", {})
+    }
     return {name: ns / samples / 1e6 for name, ns in spent.items()}
 
 
