@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from feeder.device import feed_device
-from feeder.generic import HereIterator, Progress, WorkersIterator, epoch_is_over
+from feeder.generic import WorkersIterator
+from feeder.generic_here import HereIterator
+from feeder.generic_places import Progress, epoch_is_over
 from feeder.generic_state import IndexIterator, ResumableRandomSampler, draw_seed
 
 if TYPE_CHECKING:

@@ -30,6 +30,16 @@ def _quiet_about_worker_numbers() -> Iterator[None]:
         yield
 
 
+def _is_first(mark: str) -> bool:
+    """Whether nobody has been here before; without a mark always."""
+    try:
+        if mark:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 class _Tensors(Dataset[Any]):
     """Large enough samples that batches go into slots."""
 
@@ -40,16 +50,8 @@ class _Tensors(Dataset[Any]):
         return self.count
 
     def __getitem__(self, i: int) -> Any:
-        if i == self.at:
-            first = not self.mark
-            if self.mark:
-                try:
-                    os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
-                    first = True
-                except FileExistsError:
-                    pass
-            if first:
-                os.kill(os.getpid(), signal.SIGKILL)
+        if i == self.at and _is_first(self.mark):
+            os.kill(os.getpid(), signal.SIGSTOP if self.deed == "stop" else signal.SIGKILL)
         return torch.full((3, 50, 60), float(i)), i
 
 
@@ -166,6 +168,52 @@ def test_dead_worker_of_a_map_style_dataset_is_replaced(tmp_path: Any, context: 
     assert "Killed" in event["cause"]
 
 
+def test_replaced_worker_is_seeded_as_the_first_one_was(tmp_path: Any) -> None:
+    class Seeds(Dataset[Any]):
+        def __len__(self) -> int:
+            return 24
+
+        def __getitem__(self, i: int) -> Any:
+            if i == 9 and _is_first(str(tmp_path / "mark")):
+                os.kill(os.getpid(), signal.SIGKILL)
+            info = get_worker_info()
+            assert info is not None
+            return info.id, info.seed, torch.initial_seed(), info.num_workers
+
+    torch.manual_seed(1)
+    loader = DataLoader(Seeds(), batch_size=2, num_workers=2)
+    batches = _plain(loader)
+    assert len(loader.stats()["replaced_workers"]) == 1
+    torch.manual_seed(1)
+    (tmp_path / "mark").touch()
+    assert batches == _plain(torch.utils.data.DataLoader(Seeds(), batch_size=2, num_workers=2))
+
+
+def test_hung_worker_of_a_map_style_dataset_is_replaced(tmp_path: Any) -> None:
+    dataset = _Tensors(deed="stop", at=13, mark=str(tmp_path / "mark"))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, hang_timeout_s=3)
+    labels = [label for _, batch in loader for label in batch.tolist()]
+    assert labels == list(range(40))
+    assert any("silent for more than 3 s" in event["cause"] for event in loader.stats()["replaced_workers"])
+
+
+def test_sample_that_hangs_every_worker_is_named() -> None:
+    loader = DataLoader(_Tensors(deed="stop", at=13), batch_size=4, num_workers=1, hang_timeout_s=0.5)
+    with pytest.raises(RuntimeError, match=r"silent for more than 0.5 s; at work on the samples \[12, 13, 14, 15\]"):
+        list(loader)
+
+
+def test_worker_without_work_may_be_silent() -> None:
+    loader = DataLoader(_Tensors(8), batch_size=2, num_workers=2, persistent_workers=True)
+    list(loader)
+    processes: Any = loader._iterator._processes  # type: ignore[union-attr]
+    processes._hang_timeout_s = 1e-9
+    list(processes.look(0.001))
+    processes._hang_timeout_s = None
+    assert len(list(loader)) == 4
+    assert loader.stats()["replaced_workers"] == []
+
+
 def test_sample_that_kills_every_worker_is_named() -> None:
     loader = DataLoader(_Tensors(at=13), batch_size=4, num_workers=2)
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed") as caught:
@@ -233,6 +281,25 @@ def test_two_loaders_with_forked_workers_close_promptly() -> None:
     for loader in loaders:
         loader.close()
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+class _Pinnable:
+    def __init__(self, samples: list[int]) -> None:
+        self.samples, self.is_pinned = samples, False
+
+    def pin_memory(self) -> _Pinnable:
+        self.is_pinned = True
+        return self
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_with_a_pin_memory_of_their_own_are_asked_to(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: None)
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": workers, "collate_fn": _Pinnable}
+    for pin in (False, True):
+        batches = list(DataLoader(range(4), pin_memory=pin, **options))  # type: ignore[arg-type]
+        assert [(batch.samples, batch.is_pinned) for batch in batches] == [([0, 1], pin), ([2, 3], pin)]
 
 
 # --- carrying

@@ -136,6 +136,73 @@ def test_set_epoch_chooses_the_next_and_those_after_go_on(shards: Path) -> None:
         loader.set_epoch(-1)
 
 
+def test_seed_is_drawn_from_the_generator_where_there_is_no_other(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+
+    def loader(**options: Any) -> Any:
+        return DataLoader(dataset, batch_size=8, shuffle=True, **options)
+
+    generator = torch.Generator().manual_seed(7)
+    first = loader(generator=generator)
+    drawn = first.state_dict()["seed"]
+    assert drawn == first.seed == torch.empty((), dtype=torch.int64).random_(generator=generator.manual_seed(7)).item()
+    epochs = [_ids(_epoch(first)) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    again = loader(generator=torch.Generator().manual_seed(7))
+    assert [_ids(_epoch(again)) for _ in range(2)] == epochs
+    assert _ids(_epoch(loader(seed=drawn))) == epochs[0]
+    assert _ids(_epoch(loader(generator=torch.Generator().manual_seed(8)))) != epochs[0]
+    assert loader(seed=3, generator=generator).seed == 3
+    assert loader().seed == 0
+    resumed = loader(seed=drawn)
+    resumed.load_state_dict(first.state_dict())
+    assert _same(_epoch(resumed), _epoch(first))
+
+
+def test_order_is_kept_also_where_it_need_not_be(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, in_order=False)
+    assert _ids(_epoch(loader)) == list(range(50))
+    assert loader.in_order is False
+
+
+def test_sampler_that_the_loader_shows_has_its_order(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    for shuffle, kind in ((True, torch.utils.data.RandomSampler), (False, torch.utils.data.SequentialSampler)):
+        loader: Any = DataLoader(dataset, batch_size=8, shuffle=shuffle, seed=4)
+        assert isinstance(loader.sampler, kind)
+        assert loader.batch_sampler.sampler is loader.sampler
+        epochs = [_ids(_epoch(loader)) for _ in range(2)]
+        assert [list(loader.sampler) for _ in range(2)] == epochs
+        copied = pickle.loads(pickle.dumps(loader))
+        copied.sampler.set_epoch(1)
+        assert list(copied.sampler) == epochs[1]
+    explicit = [3, 1, 2]
+    assert DataLoader(dataset, sampler=explicit).sampler is explicit
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epoch_told_to_the_sampler_is_that_of_an_iterator_made_before(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    plain = DataLoader(dataset, batch_size=8, shuffle=True)
+    epochs = [_epoch(plain) for _ in range(4)]
+    loader: Any = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
+    iterator = iter(loader)
+    loader.sampler.set_epoch(2)
+    first = next(iterator)
+    loader.sampler.set_epoch(1)  # too late for this one
+    assert _same([first, *_epoch(iterator)], epochs[2])
+    assert _same(_epoch(loader), epochs[1])
+    state = loader.state_dict()
+    assert state["epoch"] == 2
+    half = iter(loader)
+    next(half)
+    loader.load_state_dict(loader.state_dict())
+    rest = iter(loader)
+    loader.sampler.set_epoch(2)  # where it is already
+    assert _same(_epoch(rest), epochs[2][1:])
+
+
 def test_window_shuffle_sees_every_sample_once(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
     ids = _ids(_epoch(DataLoader(dataset, batch_size=8, shuffle=Window(16))))
@@ -337,8 +404,9 @@ def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> N
 def test_other_datasets_take_torchs_path() -> None:
     loader = DataLoader(torch.arange(10), batch_size=4)
     assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    with pytest.raises(ArgumentError, match="feeder's datasets"):
-        DataLoader(torch.arange(10), rank=0, world_size=2)
+    for options in ({"rank": 0, "world_size": 2}, {"seed": 0}, {"shuffle": Window(4)}, {"fidelity": "exact"}):
+        with pytest.raises(ArgumentError, match="feeder's datasets"):
+            DataLoader(torch.arange(10), **options)  # type: ignore[arg-type]
 
 
 def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:

@@ -1,0 +1,117 @@
+"""Where an iterator over any dataset stands, with workers and without, under the keys of torchdata's states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from feeder.errors import ArgumentError
+
+__all__ = ["Progress", "counts_off", "epoch_is_over", "fitting_states", "with_workers", "without_workers", "worker_key"]
+
+
+@dataclass
+class Progress:
+    """Where an iteration with workers is; outlives the iterator."""
+
+    main: dict[str, Any] = field(default_factory=dict)
+    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    step: int = 0
+    last_worker: int = 0
+    since: int = 0
+    finished: bool = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, under torchdata's keys."""
+        snapshot = {
+            "_snapshot_step": self.step,
+            "_last_yielded_worker_id": self.last_worker,
+            "_main_snapshot": self.main,
+            "_worker_snapshots": dict(self.workers),
+        }
+        return {"_snapshot": snapshot, "_steps_since_snapshot": self.since, "_iterator_finished": self.finished}
+
+
+def epoch_is_over(state: dict[str, Any]) -> dict[str, Any] | None:
+    """The sampler's part of a state that is of an epoch's end, if no dataset or iterator has a state of its own."""
+    if not state["_iterator_finished"]:
+        return None
+    if "_snapshot" not in state:
+        return None if _have_own({"": state}) else state
+    snapshot = state["_snapshot"]
+    main: dict[str, Any] = snapshot["_main_snapshot"]
+    return None if _have_own(snapshot["_worker_snapshots"]) else main
+
+
+def _have_own(states: dict[str, Any]) -> bool:
+    """Whether any worker's dataset or iterator has a state of its own."""
+    return any(s and (s["dataset_state"] is not None or s["fetcher_state"] is not None) for s in states.values())
+
+
+def worker_key(worker: int) -> str:
+    """A worker's key in a state."""
+    return f"worker_{worker}"
+
+
+def fitting_states(snapshot: dict[str, Any], workers: int, is_iterable: bool) -> dict[str, Any]:
+    """The workers' states of a snapshot, if they fit this number of workers; none where they need not.
+
+    Raises:
+        ArgumentError: if they hold something that other workers can't go on with.
+    """
+    states: dict[str, Any] = snapshot.get("_worker_snapshots", {})
+    if len(states) == workers:
+        return states
+    if is_iterable or _have_own(states):
+        raise ArgumentError(
+            f"this state is of {len(states)} workers, each with a state of its own, and this loader has "
+            f"{workers}; resume with num_workers={len(states)}"
+        )
+    return {}
+
+
+def counts_off(snapshot: dict[str, Any]) -> bool:
+    """Whether the workers of an iterable dataset have no state: what was seen has to be made again and dropped."""
+    return all(
+        worker["dataset_state"] is None
+        and (worker["fetcher_state"] is None or worker["fetcher_state"]["dataset_iter_state"] is None)
+        for worker in snapshot["_worker_snapshots"].values()
+        if worker
+    )
+
+
+def with_workers(state: dict[str, Any], workers: int) -> dict[str, Any]:
+    """A state of an iterator without workers as one of workers; for map-style datasets without a state."""
+    if state["fetcher_state"] is not None or state["dataset_state"] is not None:
+        raise ArgumentError(
+            f"this state was taken without workers and holds the dataset's own state; this loader has {workers} "
+            "workers: resume with num_workers=0"
+        )
+    main = {key: state[key] for key in ("_index_sampler_state", "_sampler_iter_state", "_sampler_iter_yielded")}
+    main |= {key: state[key] for key in ("_IterableDataset_len_called", "_shared_seed")}
+    snapshot = {
+        "_snapshot_step": state["_num_yielded"],
+        "_last_yielded_worker_id": workers - 1,
+        "_main_snapshot": main,
+        "_worker_snapshots": {},
+    }
+    return {"_snapshot": snapshot, "_steps_since_snapshot": 0, "_iterator_finished": state["_iterator_finished"]}
+
+
+def without_workers(state: dict[str, Any]) -> dict[str, Any]:
+    """A state of workers as one of an iterator without workers; for map-style datasets without a state."""
+    snapshot = state["_snapshot"]
+    workers = snapshot["_worker_snapshots"]
+    if state["_steps_since_snapshot"] or _have_own(workers):
+        raise ArgumentError(
+            f"this state is of {len(workers)} workers, each with a state of its own; resume with "
+            f"num_workers={len(workers)}"
+        )
+    main = snapshot["_main_snapshot"]
+    return {
+        **main,
+        "_num_yielded": snapshot["_snapshot_step"],
+        "fetcher_state": None,
+        "dataset_state": None,
+        "_iterator_finished": state["_iterator_finished"],
+    }

@@ -1,0 +1,215 @@
+"""The worker processes of one iterator over any dataset, and the trainer's ends of their connections."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import _utils as torch_utils
+
+from feeder.batch import Slots
+from feeder.ends import pair
+from feeder.generic_meters import Spent
+from feeder.generic_worker import HEAD_BYTES, Job, Task, decode_head, encode_task, worker_main
+
+__all__ = ["Message", "Process", "Processes"]
+
+_POLL_MS = 1000
+_JOIN_S = 5.0
+
+
+@dataclass
+class Process:
+    """A worker.
+
+    Attributes:
+        is_active: Whether it may still have batches to give in this epoch.
+        state: Its dataset's state after the last batch that was handed out; None before it has begun.
+        slots: Those that it has mapped.
+        owed: Messages that it has been asked for and has not sent.
+        heard_s: When it last sent something, or was asked for something while it owed nothing; monotonic clock.
+        was_hung: Whether it was killed because it was silent for too long.
+    """
+
+    process: Any
+    connection: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
+    is_active: bool = True
+    state: dict[str, Any] | None = None
+    slots: Slots | None = None
+    owed: int = 1
+    heard_s: float = field(default_factory=time.monotonic)
+    was_hung: bool = False
+
+
+@dataclass
+class Message:
+    """What a worker sent; without data: that it has ended.
+
+    Attributes:
+        batch: Number of the batch; -1 for none.
+        used: Bytes of its slot that it takes.
+        wanted: Bytes that it would take of a slot that is large enough.
+        spent: What the worker took for it.
+    """
+
+    worker: int
+    data: bytes | None = None
+    batch: int = -1
+    used: int = 0
+    wanted: int = 0
+    spent: Spent = Spent()
+
+
+class Processes:
+    """See the module.
+
+    Args:
+        context: Of multiprocessing.
+        hang_timeout_s: A worker that owes something and is silent for longer is killed; None: never.
+    """
+
+    def __init__(self, context: Any, hang_timeout_s: float | None) -> None:
+        self.workers: list[Process] = []
+        self._context, self._hang_timeout_s = context, hang_timeout_s
+        self._is_closed = False
+
+    def start(self, number: int, job: Job) -> None:
+        """Starts worker ``number``: the next one, or one in the place of a worker that has ended."""
+        mine, theirs = pair()
+        with theirs:
+            process = self._context.Process(target=worker_main, args=(theirs, job), daemon=True)
+            try:
+                process.start()
+            except BaseException:
+                mine.close()
+                raise
+        self.workers[number : number + 1] = [Process(process, mine)]
+
+    def tell(self, number: int, task: Task, slots: Slots | None = None) -> None:
+        """Sends a task, and the slots that it needs if the worker doesn't have them yet."""
+        worker = self.workers[number]
+        if not worker.owed:
+            worker.heard_s = time.monotonic()
+        worker.owed += 1
+        descriptors = []
+        if slots is not None and worker.slots is not slots:
+            task.slots = slots.slot_bytes, slots.slots
+            descriptors = [slots.region.descriptor]
+            worker.slots = slots
+        data = encode_task(task)
+        try:
+            sent = socket.send_fds(worker.connection, [data], descriptors) if descriptors else 0
+            worker.connection.sendall(data[sent:])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it is dead, which the next look at it will find
+
+    def look(self, timeout_s: float | None, only: int | None = None) -> Iterator[Message]:
+        """Waits for messages, for a second at most, and gives those that are complete."""
+        poll = select.poll()
+        numbers = {}
+        for number, worker in enumerate(self.workers):
+            if only is None or number == only:
+                poll.register(worker.connection, select.POLLIN)
+                numbers[worker.connection.fileno()] = number
+        wait_ms = _POLL_MS if timeout_s is None else min(_POLL_MS, max(1, int(timeout_s * 1000)))
+        for descriptor, _ in poll.poll(wait_ms):
+            yield from self._read(numbers[descriptor])
+        self._kill_hung()
+
+    def _read(self, number: int) -> Iterator[Message]:
+        worker = self.workers[number]
+        try:
+            data = worker.connection.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        worker.heard_s = time.monotonic()
+        worker.buffer += data
+        while (head := decode_head(worker.buffer)) is not None:
+            if len(worker.buffer) < HEAD_BYTES + head.length:
+                break
+            message = bytes(memoryview(worker.buffer)[HEAD_BYTES : HEAD_BYTES + head.length])
+            del worker.buffer[: HEAD_BYTES + head.length]
+            worker.owed -= 1
+            yield Message(number, message, head.batch, head.used, head.wanted, head.spent)
+        if not data:
+            yield Message(number)
+
+    def _kill_hung(self) -> None:
+        if self._hang_timeout_s is None:
+            return
+        now = time.monotonic()
+        for worker in self.workers:
+            if worker.owed and not worker.was_hung and now - worker.heard_s > self._hang_timeout_s:
+                _kill_as_hung(worker)
+
+    @contextlib.contextmanager
+    def fetching_from(self, number: int) -> Iterator[None]:
+        """While tensors outside of slots are fetched from a worker, which may hang just then."""
+        if self._hang_timeout_s is None:
+            yield
+            return
+        timer = threading.Timer(self._hang_timeout_s, _kill_as_hung, [self.workers[number]])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def is_dying(self, number: int) -> bool:
+        """Whether a worker that seems dead is, or soon will be."""
+        process = self.workers[number].process
+        process.join(_POLL_MS / 1000)
+        return not process.is_alive()
+
+    def end(self, number: int) -> str:
+        """Makes sure that a worker whose connection is closed has ended; returns the cause."""
+        worker = self.workers[number]
+        process = worker.process
+        process.join(_JOIN_S)
+        if process.exitcode is None:  # it has closed its connection and does not end
+            process.kill()
+            process.join(_JOIN_S)
+        worker.connection.close()
+        if worker.was_hung:
+            return f"DataLoader worker (pid {process.pid}) was silent for more than {self._hang_timeout_s:g} s"
+        return _cause(process.pid, process.exitcode)
+
+    def close(self) -> None:
+        """Ends the workers, in bounded time."""
+        if self._is_closed or torch_utils is None or torch_utils.python_exit_status in (True, None):
+            return
+        self._is_closed = True
+        for worker in self.workers:
+            worker.connection.close()
+        for worker in self.workers:
+            worker.process.join(timeout=torch_utils.MP_STATUS_CHECK_INTERVAL)
+        for worker in self.workers:
+            if worker.process.is_alive():
+                worker.process.terminate()
+                worker.process.join(timeout=torch_utils.MP_STATUS_CHECK_INTERVAL)
+                if worker.process.is_alive():
+                    worker.process.kill()
+
+
+def _kill_as_hung(worker: Process) -> None:
+    worker.was_hung = True
+    worker.process.kill()
+
+
+def _cause(pid: int, code: int | None) -> str:
+    """torch's words for a worker's end."""
+    if code is not None and code < 0:
+        name = signal.strsignal(-code) or f"signal {-code}"
+        return f"DataLoader worker (pid {pid}) is killed by signal: {name}."
+    return f"DataLoader worker (pid(s) {pid}) exited unexpectedly with exit code {code}"
