@@ -14,7 +14,9 @@ from torch.utils.data import Dataset
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
 from feeder.index import INDEX_NAME
-from feeder.read import FolderReader, Reader, ShardReader, check_fields
+from feeder.read import Reader, check_fields
+from feeder.read_folder import FolderReader
+from feeder.read_shards import ShardReader
 from feeder.tensors import as_tensor
 from feeder.work import Work
 

@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from feeder.index import INDEX_NAME, IndexBuilder, ShardEntry, merge_indexes
-from feeder.read import Encoded, ShardReader
+from feeder.read import Encoded
+from feeder.read_shards import ShardReader
 
 
 def encode(i: int, size: tuple[int, int] = (24, 32), *, extension: str = "png", orientation: int = 1) -> bytes:

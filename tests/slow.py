@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.read import Encoded, ShardReader
+from feeder.read import Encoded
+from feeder.read_shards import ShardReader
 
 __all__ = ["SlowItems", "SlowReader", "Slowly", "collate_slowly"]
 

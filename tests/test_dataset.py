@@ -15,7 +15,7 @@ import torch
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.index import _DTYPES, INDEX_NAME, Index, _write
-from feeder.read import ShardReader
+from feeder.read_shards import ShardReader
 from feeder.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.loader_data import encode, write_shards
@@ -181,12 +181,36 @@ def test_threads_share_a_dataset(tmp_path: Path) -> None:
     assert open_shards(tmp_path) == 0
 
 
+def test_many_threads_stay_below_the_limit_of_descriptors(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, 40, per_shard=1)
+    script = f"""
+import os, resource, threading
+import numpy as np
+from feeder.read_shards import ShardReader
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+reader = ShardReader({str(shards / "index.bin")!r})
+meeting = threading.Barrier(16)
+labels = [0] * 16
+def read(k):
+    meeting.wait()
+    for i in range(40):
+        labels[k] += reader.read(np.array([(i + k) % 40])).labels[0]
+    meeting.wait()  # all threads have their files open
+threads = [threading.Thread(target=read, args=(k,)) for k in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(labels == [sum(i % 7 for i in range(40))] * 16)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.stdout, result.stderr) == ("True\n", "")
+
+
 def test_a_forked_child_opens_the_shards_itself(tmp_path: Path) -> None:
     write_shards(tmp_path, 40)
     script = f"""
 import os
 import numpy as np
-from feeder.read import ShardReader
+from feeder.read_shards import ShardReader
 reader = ShardReader({str(tmp_path / INDEX_NAME)!r})
 ids = np.arange(40)
 parent = [bytes(buffer) for buffer in reader.read(ids).buffers]
@@ -326,7 +350,7 @@ def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path)
     _write(large, source.shards, source.fields, {name: [column] for name, column in columns.items()}, counts)
     script = f"""
 import numpy as np
-from feeder.read import ShardReader
+from feeder.read_shards import ShardReader
 def anonymous_kib():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from feeder.errors import DecodeError, FormatError
 from feeder.index import Index, IndexBuilder, ShardEntry, merge_indexes
-from feeder.read import ShardReader
+from feeder.read_shards import ShardReader
 
 
 def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "cls")) -> str:

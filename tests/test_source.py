@@ -17,13 +17,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from feeder.dataset import FolderDataset
 from feeder.errors import ShardError, SourceError
 from feeder.index import Index
 from feeder.inspect import verify
 from feeder.manifest import Manifest
 from feeder.shard import Progress, ShardOptions, shard
 from feeder.source import ManifestColumns
-from feeder.source.folder import class_names
+from feeder.source.folder import class_names, open_folder
 from tests.images import encode, make_tree, pixels
 from tests.test_shard import kept, samples_of
 
@@ -86,6 +87,22 @@ def test_class_indices_follow_torchvisions_rule(tmp_path: Path) -> None:
         ("é/x.jpg", 6),
     }
     assert notes == ["class folder 'empty' holds no file; it keeps its label 5"]
+
+
+def test_folders_named_as_splits_are_pointed_out(tmp_path: Path) -> None:
+    for path in ("src/train/cat", "src/val/cat", "trains/train", "trains/plane"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "x.jpg").write_bytes(JPEG)
+    source = open_folder(str(tmp_path / "src"))
+    assert source.notes == [
+        f"{tmp_path}/src: its folders train, val are taken as classes; if they are parts of one dataset, name each by "
+        f"itself, {tmp_path}/src/train for example"
+    ]
+    with pytest.warns(UserWarning, match="train, val are taken as classes"):
+        assert FolderDataset(tmp_path / "src").classes == ["train", "val"]
+    assert open_folder(str(tmp_path / "src/train")).notes == []
+    assert open_folder(str(tmp_path / "trains")).notes == []
+    assert FolderDataset(tmp_path / "trains").classes == ["plane", "train"]
 
 
 def test_nested_folders_belong_to_their_class(tmp_path: Path) -> None:

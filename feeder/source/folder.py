@@ -8,6 +8,7 @@ import stat
 
 from feeder.errors import SourceError
 from feeder.source.base import Source, looks_like_image
+from feeder.splits import splits_advice
 
 __all__ = ["class_names", "open_folder"]
 
@@ -34,6 +35,8 @@ def open_folder(root: str) -> Source:
             if len(tree.table) == before:
                 tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
         if len(tree.table):
+            if advice := splits_advice(root, classes):
+                tree.notes.append(advice)
             _list_files(tree, "", -1, "stands outside the class folders")
             return tree
         flat = Source("flat folder", root)

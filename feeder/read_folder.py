@@ -1,0 +1,191 @@
+"""The encoded bytes of samples in files of their own, one folder a class."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import DecodeError, SourceError
+from feeder.imageinfo import image_info
+from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek
+from feeder.splits import splits_advice
+
+__all__ = ["FolderReader"]
+
+
+class FolderReader:
+    """Images in files of their own. The list of files is two flat arrays, whatever its length.
+
+    Args:
+        root: The folder.
+        path_data: uint8, the files' paths relative to the root, in the file system's bytes, one after another.
+        path_start: uint64 [N + 1], where each path starts.
+        labels: int64 [N].
+        exif: Whether to apply EXIF orientation.
+        classes: Class names by label.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        path_data: npt.NDArray[np.uint8],
+        path_start: npt.NDArray[np.uint64],
+        labels: npt.NDArray[np.int64],
+        *,
+        exif: bool = True,
+        classes: list[str] | None = None,
+    ) -> None:
+        self.root = root
+        self.exif = exif
+        self.classes = classes
+        self._path_data, self._path_start, self._labels = path_data, path_start, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def path(self, i: int) -> str:
+        """Path relative to the root; undecodable bytes as surrogates."""
+        start, end = self._path_start[i : i + 2].tolist()
+        return os.fsdecode(self._path_data[start:end].tobytes())
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
+        """See :meth:`Reader.read`. Size and orientation come from each file's header."""
+        count = len(ids)
+        orientations = np.ones(count, np.uint8)
+        sizes = np.ones((count, 2), np.int32)
+        errors: list[DecodeError | None] = [None] * count
+        buffers = [memoryview(b"")] * count
+        for row, i in enumerate(ids.tolist()):
+            try:
+                with open(os.path.join(self.root, self.path(i)), "rb") as file:
+                    data = file.read()
+                info = image_info(data)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
+                errors[row] = self.at(DecodeError(f"can't be read: {error.strerror}"), i)
+                continue
+            except ValueError as error:
+                errors[row] = self.at(DecodeError(str(error)), i)
+                continue
+            buffers[row] = memoryview(data)
+            sizes[row] = info.height_px, info.width_px
+            if self.exif:
+                orientations[row] = info.orientation
+                if info.orientation in SWAPPING_ORIENTATIONS:
+                    sizes[row] = sizes[row, ::-1]
+        return Encoded(buffers, self._labels[ids], orientations, sizes, errors)
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        encoded = self.read(ids)
+        lengths = np.array([len(buffer) for buffer in encoded.buffers], np.int64)
+        is_jpeg = np.array([bytes(buffer[:2]) == b"\xff\xd8" for buffer in encoded.buffers], np.bool_)
+        return Peek(lengths, encoded.sizes.astype(np.int64), is_jpeg)
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`; here "key" is the path relative to the folder."""
+        if name == "key":
+            return self.path(i)
+        if name == "path":
+            return os.path.join(self.root, self.path(i))
+        return i
+
+    def at(self, error: DecodeError, i: int) -> DecodeError:
+        """See :meth:`Reader.at`."""
+        return error.at(key=self.path(i))
+
+    def fingerprint(self) -> str:
+        """A hash of the relative paths and labels."""
+        digest = hashlib.blake2b(digest_size=16)
+        for column in (self._path_start, self._path_data, self._labels):
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """See :meth:`Reader.labels`."""
+        return self._labels
+
+    def shard_sizes(self) -> tuple[int, ...]:
+        """See :meth:`Reader.shard_sizes`."""
+        return ()
+
+    @classmethod
+    def scan(cls, root: str, extensions: frozenset[str], *, exif: bool = True) -> FolderReader:
+        """Lists a folder of class folders by torchvision's ImageFolder rule.
+
+        The classes are the root's subfolders, sorted by name; samples are sorted by class, folder and file name; links
+        to folders are followed, but not in circles.
+
+        Raises:
+            SourceError: if there is no class folder, or one without an image.
+        """
+        try:
+            with os.scandir(root) as entries:
+                classes = sorted(entry.name for entry in entries if entry.is_dir())
+        except OSError as error:
+            raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
+        if not classes:
+            raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
+        data = bytearray()
+        starts: list[int] = [0]
+        labels: list[int] = []
+        for label, name in enumerate(classes):
+            before = len(labels)
+            for folder, files in sorted(_walk(root, name)):
+                for file in sorted(files):
+                    if os.path.splitext(file)[1][1:].lower() in extensions:
+                        data += os.fsencode(os.path.relpath(os.path.join(folder, file), root))
+                        starts.append(len(data))
+                        labels.append(label)
+            if len(labels) == before:
+                raise SourceError(
+                    f"{os.path.join(root, name)}: found no image in this class folder; expected one of the extensions "
+                    f"{', '.join(sorted(extensions))}: remove the folder, or add images"
+                )
+        if advice := splits_advice(root, classes):
+            warnings.warn(advice, UserWarning, stacklevel=3)
+        arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
+        return cls(root, *arrays, exif=exif, classes=classes)
+
+
+def _walk(root: str, name: str) -> Iterator[tuple[str, list[str]]]:
+    """A class folder and those below it, however deep, with their files' names; what can't be listed is left out.
+
+    Python's own walk calls itself for each level until 3.12, and follows links in circles.
+    """
+    ancestors = [_identity(root)]
+    pending = [(os.path.join(root, name), 1)]
+    while pending:
+        folder, depth = pending.pop()
+        del ancestors[depth:]
+        try:
+            identity = _identity(folder)
+            if identity in ancestors:
+                continue
+            with os.scandir(folder) as entries:
+                kinds = {entry.name: _is_folder(entry) for entry in entries}
+        except OSError:
+            continue
+        ancestors.append(identity)
+        pending += [(os.path.join(folder, name), depth + 1) for name, is_folder in kinds.items() if is_folder]
+        yield folder, [name for name, is_folder in kinds.items() if not is_folder]
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link to itself
+        return False

@@ -1,0 +1,241 @@
+"""The encoded bytes of samples in shards, by pread.
+
+Note [Shards are untrusted]
+    Shards are read by pread, never mapped: touching a mapping past the end of a truncated file kills the process.
+    Offsets and lengths come from the index and are checked against the file before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import DecodeError, FormatError
+from feeder.index import Index
+from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek
+
+__all__ = ["ShardReader"]
+
+# Of a thread. All threads together take a quarter of the descriptors that the process may have, if that is less.
+_OPEN_SHARDS = 64
+_FEWEST_SHARDS = 2
+_SHARE = 4
+_JPEG = ("jpeg", "jpg")
+
+
+class _Files:
+    """Open shards, at most a few dozen, and the memory for what is read from them: of one thread in one process."""
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.arena = bytearray()
+        self.pid = os.getpid()
+        _all_files.add(self)
+
+    @property
+    def most(self) -> int:
+        """How many shards may be open here."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY:
+            return _OPEN_SHARDS
+        return max(_FEWEST_SHARDS, min(_OPEN_SHARDS, limit // _SHARE // len(_all_files)))
+
+    def __del__(self) -> None:
+        if self.entries and self.pid == os.getpid():  # after a fork the descriptors are the parent's to close
+            for descriptor, _ in self.entries.values():
+                os.close(descriptor)
+
+
+_all_files: weakref.WeakSet[_Files] = weakref.WeakSet()
+
+
+class ShardReader:
+    """Samples of a shard set. Several threads may use one reader: each has its own open files and memory.
+
+    Args:
+        index: Path of the index file.
+        exif: Whether to apply EXIF orientation.
+        classes: Class names by label, if known.
+    """
+
+    def __init__(self, index: str, *, exif: bool = True, classes: list[str] | None = None) -> None:
+        self.index = Index(index)
+        self.exif = exif
+        self.classes = classes
+        self._local = threading.local()  # its parts go, and close their descriptors, with their thread or the reader
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shard_reader, (self.index.path, self.exif, self.classes)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
+        """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
+        index, count = self.index, len(ids)
+        shards, offsets = index.shard[ids], index.offset[ids]
+        lengths = index.length[ids]
+        orientations = np.array(index.orientation[ids]) if self.exif else np.ones(count, np.uint8)
+        turned_wrongly = (orientations < 1) | (orientations > 8)
+        errors: list[DecodeError | None] = [None] * count
+        for i in np.flatnonzero(turned_wrongly).tolist():
+            errors[i] = self.at(
+                DecodeError(
+                    f"{index.path} gives it orientation {orientations[i]}, expected 1 to 8; the index is damaged: "
+                    "rebuild it with `feeder index`, or shard the dataset again"
+                ),
+                int(ids[i]),
+            )
+        orientations[turned_wrongly] = 1
+        sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
+        swapped = np.isin(orientations, SWAPPING_ORIENTATIONS)
+        sizes[swapped] = sizes[swapped, ::-1]
+        shard_sizes = np.array([self._open(int(s))[1] for s in shards.tolist()], np.uint64)
+        # uint64 sums could wrap around on a hostile index: compare without adding.
+        inside = (lengths <= shard_sizes) & (offsets <= shard_sizes - np.minimum(lengths, shard_sizes))
+        starts = np.cumsum(np.where(inside, lengths, 0)).tolist()
+        files = self._own_files()
+        if count and starts[-1] > len(files.arena):
+            files.arena = bytearray(max(starts[-1], 2 * len(files.arena)))
+        view = memoryview(files.arena)
+        buffers = [view[:0]] * count
+        for i in np.lexsort((offsets, shards)).tolist():
+            shard, offset, length = int(shards[i]), int(offsets[i]), int(lengths[i])
+            if errors[i] is not None:
+                continue
+            if not inside[i]:
+                errors[i] = self.at(
+                    DecodeError(
+                        f"expected {length} bytes at byte {offset}, but the shard has {int(shard_sizes[i])} bytes: it "
+                        "was cut off, or the index is of another shard; run `feeder inspect --verify`"
+                    ),
+                    int(ids[i]),
+                )
+                continue
+            buffers[i] = view[starts[i] - length : starts[i]]
+            try:
+                self._pread(shard, offset, buffers[i])
+            except DecodeError as error:
+                errors[i] = self.at(error, int(ids[i]))
+                buffers[i] = view[:0]
+        return Encoded(buffers, index.label[ids], orientations, sizes, errors)
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        index = self.index
+        jpeg = [number for number, name in enumerate(index.fields) if name.rpartition(".")[2].lower() in _JPEG]
+        sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int64)
+        return Peek(index.length[ids].astype(np.int64), sizes, np.isin(index.field[ids], jpeg))
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`."""
+        if name == "key":
+            return self.index.key(i)
+        if name == "path":
+            return self.index.source_path(i)
+        if name == "index":
+            return i
+        for member, offset, length in self.index.members(i):
+            if member == name:
+                data = self._member(i, offset, length)
+                return self._parsed(i, data) if name == "json" else data
+        if self.index.image_field(i) == name:
+            return self._member(i, int(self.index.offset[i]), int(self.index.length[i]))
+        return None
+
+    def at(self, error: DecodeError, i: int) -> DecodeError:
+        """See :meth:`Reader.at`."""
+        shard = self.index.shard_name(int(self.index.shard[i]))
+        return error.at(key=self.index.key(i), shard=shard, offset_bytes=int(self.index.offset[i]))
+
+    def fingerprint(self) -> str:
+        """A hash of the index: shards, places, lengths and labels."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(json.dumps([*self.index.shards]).encode())
+        for name in ("shard", "offset", "length", "label"):
+            column = np.ascontiguousarray(self.index.column(name))
+            digest.update(column.data)
+        return digest.hexdigest()
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """See :meth:`Reader.labels`."""
+        return self.index.label
+
+    def shard_sizes(self) -> tuple[int, ...]:
+        """See :meth:`Reader.shard_sizes`."""
+        counts = self.index.shard_counts()
+        return tuple(counts[counts > 0].tolist())
+
+    def _member(self, i: int, offset: int, length: int) -> bytes:
+        shard = int(self.index.shard[i])
+        size = self._open(shard)[1]
+        if length > size or offset > size - length:
+            raise self.at(DecodeError(f"expected {length} bytes at byte {offset}, the shard has {size} bytes"), i)
+        data = bytearray(length)
+        try:
+            self._pread(shard, offset, memoryview(data))
+        except DecodeError as error:
+            raise self.at(error, i) from None
+        return bytes(data)
+
+    def _parsed(self, i: int, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
+
+    def _pread(self, shard: int, offset: int, view: memoryview) -> None:
+        descriptor = self._open(shard)[0]
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(descriptor, [view[done:]], offset + done)
+            except OSError as error:
+                raise DecodeError(f"read failed at byte {offset + done}: {error.strerror}") from None
+            if count == 0:
+                raise DecodeError(
+                    f"expected {len(view)} bytes at byte {offset}, got {done}: the shard was cut off; "
+                    "run `feeder inspect --verify`"
+                )
+            done += count
+
+    def _open(self, shard: int) -> tuple[int, int]:
+        """Descriptor and size of a shard."""
+        files = self._own_files()
+        entries = files.entries
+        entry = entries.get(shard)
+        if entry is not None:
+            entries.move_to_end(shard)
+            return entry
+        path = self.index.shard_path(shard)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise FormatError(
+                f"{path}: the index names this shard, but it can't be opened ({error.strerror}); "
+                "restore it, or run `feeder inspect --verify`"
+            ) from None
+        entry = descriptor, os.fstat(descriptor).st_size
+        entries[shard] = entry
+        while len(entries) > files.most:
+            os.close(entries.popitem(last=False)[1][0])
+        return entry
+
+    def _own_files(self) -> _Files:
+        files: _Files | None = getattr(self._local, "files", None)
+        if files is None or files.pid != os.getpid():
+            files = self._local.files = _Files()
+        return files
+
+
+def _shard_reader(index: str, exif: bool, classes: list[str] | None) -> ShardReader:
+    return ShardReader(index, exif=exif, classes=classes)
