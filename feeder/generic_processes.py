@@ -65,7 +65,7 @@ class Message:
     batch: int = -1
     used: int = 0
     wanted: int = 0
-    spent: Spent = Spent()
+    spent: Spent = field(default_factory=Spent)
 
 
 class Processes:

@@ -6,7 +6,7 @@ import os
 
 from feeder.dataset import FOLDER_EXTENSIONS
 from feeder.index import INDEX_NAME, Index
-from feeder.read import FolderReader
+from feeder.read_folder import FolderReader
 
 __all__ = ["image_fields", "listed", "open_index", "tars"]
 
