@@ -6,10 +6,14 @@ decode     Images/s of 2 workers beside 2 processes that each run a plain decode
            a loader. Equal: samples, recipe, backend, reader, part size.
 outside    Share of a worker's busy time that is neither drawing nor decoding.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path).
+first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
+           the generic path, images by torch's forkserver for the fast path. Every server is stopped before each
+           measurement, so that its start counts.
 soak       Epochs of a small set with workers killed at random moments: memory and descriptors at the start and the end,
            and whether every epoch was exact.
 
-    python bench/loader.py --shards SHARDS [--repeats 7] [--only generic,decode,outside,trainer,soak] [--json OUT]
+    python bench/loader.py --shards SHARDS [--repeats 7] [--only generic,decode,outside,trainer,first,soak] [--json OUT]
+    python -m bench.loader --smoke DIR [--json OUT]    every question once, on DIR/shards, in a few seconds
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ import signal
 import statistics
 import sys
 import time
+from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +40,36 @@ from torch.utils.data import Dataset
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from feeder.dataset import ShardDataset
+from feeder.forkserver import ForkServer
 from feeder.loader import DataLoader
 from feeder.measure import interleave, save, spread
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
 
-# A run goes over the samples so often: the start and the end of an epoch must not decide.
-_PASSES = 12
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is done.
+
+    Args:
+        repeats: Of every measurement.
+        batch_size: Of the batches of ready tensors and of the trainer's.
+        batches: How many of them in a run.
+        passes: How often a run goes over the samples: the start and the end of an epoch must not decide.
+        epochs: Of the soak.
+        methods: Start methods of processes to compare.
+    """
+
+    repeats: int = 7
+    batch_size: int = 256
+    batches: int = 12
+    passes: int = 12
+    epochs: int = 200
+    methods: tuple[str, ...] = ("fork", "forkserver", "spawn")
+
+
+SMOKE = Extent(repeats=1, batch_size=8, batches=2, passes=1, epochs=2, methods=("fork",))
 
 
 class Ready(Dataset[Any]):
@@ -58,11 +86,12 @@ class Ready(Dataset[Any]):
         return self.tensors[i % 32], i
 
 
-def generic(repeats: int) -> dict[str, Any]:
-    dataset = Ready(256 * 12)
+def generic(extent: Extent) -> dict[str, Any]:
+    size = extent.batch_size
+    dataset = Ready(size * extent.batches)
     loaders: dict[str, Any] = {
-        "torch": torch.utils.data.DataLoader(dataset, 256, num_workers=2, persistent_workers=True),
-        "feeder": DataLoader(dataset, 256, num_workers=2, persistent_workers=True),
+        "torch": torch.utils.data.DataLoader(dataset, size, num_workers=2, persistent_workers=True),
+        "feeder": DataLoader(dataset, size, num_workers=2, persistent_workers=True),
     }
     for loader in loaders.values():
         for _ in loader:
@@ -77,7 +106,7 @@ def generic(repeats: int) -> dict[str, Any]:
         cpu[name].append((_loader_cpu_s(loader) - before) / count)
         return count / seconds
 
-    found = interleave({name: lambda name=name: run(name) for name in loaders}, repeats)  # type: ignore[misc]
+    found = interleave({name: lambda name=name: run(name) for name in loaders}, extent.repeats)  # type: ignore[misc]
     return {
         "batches_per_s": {name: spread(values) for name, values in found.items()},
         "cpu_s_per_batch": {name: spread(values) for name, values in cpu.items()},
@@ -95,10 +124,10 @@ def _loader_cpu_s(loader: Any) -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _decode_loop(path: str, half: int, start: Any, done: Any) -> None:
+def _decode_loop(path: str, half: int, passes: int, start: Any, done: Any) -> None:
     dataset = ShardDataset(path, RECIPE)
     work = dataset.work()
-    ids = np.tile(np.arange(half, len(dataset), 2), _PASSES)
+    ids = np.tile(np.arange(half, len(dataset), 2), passes)
     images = np.empty((32, 3, 224, 224), np.uint8)
     labels = np.empty(32, np.int64)
     while start.recv():
@@ -108,13 +137,15 @@ def _decode_loop(path: str, half: int, start: Any, done: Any) -> None:
         done.send(len(ids))
 
 
-def decode(path: str, repeats: int) -> dict[str, Any]:
+def decode(path: str, extent: Extent) -> dict[str, Any]:
     context = multiprocessing.get_context("forkserver")
     ends = []
     for half in range(2):
         start_read, start_write = context.Pipe(False)
         done_read, done_write = context.Pipe(False)
-        context.Process(target=_decode_loop, args=(path, half, start_read, done_write), daemon=True).start()
+        context.Process(
+            target=_decode_loop, args=(path, half, extent.passes, start_read, done_write), daemon=True
+        ).start()
         ends.append((start_write, done_read))
 
     def loops() -> float:
@@ -125,7 +156,7 @@ def decode(path: str, repeats: int) -> dict[str, Any]:
         return count / (time.perf_counter() - started)
 
     dataset = ShardDataset(path, RECIPE)
-    sampler = list(range(len(dataset))) * _PASSES
+    sampler = list(range(len(dataset))) * extent.passes
     loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=2, persistent_workers=True)
 
     def through_loader() -> float:
@@ -135,7 +166,7 @@ def decode(path: str, repeats: int) -> dict[str, Any]:
 
     loops()
     through_loader()
-    found = interleave({"loops": loops, "loader": through_loader}, repeats)
+    found = interleave({"loops": loops, "loader": through_loader}, extent.repeats)
     for start, _ in ends:
         start.send(False)
     ratios = [b / a for a, b in zip(found["loops"], found["loader"], strict=True)]
@@ -160,18 +191,59 @@ def outside(path: str) -> dict[str, Any]:
     }
 
 
-def trainer(path: str, repeats: int) -> dict[str, Any]:
-    sampler = [i % len(ShardDataset(path)) for i in range(256 * 8)]
-    loader = DataLoader(ShardDataset(path, RECIPE), 256, sampler=sampler, num_workers=2, persistent_workers=True)
+def trainer(path: str, extent: Extent) -> dict[str, Any]:
+    samples, size = len(ShardDataset(path)), extent.batch_size
+    sampler = [i % samples for i in range(size * 8)]
+    loader = DataLoader(ShardDataset(path, RECIPE), size, sampler=sampler, num_workers=2, persistent_workers=True)
     for _ in loader:
         pass
     values = []
-    for _ in range(repeats):
+    for _ in range(extent.repeats):
         iterator = iter(loader)
         before = time.process_time()
         count = sum(1 for _ in iterator)
         values.append(1000 * (time.process_time() - before) / count)
-    return {"cpu_ms_per_batch_of_256": spread(values)}
+    return {f"cpu_ms_per_batch_of_{size}": spread(values)}
+
+
+class Small(Dataset[Any]):
+    """Samples that cost nothing."""
+
+    def __len__(self) -> int:
+        return 1024
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.full((16,), float(i))
+
+
+def first(path: str, extent: Extent) -> dict[str, Any]:
+    def seconds(cls: Any, dataset: Any, method: str | None) -> float:
+        # A server that runs already would hide what the first loader of a script has to wait for.
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        ForkServer._close_shared()
+        loader = cls(dataset, batch_size=16, num_workers=2, multiprocessing_context=method)
+        started = time.perf_counter()
+        iterator = iter(loader)
+        next(iterator)
+        taken = time.perf_counter() - started
+        del iterator
+        return taken
+
+    results: dict[str, Any] = {}
+    cases: list[tuple[str, Any, str, str | None]] = [
+        (f"generic, {method}", Small(), method, method) for method in extent.methods
+    ]
+    torchs = "forkserver" if "forkserver" in extent.methods else extent.methods[0]
+    cases.append((f"fast path, {torchs}", ShardDataset(path, RECIPE), torchs, None))
+    for name, dataset, theirs, ours in cases:
+        rivals = {
+            "torch": lambda: seconds(torch.utils.data.DataLoader, dataset, theirs),  # noqa: B023
+            "feeder": lambda: seconds(DataLoader, dataset, ours),  # noqa: B023
+        }
+        found = interleave(rivals, extent.repeats)
+        ratios = [b / a for a, b in zip(found["torch"], found["feeder"], strict=True)]
+        results[name] = {"s": {n: spread(v) for n, v in found.items()}, "ratio": spread(ratios)}
+    return results
 
 
 def soak(path: str, epochs: int) -> dict[str, Any]:
@@ -200,18 +272,24 @@ def soak(path: str, epochs: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--shards", required=True)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--only", default="generic,decode,outside,trainer,soak")
+    parser.add_argument("--shards")
+    parser.add_argument("--repeats", type=int, default=Extent.repeats)
+    parser.add_argument("--epochs", type=int, default=Extent.epochs)
+    parser.add_argument("--only", default="generic,decode,outside,trainer,first,soak")
+    parser.add_argument("--smoke", metavar="DIR", help="everything once, at the smallest size, on DIR/shards")
     parser.add_argument("--json", default="bench/results/loader.json")
     args = parser.parse_args()
+    if (args.shards is None) == (args.smoke is None):
+        parser.error("one of --shards and --smoke is needed")
+    shards = args.shards or str(Path(args.smoke) / "shards")
+    extent = SMOKE if args.smoke else Extent(repeats=args.repeats, epochs=args.epochs)
     runs = {
-        "generic": lambda: generic(args.repeats),
-        "decode": lambda: decode(args.shards, args.repeats),
-        "outside": lambda: outside(args.shards),
-        "trainer": lambda: trainer(args.shards, args.repeats),
-        "soak": lambda: soak(args.shards, args.epochs),
+        "generic": lambda: generic(extent),
+        "decode": lambda: decode(shards, extent),
+        "outside": lambda: outside(shards),
+        "trainer": lambda: trainer(shards, extent),
+        "first": lambda: first(shards, extent),
+        "soak": lambda: soak(shards, extent.epochs),
     }
     results: dict[str, Any] = {}
     for name in args.only.split(","):

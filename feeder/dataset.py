@@ -159,9 +159,7 @@ class FolderDataset(FeederDataset):
         exif_orientation: str = "apply",
     ) -> None:
         root = os.path.abspath(os.fspath(path))
-        super().__init__(
-            FolderReader.scan(root, FOLDER_EXTENSIONS, exif=_applies(exif_orientation)), transform, fields
-        )
+        super().__init__(FolderReader.scan(root, FOLDER_EXTENSIONS, exif=_applies(exif_orientation)), transform, fields)
         for name in self.fields:
             if name not in ("index", "key", "path"):
                 raise ArgumentError(f"field {name!r}: images in a folder have 'key', 'path' and 'index' only")

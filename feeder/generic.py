@@ -346,10 +346,10 @@ class WorkersIterator(_BaseDataLoaderIter):
             if message.data is None:
                 self._died(message.worker)
             else:
+                self.meters.made(message.worker, message.spent)
                 self._take(message, message.data)
 
     def _take(self, message: Message, data: bytes) -> None:
-        self.meters.made(message.worker, message.spent)
         pending = self._pending.get(message.batch)
         memory = None
         if message.used and pending is not None and pending.slots is not None and pending.slot is not None:

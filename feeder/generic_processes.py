@@ -23,7 +23,6 @@ __all__ = ["Message", "Process", "Processes"]
 
 _POLL_MS = 1000
 _JOIN_S = 5.0
-_NO_TIME = Spent()
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Message:
     batch: int = -1
     used: int = 0
     wanted: int = 0
-    spent: Spent = _NO_TIME
+    spent: Spent = field(default_factory=Spent)
 
 
 class Processes:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import inspect
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +25,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from feeder.carry import Slot, pack, slot_collate, unpack
 from feeder.errors import ArgumentError
 from feeder.loader import DataLoader
+from tests.test_workers import _ended
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -283,6 +290,117 @@ def test_two_loaders_with_forked_workers_close_promptly() -> None:
     assert [process.exitcode for process in processes] == [0, 0]
 
 
+_TRAINER = """
+import os, signal, sys
+from feeder.loader import DataLoader
+
+class Slow:
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        if i >= 4:
+            signal.pause()
+        return i
+
+loader = DataLoader(Slow(), batch_size=2, num_workers=2, persistent_workers={persistent})
+iterator = iter(loader)
+next(iterator)
+print(*(worker.pid for worker in iterator._workers), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("persistent", "then"),
+    [
+        (False, "pass"),
+        (True, "raise ValueError"),
+        (True, "os._exit(0)"),
+        (False, "os.kill(os.getpid(), signal.SIGKILL)"),
+        (False, "os.kill(os.getpid(), signal.SIGINT)"),
+    ],
+)
+def test_workers_end_with_the_trainer_in_the_middle_of_a_batch(persistent: bool, then: str) -> None:
+    code = _TRAINER.format(persistent=persistent, then=then)
+    # The pipe's other end is open in the workers too: it closes when the last of them has ended.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    assert _ended(pids)
+
+
+@pytest.mark.parametrize("how", ["exhaust", "break", "error", "del", "close"])
+def test_no_worker_is_left(how: str) -> None:
+    loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, persistent_workers=how == "close")
+    iterator: Any = iter(loader)
+    processes = list(iterator._workers)
+    if how == "exhaust":
+        collections.deque(iterator, maxlen=0)
+    elif how == "break":
+        for _ in iterator:
+            break
+    elif how == "error":
+        with contextlib.suppress(ZeroDivisionError):
+            for _ in iterator:
+                raise ZeroDivisionError
+    if how == "close":
+        loader.close()
+    else:
+        del iterator
+    assert [process.exitcode for process in processes] == [0, 0]
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    assert not {str(process.pid) for process in processes} & set(children)
+
+
+def test_arguments_are_torchs_in_its_order_with_its_defaults() -> None:
+    theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+    ours = inspect.signature(DataLoader.__init__).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for name, parameter in ours.items() if name not in theirs)
+    plain: Any = torch.utils.data.DataLoader(range(8), 2)  # type: ignore[arg-type]
+    loader: Any = DataLoader(range(8), 2)  # type: ignore[arg-type]
+    for name in set(vars(plain)) - {"sampler", "batch_sampler", "dataset"}:
+        assert getattr(loader, name) == getattr(plain, name), name
+
+
+def test_batches_may_come_as_they_are_ready(tmp_path: Path) -> None:
+    class FirstLast(Dataset[int]):
+        """Worker 0 waits until another batch is there."""
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, i: int) -> int:
+            mark = tmp_path / "mark"
+            if i == 3:
+                mark.touch()
+            while i == 0 and not mark.exists():
+                time.sleep(0.01)
+            return i
+
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": 2, "prefetch_factor": 2}
+    found = [batch.item() for batch in DataLoader(FirstLast(), in_order=False, **options)]
+    assert sorted(found) == list(range(6))
+    assert found[0] == 1
+    assert [batch.item() for batch in DataLoader(FirstLast(), **options)] == list(range(6))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_datasets_may_give_several_samples_at_once(workers: int) -> None:
+    class AtOnce(Dataset[int]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [100 * len(indices) + i for i in indices]
+
+    batches = [batch.tolist() for batch in DataLoader(AtOnce(), batch_size=4, num_workers=workers)]
+    assert batches == [[400, 401, 402, 403], [404, 405, 406, 407], [208, 209]]
+
+
 class _Pinnable:
     def __init__(self, samples: list[int]) -> None:
         self.samples, self.is_pinned = samples, False
@@ -292,6 +410,7 @@ class _Pinnable:
         return self
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="older ones ask torch.cuda, which can't be said to be there")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_with_a_pin_memory_of_their_own_are_asked_to(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
