@@ -36,7 +36,7 @@ COPY feeder feeder
 # command for one that hasn't.
 ARG PILLOW_SIMD_CC="cc -mavx2"
 # hadolint ignore=DL3013
-RUN pip install ".[dali-cuda13,parquet]" \
+RUN pip install ".[dali-cuda13,gpu,parquet]" \
     && CC="${PILLOW_SIMD_CC}" pip install --no-deps --force-reinstall --no-binary pillow-simd pillow-simd \
     && feeder --version -v
 

@@ -16,7 +16,7 @@ wheels="${2:+$(cd "$2" && pwd)}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf 'gpu.sh: %s\n' "$*" | tee -a "$out/status.txt"; }
-rm -f "$out"/gpu-*.json "$out"/gpu-*.log "$out"/tests.xml "$out/status.txt" "$out/summary.txt"
+rm -f "$out"/gpu-*.json "$out"/parity-*.json "$out"/*.log "$out"/tests.xml "$out/status.txt" "$out/summary.txt"
 
 python="${PYTHON:-}"
 if [ -n "$wheels" ]; then
@@ -73,7 +73,8 @@ if "$python" -c 'import pytest' 2>/dev/null; then
     select=(-m gpu)
     [ $gpu = yes ] && select=()
     step gpu-tests 1800 "$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" \
-        --junitxml="$out/tests.xml" "${select[@]}" tests/gpu tests/test_decode_dali.py
+        --junitxml="$out/tests.xml" "${select[@]}" tests/gpu tests/test_decode_dali.py tests/test_device.py \
+        tests/test_loader_dali.py
 else
     say "pytest is not installed: the tests are skipped"
 fi
@@ -84,6 +85,16 @@ if [ $gpu = yes ]; then
     [ -n "${IMAGES:-}" ] || [ -d "$images" ] || step make-images 1800 "$python" bench/make_images.py "$images" --count 2000
     step shard-seekable 1800 "$python" -m feeder shard "$images" --out "$seekable" -q
     step shard-keep 1800 "$python" -m feeder shard "$images" --out "$keep" --encode keep --dali-index -q
+fi
+# Pixels on the GPU beside Pillow's; the report is the JSON that it prints.
+parity() {
+    "$python" -m feeder parity "$seekable" --backend dali --device cuda --fidelity "$1" --json >"$out/parity-$1.json"
+}
+if [ $gpu = yes ]; then
+    for fidelity in fast exact; do
+        say "parity, $fidelity"
+        parity $fidelity 2>"$out/parity-$fidelity.log" || { failed=1; say "parity, $fidelity: NOT PASSED"; }
+    done
 fi
 seconds="${SECONDS_PER_RUN:-10}" repeats="${REPEATS:-3}"
 step gpu-kernels 900 "$python" -m bench.gpu.kernels --json "$out/gpu-kernels.json"

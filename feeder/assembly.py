@@ -62,6 +62,12 @@ class Finished:
     parts: list[tuple[int, int]]
     left_over: dict[int, Buffer] = field(default_factory=dict)
 
+    def let_go(self) -> None:
+        """Keeps what is small in ordinary memory, and the slot no longer: its images are gone from here."""
+        arrays = self.arrays
+        nothing = np.empty((len(arrays.ids), 0), np.uint8)
+        self.arrays = SlotView(arrays.positions.copy(), arrays.ids.copy(), arrays.labels.copy(), nothing)
+
     def made_ids(self) -> npt.NDArray[np.int64]:
         """int64 [N], ids of the samples that are really in it: those asked for, or their substitutes."""
         if not self.substitutions:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from feeder.assembly import Finished
-from feeder.batch import SlotView
 from feeder.completion import mixing_partner
 from feeder.decode.staged import Staged
 from feeder.errors import DecodeError
@@ -142,7 +141,7 @@ class DecodeFeed:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _decode(self, finished: Finished, staged: Staged) -> Decoded | BaseException:
-        arrays, work = finished.arrays, self._work
+        work = self._work
         made = finished.made_ids()
         rest = work.recipe.draw_rest(work.seed, finished.epoch, made)
         mixing = self._mixing(finished)
@@ -152,9 +151,10 @@ class DecodeFeed:
         if any(errors) and fused:  # others were mixed with what is to be replaced
             images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last)
             fused = False
-        nothing = np.empty((len(made), 0), np.uint8)
-        kept = SlotView(arrays.positions.copy(), arrays.ids.copy(), arrays.labels.copy(), nothing)
-        batch = Decoded(kept, finished.fields, finished.substitutions, finished.epoch, finished.parts, images=images)
+        finished.let_go()
+        batch = Decoded(
+            finished.arrays, finished.fields, finished.substitutions, finished.epoch, finished.parts, images=images
+        )
         for row, error in enumerate(errors):
             if error is not None:
                 named = work.reader.at(error, int(made[row]))

@@ -30,6 +30,7 @@ class EngineOptions:
         persistent: Whether workers outlive the iterator.
         memory_limit_bytes: Of the ring; None: what is available.
         pool: How to run workers.
+        held: Batches that are held at a time outside of the engine, by the caller and on the way to its device.
         guard: Asked before slots are used again; with one they are page-locked.
     """
 
@@ -37,6 +38,7 @@ class EngineOptions:
     persistent: bool
     memory_limit_bytes: int | None
     pool: PoolOptions
+    held: int = HELD_BATCHES
     guard: CudaGuard | None = None
 
 
@@ -103,7 +105,9 @@ class Engine:
         if self._ring is None or rows > self._ring.layout.batch_size:
             self.close()
             layout = Layout(rows, self._work.sample_shape, self._work.sample_dtype.name)
-            slots, self.ahead = plan_slots(layout, self._options.ahead, HELD_BATCHES, self._options.memory_limit_bytes)
+            slots, self.ahead = plan_slots(
+                layout, self._options.ahead, self._options.held, self._options.memory_limit_bytes
+            )
             self._ring = Ring(layout, slots, self._options.guard)
             if self._options.guard is not None:
                 page_lock(self._ring)

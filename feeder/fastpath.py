@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from feeder.assembly import Assembly, Finished, Request, assemble_here, part_rows
+from feeder.assembly import HELD_BATCHES, Assembly, Finished, Request, assemble_here, part_rows
 from feeder.completion import Completion
 from feeder.decode.base import Decoder, TrainerDecoder
 from feeder.decode.fused import split_for_device
@@ -89,6 +89,7 @@ class FastPath:
             self._stage_for(decoder)
         elif loader.target_device is not None:
             self.work.split = split_for_device(dataset.recipe)
+        self.is_on_device = loader.target_device is not None
         self.completion = Completion(self.work, loader.target_device, loader.channels_last, loader.mix)
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
@@ -213,7 +214,10 @@ class FastPath:
         assert loader.hang_timeout_s is not None
         pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, loader.worker_init_fn)
         ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
-        options = EngineOptions(ahead, loader.persistent_workers, loader.memory_limit_bytes, pool, slot_guard(loader))
+        on_the_way = loader.prefetch_to_device if loader.target_device is not None and self.decoder is None else 0
+        held = HELD_BATCHES + on_the_way
+        limit, guard = loader.memory_limit_bytes, slot_guard(loader)
+        options = EngineOptions(ahead, loader.persistent_workers, limit, pool, held, guard)
         engine = Engine(self.work, options)
         if self._engine is None:
             self._engine = engine
@@ -383,7 +387,12 @@ class FastIterator:
             waited_ns = self._assembly.take_waited_ns()
             self._path.counts["waited_ns"] += waited_ns
             self._path.meter.add("wait_batch", waited_ns)
-        return finished, None if isinstance(finished, BaseException) else self._batch(finished)
+        if isinstance(finished, BaseException):
+            return finished, None
+        batch = self._batch(finished)
+        if self._path.is_on_device and not isinstance(finished, Decoded):
+            finished.let_go()  # the tensors alone say how long the slot is needed
+        return finished, batch
 
     def _next_here(self) -> tuple[Finished | BaseException, Any]:
         finished, batch = self._next_finished()
@@ -451,4 +460,5 @@ class FastIterator:
             for name, values in zip(self._path.dataset.fields, finished.fields, strict=True)
         ]
         images = finished.images if isinstance(finished, Decoded) else self._path.completion.stored(finished)
-        return (images, torch.from_numpy(finished.arrays.labels), *fields)
+        labels = finished.arrays.labels
+        return (images, torch.from_numpy(labels.copy() if self._path.is_on_device else labels), *fields)

@@ -28,7 +28,7 @@ from feeder.errors import WorkerError
 
 __all__ = ["ForkServer", "serve"]
 
-_PRELOAD = ("feeder.work", "feeder.board", "feeder.workers", "feeder.decode.pillow")
+_PRELOAD = ("feeder.work", "feeder.board", "feeder.worker", "feeder.decode.pillow")
 _PRELOAD_IF_BUILT = ("feeder.decode.cpu",)
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000
@@ -250,7 +250,7 @@ def _become_worker(control: socket.socket, channel: int, descriptors: Sequence[i
         control.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        work: Callable[[socket.socket], None] = importlib.import_module("feeder.workers").work_loop
+        work: Callable[[socket.socket], None] = importlib.import_module("feeder.worker").work_loop
         work(socket.socket(fileno=channel))
         code = 0
     except BaseException:

@@ -58,6 +58,7 @@ class ParityReport:
     Attributes:
         backend: The backend's name.
         fidelity: "fast" or "exact".
+        device: Where it decoded.
         versions: What decoded the reference.
         images: How many images were compared.
         unreadable: How many neither could decode.
@@ -68,6 +69,7 @@ class ParityReport:
 
     backend: str
     fidelity: str
+    device: str
     versions: str
     images: int
     unreadable: int
@@ -90,8 +92,8 @@ class ParityReport:
     def render(self) -> str:
         """The report as a table for people."""
         lines = [
-            f"backend {self.backend!r} ({self.fidelity}) against {self.versions}: {self.images:,} images, "
-            "differences in levels of 0-255",
+            f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: {self.images:,} "
+            "images, differences in levels of 0-255",
             "",
             "  crop / target   images    mean   99.9 %   max      bias R, G, B",
         ]
@@ -120,6 +122,7 @@ def parity(
     *,
     backend: str = "auto",
     fidelity: str = "fast",
+    device: str = "cpu",
     images: int = 250,
     seed: int = 0,
     progress: Progress | None = None,
@@ -131,6 +134,7 @@ def parity(
             ``feeder inspect`` take.
         backend: The backend's name, or "auto".
         fidelity: "fast" or "exact".
+        device: Where a backend that can decodes: "cpu" or a CUDA device.
         images: How many images to compare, chosen at random; all if there are fewer.
         seed: Of the choice of images and of crops.
         progress: Is told of every image.
@@ -144,7 +148,7 @@ def parity(
     if images < 1:
         raise ArgumentError(f"images must be at least 1, got {images}")
     recipes = [Recipe.of(ops) for ops in RECIPES]
-    decoder = get_decoder(backend, recipes[0], fidelity=fidelity)
+    decoder = get_decoder(backend, recipes[0], fidelity=fidelity, device=device)
     reference = get_decoder("pillow")
     progress = progress or Progress()
     comparison = Comparison()
@@ -166,6 +170,7 @@ def parity(
     return ParityReport(
         backend=decoder.name,
         fidelity=fidelity,
+        device=str(getattr(decoder, "device", "cpu")),
         versions=f"Pillow {PIL.__version__}",
         images=compared,
         unreadable=unreadable,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import atexit
 import collections
 import contextlib
@@ -13,42 +12,38 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import sys
-import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.batch import Region, Ring, SlotView
+from feeder.batch import Ring
 from feeder.board import Board, Part
 from feeder.ends import pair
-from feeder.errors import FeederError, WorkerError
-from feeder.forkserver import ForkServer
+from feeder.errors import WorkerError
+from feeder.parcel import pack
 from feeder.work import Report, Work
+from feeder.worker import FAILED_START, HEAD
+from feeder.worker_process import Forked, InContext, Process
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-__all__ = ["Pool", "PoolOptions", "Replacement", "work_loop"]
+__all__ = ["Pool", "PoolOptions", "Replacement"]
 
 _log = logging.getLogger("feeder")
 
 _NOTHING_TO_ADD = Report()
-_HEAD = struct.Struct("<qq")  # part number (or _FAILED_START) and length of what follows
-_FAILED_START = -1
 _SAME_PART_LIMIT = 3
 _FRUITLESS_LIMIT = 10
 _GRACE_S = 1.0
 _CLOSE_S = 5.0
 _START_S = 60.0
-_WATCH_MS = 1000
 _LOOK_S = 1.0
 _RECEIVE_BYTES = 1 << 16  # larger buffers are mapped and unmapped at every call
 
@@ -87,63 +82,9 @@ class Replacement:
     keys: tuple[str, ...]
 
 
-class _Process(Protocol):
-    """A worker process, however it was started."""
-
-    def pid(self) -> int | None: ...
-
-    def ended(self) -> int | None: ...
-
-    def kill(self) -> None: ...
-
-    def forget(self) -> None: ...
-
-
-class _Forked:
-    """A worker of the fork server."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._server = ForkServer.shared()
-        self._number = self._server.start(channel)
-
-    def pid(self) -> int | None:
-        return self._server.pid(self._number)
-
-    def ended(self) -> int | None:
-        return self._server.ended(self._number)
-
-    def kill(self) -> None:
-        self._server.kill(self._number)
-
-    def forget(self) -> None:
-        self._server.forget(self._number)
-
-
-class _InContext:
-    """A worker of a multiprocessing context."""
-
-    def __init__(self, context: Any, channel: socket.socket, job: tuple[Any, ...]) -> None:
-        self._process = context.Process(target=_context_main, args=(channel, job), daemon=True)
-        self._process.start()
-
-    def pid(self) -> int | None:
-        pid: int | None = self._process.pid
-        return pid
-
-    def ended(self) -> int | None:
-        code: int | None = self._process.exitcode
-        return code
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def forget(self) -> None:
-        self._process.join(_GRACE_S)
-
-
 @dataclass
 class _Worker:
-    process: _Process
+    process: Process
     channel: socket.socket
     buffer: bytearray = field(default_factory=bytearray)
     waited_from_ns: int = 0
@@ -171,7 +112,7 @@ class Pool:
         self._pid = os.getpid()
         self._board = Board(2 * parts, options.workers)
         # With a context the work travels as that context's arguments do: it may hold what only a fork can pass on.
-        self._payload = _pack(work) if options.context is None else None
+        self._payload = pack(work) if options.context is None else None
         self._outstanding: dict[int, Part] = {}
         self._failures: collections.Counter[int] = collections.Counter()
         self._fruitless = 0
@@ -318,11 +259,8 @@ class Pool:
         mine, theirs = pair()
         with theirs:
             context = self.options.context
-            process: _Process
-            if context is None:
-                process = _Forked(theirs)
-            else:
-                process = _InContext(context, theirs, (self._work, self.options.init))
+            job = self._work, self.options.init
+            process: Process = Forked(theirs) if context is None else InContext(context, theirs, job)
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
         hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))
@@ -351,13 +289,13 @@ class Pool:
             worker.waited_from_ns = time.monotonic_ns()
             if len(data) < _RECEIVE_BYTES:
                 break
-        while len(worker.buffer) >= _HEAD.size:
-            part, length = _HEAD.unpack_from(worker.buffer)
-            if len(worker.buffer) < _HEAD.size + length:
+        while len(worker.buffer) >= HEAD.size:
+            part, length = HEAD.unpack_from(worker.buffer)
+            if len(worker.buffer) < HEAD.size + length:
                 break
-            message = pickle.loads(worker.buffer[_HEAD.size : _HEAD.size + length]) if length else None
-            del worker.buffer[: _HEAD.size + length]
-            if part == _FAILED_START:
+            message = pickle.loads(worker.buffer[HEAD.size : HEAD.size + length]) if length else None
+            del worker.buffer[: HEAD.size + length]
+            if part == FAILED_START:
                 raise WorkerError(f"worker {number} could not start:\n{message}")
             self._fruitless = 0
             self._failures.pop(part, None)
@@ -456,136 +394,3 @@ def _cause(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return name + (" (the kernel's out-of-memory killer sends this)" if code == -signal.SIGKILL else "")
-
-
-def _pack(value: Any) -> Region:
-    """Pickles a value into shared memory; large arrays stand there once and are mapped by every worker."""
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    pieces = [memoryview(data), *(buffer.raw() for buffer in buffers)]
-    sizes = array.array("q", [len(pieces), *(piece.nbytes for piece in pieces)]).tobytes()
-    region = Region(len(sizes) + sum(piece.nbytes for piece in pieces))
-    region.memory.write(sizes)
-    for piece in pieces:
-        region.memory.write(piece)
-    return region
-
-
-def _unpack(region: Region) -> Any:
-    memory = memoryview(region.memory)
-    count = int.from_bytes(memory[:8], "little")
-    sizes = memory[8 : 8 + 8 * count].cast("q").tolist()
-    at = 8 + 8 * count
-    pieces = []
-    for size in sizes:
-        pieces.append(memory[at : at + size])
-        at += size
-    return pickle.loads(pieces[0], buffers=pieces[1:])
-
-
-def _context_main(channel: socket.socket, job: tuple[Work, Callable[[int], None] | None]) -> None:
-    """A worker's main function under a multiprocessing context."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    work_loop(channel, *job)
-
-
-def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
-    """A worker's whole life: makes parts until the trainer's end of the channel closes.
-
-    Args:
-        channel: A stream socket; its first message says what to do and carries the shared memory.
-        work: What to do; None: it is in the shared memory.
-        init: Called with the worker's number before the first part.
-    """
-    threading.Thread(target=_watch, args=(channel.fileno(), os.getppid()), daemon=True).start()
-    hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 4)
-    if not hello:
-        return
-    layout, sys.path[:], number, slots, capacity, workers, payload_bytes = pickle.loads(hello)
-    try:
-        ring = Region(layout.slot_bytes * slots, descriptors[0])
-        board = Board(capacity, workers, (descriptors[1], descriptors[2]))
-        if work is None:
-            work = _unpack(Region(payload_bytes, descriptors[3], writable=False))
-        assert work is not None
-        if init is not None:
-            init(number)
-        work.prepare()
-    except BaseException:
-        _send(channel, _FAILED_START, traceback.format_exc())
-        return
-    whole = ring.array(np.uint8, (slots, layout.slot_bytes))
-    views = [SlotView.of(layout, whole[k]) for k in range(slots)]
-    poll = select.poll()
-    poll.register(board.event, select.POLLIN)
-    poll.register(channel, select.POLLIN)
-    board.beat(number)
-    work.meter = board.meter(number)
-    idle_from = time.perf_counter_ns()
-    while True:
-        ready = dict(poll.poll())
-        if channel.fileno() in ready:
-            return  # the trainer sends nothing after the first message: this is the end
-        try:
-            os.eventfd_read(board.event)
-        except BlockingIOError:
-            continue
-        part = board.claim(number)
-        if part is not None:
-            work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
-            _do(channel, board, number, part, views[part.slot], work)
-            idle_from = time.perf_counter_ns()
-
-
-def _do(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:
-    started = time.perf_counter_ns()
-    rows = slice(part.first, part.first + part.rows)
-    read_ns = decode_ns = encoded_bytes = 0
-    message: Any
-    try:
-        message = work.run(
-            part.epoch,
-            view.positions[rows],
-            view.ids[rows],
-            view.images[rows],
-            view.labels[rows],
-            lambda: board.beat(number),
-        )
-        read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
-        if not message.has_news:
-            message = None  # the trainer has enough to do
-    except Exception as error:
-        message = _portable(error)
-    board.count(
-        number,
-        read_ns=read_ns,
-        decode_ns=decode_ns,
-        busy_ns=time.perf_counter_ns() - started,
-        encoded_bytes=encoded_bytes,
-    )
-    _send(channel, part.number, message)
-    board.finish(number)
-
-
-def _portable(error: Exception) -> Exception:
-    """The error as the trainer can unpickle it: feeder's own as they are, others as their traceback's text."""
-    if isinstance(error, FeederError):
-        return error
-    return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
-
-
-def _send(channel: socket.socket, part: int, message: Any) -> None:
-    data = pickle.dumps(message, protocol=5) if message is not None else b""
-    try:
-        channel.sendall(_HEAD.pack(part, len(data)) + data)
-    except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)
-
-
-def _watch(descriptor: int, parent: int) -> None:
-    """Ends the process when the trainer is gone, also in the middle of a part."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)
-    while not poll.poll(_WATCH_MS) and os.getppid() == parent:
-        pass
-    os._exit(0)

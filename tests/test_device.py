@@ -148,7 +148,7 @@ def test_last_ops_are_done_on_the_device_from_uint8(shards: Path, ops: list[Any]
         assert images.dtype == expected.dtype
         difference = (images.float() - expected.float()).abs()
         assert difference.max() <= 2.01 * level  # each blend on the edge between two levels may take the other
-        assert difference.mean() <= 0.01 * level
+        assert difference.mean() <= 0.1 * level  # float16 is no finer
         assert str(labels) == str(wanted)
 
 
@@ -159,7 +159,8 @@ def test_mixing_depends_on_the_place_in_the_epoch_and_not_on_a_resume(shards: Pa
     batches = list(loader)
     assert len({labels[2] for _, labels in batches}) == 4
     loader.set_epoch(0)
-    next(iter(loader))
+    iterator = iter(loader)
+    next(iterator)
     resumed = DataLoader(dataset, batch_size=16, shuffle=True, mix=MixUp(), device="cpu")
     resumed.load_state_dict(loader.state_dict())
     for (images, labels), (expected, wanted) in zip(resumed, batches[1:], strict=True):

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import copy
-import inspect
 import os
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from typing import Any
 
-import numpy as np
 import torch
 
 import feeder
 from feeder import transforms as T
-from feeder.errors import BackendError
 from feeder.measure import save
 
 __all__ = [
@@ -28,7 +21,6 @@ __all__ = [
     "Row",
     "arguments",
     "cpu_seconds",
-    "direct_feed",
     "gpu",
     "loader_feed",
     "on_gpu",
@@ -99,7 +91,7 @@ def cpu_seconds() -> float:
         ours |= more
 
 
-def rate(batches: Iterator[torch.Tensor], seconds: float) -> Row:
+def rate(batches: Generator[torch.Tensor, None, None], seconds: float) -> Row:
     """images/s of a feed whose batches end up on the GPU, and the CPU cores that 1,000 images/s take.
 
     The first batches (start-up, pools, autotuning) are not counted.
@@ -112,17 +104,15 @@ def rate(batches: Iterator[torch.Tensor], seconds: float) -> Row:
         images += len(next(batches))
     torch.cuda.synchronize()
     took = time.perf_counter() - began
-    return {"images_per_s": images / took, "cores_per_1000_images_per_s": (cpu_seconds() - cpu) / images * 1000}
+    used = cpu_seconds() - cpu
+    batches.close()
+    return {"images_per_s": images / took, "cores_per_1000_images_per_s": used / images * 1000}
 
 
-def loader_feed(shards: str, backend: str, workers: int, batch_size: int) -> Iterator[torch.Tensor]:
-    """Batches of a feeder.DataLoader on the GPU, float16 and channels_last, without end.
-
-    Raises:
-        BackendError: if this version's loader has no device feed.
-    """
-    if "device" not in inspect.signature(feeder.DataLoader.__init__).parameters:
-        raise BackendError("this version's DataLoader has no device=")
+def loader_feed(
+    shards: str, backend: str, workers: int, batch_size: int, **options: Any
+) -> Generator[torch.Tensor, None, None]:
+    """Batches of a feeder.DataLoader on the GPU, float16 and channels_last, without end."""
     loader = feeder.DataLoader(
         feeder.ShardDataset(shards, transform=recipe()),
         batch_size,
@@ -132,44 +122,15 @@ def loader_feed(shards: str, backend: str, workers: int, batch_size: int) -> Ite
         persistent_workers=True,
         backend=backend,
         device="cuda",
+        channels_last=True,
+        **options,
     )
-    while True:
-        for images, *_ in loader:
-            yield images.to(memory_format=torch.channels_last)
-
-
-def direct_feed(shards: str, workers: int, batch_size: int, device: str = "cuda") -> Iterator[torch.Tensor]:
-    """DALI batches from stager threads, without the loader, without end."""
-    from feeder.decode.dali import DaliDecoder
-
-    dataset = feeder.ShardDataset(shards, transform=recipe())
-    work = dataset.recipe
-    here = threading.local()  # a reader uses its memory again at the next read
-    decoder = DaliDecoder(device=device, threads=workers)
-
-    def stage(epoch: int) -> Any:
-        if not hasattr(here, "reader"):
-            here.reader = copy.copy(dataset.reader)
-        ids = np.random.default_rng(epoch).integers(0, len(dataset), batch_size)
-        encoded = here.reader.read(ids)
-        draws = work.draw(0, epoch, ids, encoded.sizes)
-        staged, errors = decoder.stager.stage(encoded.buffers, encoded.orientations, work, draws)
-        if any(errors):
-            raise RuntimeError(str(next(filter(None, errors))))
-        return staged, draws
-
-    with ThreadPoolExecutor(workers) as pool:
-        queue = deque(pool.submit(stage, epoch) for epoch in range(2 * workers))
-        epoch = len(queue)
-        current = queue.popleft().result()
-        decoder.start(current[0])
+    try:
         while True:
-            queue.append(pool.submit(stage, epoch))
-            epoch += 1
-            images, _ = decoder.finish(current[0], work, current[1], channels_last=True)
-            current = queue.popleft().result()
-            decoder.start(current[0])
-            yield images
+            for images, _ in loader:
+                yield images
+    finally:
+        loader.close()
 
 
 if __name__ == "__main__":

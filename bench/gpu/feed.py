@@ -1,10 +1,10 @@
 """images/s on one GPU: RandomResizedCrop(224), flip and normalize to float16 channels_last, batch 256.
 
-Rows, each with 4, 8 and 16 CPU workers or threads: feeder with DALI on seekable shards and on kept ones (stager threads
-and the decoder, without a DataLoader), feeder's CPU kernels with kernel 1 after the copy, a plain DALI pipeline at the
-best of several settings, torch's DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the
-GPU. Goals at each number of workers: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0;
-at 4 workers 4 times torch's DataLoader.
+Rows, each with 4, 8 and 16 CPU workers or threads: feeder.DataLoader with DALI on seekable shards and on kept ones,
+and with feeder's CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings;
+torch's DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own.
+Goals at each number of workers: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0; at
+4 workers 4 times torch's DataLoader.
 
     python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--seconds 10] [--repeats 3]
 """
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
-import feeder
-from bench.gpu.common import MEAN, STD, arguments, direct_feed, on_gpu, rate, recipe
-from feeder import _gpu
+from bench.gpu.common import MEAN, STD, arguments, loader_feed, on_gpu, rate
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
 from feeder.measure import interleave, spread, table
@@ -29,30 +27,7 @@ BATCH = 256
 WORKERS = (4, 8, 16)
 
 
-def cpu_feed(shards: str, workers: int) -> Iterator[torch.Tensor]:
-    """feeder's CPU kernels to uint8, one copy, kernel 1."""
-    loader = feeder.DataLoader(
-        feeder.ShardDataset(shards, transform=recipe("uint8")),
-        BATCH,
-        shuffle=True,
-        num_workers=workers,
-        drop_last=True,
-        persistent_workers=True,
-        pin_memory=True,
-        backend="cpu",
-    )
-    affine = recipe().affine
-    assert affine is not None
-    scale, bias = (torch.from_numpy(part).cuda() for part in affine)
-    while True:
-        for images, *_ in loader:
-            moved = images.to("cuda", non_blocking=True)
-            yield _gpu.normalize(
-                moved, (224, 224), scale=scale, bias=bias, dtype=torch.float16, layout="nchw", channels_last=True
-            )
-
-
-def torch_feed(folder: str, workers: int) -> Iterator[torch.Tensor]:
+def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]:
     """torch's DataLoader, Pillow, pinned."""
     dataset = PillowDataset(folder, BenchOptions(image_size=224, batch_size=BATCH))
     loader = torch.utils.data.DataLoader(
@@ -63,7 +38,7 @@ def torch_feed(folder: str, workers: int) -> Iterator[torch.Tensor]:
             yield images.to("cuda", non_blocking=True).to(torch.float16, memory_format=torch.channels_last)
 
 
-def plain_dali(shards: str, threads: int, load: float, depth: int) -> Iterator[torch.Tensor]:
+def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:
     """DALI as its documentation has it."""
     from nvidia.dali import fn, pipeline_def, types
 
@@ -93,25 +68,29 @@ def plain_dali(shards: str, threads: int, load: float, depth: int) -> Iterator[t
         yield torch.utils.dlpack.from_dlpack(images.as_tensor()).clone().permute(0, 3, 1, 2)
 
 
-def best_plain(shards: str, threads: int, seconds: float) -> tuple[float, int]:
-    """The fastest hw_decoder_load and prefetch depth, by short runs."""
-    settings = [(load, depth) for load in (0.0, 0.5, 0.65, 0.8, 0.9) for depth in (2, 3)]
-    rates = {each: rate(plain_dali(shards, threads, *each), seconds)["images_per_s"] for each in settings}
-    return max(rates, key=lambda each: rates[each])
+def best_plain(shards: str, most_threads: int, seconds: float) -> tuple[float, int, int]:
+    """The fastest hw_decoder_load, prefetch depth and number of threads, by short runs: one after the other."""
+
+    def fastest(settings: list[tuple[float, int, int]]) -> tuple[float, int, int]:
+        rates = {each: rate(plain_dali(shards, *each), seconds)["images_per_s"] for each in settings}
+        return max(rates, key=lambda each: rates[each])
+
+    load, depth, _ = fastest([(load, depth, most_threads) for load in (0.0, 0.5, 0.65, 0.8, 0.9) for depth in (2, 3)])
+    return fastest([(load, depth, max(1, most_threads // part)) for part in (1, 2, 4)])
 
 
 def measure(options: Any) -> dict[str, Any]:
     result: dict[str, Any] = {"batch": BATCH, "seconds": options.seconds, "workers": {}, "goals": {}}
     for workers in WORKERS:
-        load, depth = best_plain(options.keep, workers, min(3.0, options.seconds))
+        best = best_plain(options.keep, workers, min(3.0, options.seconds))
         details: dict[str, list[dict[str, float]]] = {}
 
-        feeds: dict[str, Callable[[], Iterator[torch.Tensor]]] = {
-            "feeder dali, seekable": lambda w=workers: direct_feed(options.seekable, w, BATCH),
-            "feeder dali, keep": lambda w=workers: direct_feed(options.keep, w, BATCH),
-            "feeder cpu + kernel 1": lambda workers=workers: cpu_feed(options.seekable, workers),
-            "plain DALI": lambda w=workers, load=load, depth=depth: plain_dali(options.keep, w, load, depth),
-            "torch + Pillow": lambda workers=workers: torch_feed(options.images, workers),
+        feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
+            "feeder dali, seekable": lambda w=workers: loader_feed(options.seekable, "dali", w, BATCH),
+            "feeder dali, keep": lambda w=workers: loader_feed(options.keep, "dali", w, BATCH),
+            "feeder cpu + kernel 1": lambda w=workers: loader_feed(options.seekable, "cpu", w, BATCH),
+            "plain DALI": lambda best=best: plain_dali(options.keep, *best),
+            "torch + Pillow": lambda w=workers: torch_feed(options.images, w),
         }
 
         def run(name: str, feeds: dict[str, Any] = feeds, details: dict[str, Any] = details) -> float:
@@ -126,7 +105,7 @@ def measure(options: Any) -> dict[str, Any]:
             "cores_per_1000_images_per_s": {
                 name: spread([each["cores_per_1000_images_per_s"] for each in found]) for name, found in details.items()
             },
-            "plain_dali": {"hw_decoder_load": load, "prefetch_queue_depth": depth},
+            "plain_dali": dict(zip(("hw_decoder_load", "prefetch_queue_depth", "num_threads"), best, strict=True)),
         }
         result["goals"][workers] = {
             "seekable / plain DALI (1.3)": middle["feeder dali, seekable"] / middle["plain DALI"],
@@ -138,6 +117,11 @@ def measure(options: Any) -> dict[str, Any]:
     rows = [["images/s", *(f"{workers} workers" for workers in WORKERS)]]
     for name in names:
         rows.append([name, *(f"{result['workers'][w]['images_per_s'][name]['median']:,.0f}" for w in WORKERS)])
+    print(table(rows))
+    rows = [["CPU cores for 1,000 images/s", *(f"{workers} workers" for workers in WORKERS)]]
+    for name in names:
+        cores = [result["workers"][w]["cores_per_1000_images_per_s"][name]["median"] for w in WORKERS]
+        rows.append([name, *(f"{each:.2f}" for each in cores)])
     print(table(rows))
     return result
 

@@ -22,6 +22,11 @@ def summarize(folder: Path) -> str:
     status = folder / "status.txt"
     for line in status.read_text().splitlines() if status.exists() else []:
         lines.append(line)
+    for path in sorted(folder.glob("parity-*.json")):
+        report = json.loads(path.read_text() or "{}")
+        verdict = "passed" if report.get("passed") else "NOT PASSED"
+        figures = ", ".join(f"{each['percentile_999']:g}" for each in report.get("buckets", []))
+        lines += ["", f"{path.stem} ({report.get('device')}): {verdict}; 99.9th percentile by bucket: {figures}"]
     for path in sorted(folder.glob("gpu-*.json")):
         result: dict[str, Any] = json.loads(path.read_text())
         lines += ["", path.stem]

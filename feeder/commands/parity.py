@@ -22,6 +22,7 @@ def add(commands: Any) -> None:
     command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
     command.add_argument("--backend", default="auto", help="the backend to compare (default: %(default)s)")
     command.add_argument("--fidelity", choices=("fast", "exact"), default="fast", help="default: %(default)s")
+    command.add_argument("--device", default="cpu", help="cpu, or cuda for a backend that decodes there (default: cpu)")
     command.add_argument(
         "--images", type=int, default=250, metavar="N", help="images to compare (default: %(default)s)"
     )
@@ -38,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.dir,
         backend=arguments.backend,
         fidelity=arguments.fidelity,
+        device=arguments.device,
         images=arguments.images,
         seed=arguments.seed,
         progress=terminal_progress(arguments.quiet),
