@@ -109,6 +109,13 @@ def test_all_cores_taken_leave_cheaper_images() -> None:
     assert "60% computing, 40% waiting for a core, 0% for storage" in found.stage
 
 
+def test_workers_that_wait_for_cores_that_others_have() -> None:
+    record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 0.2, 0.8, workers=2))
+    (advice,) = analyse(process(record, cores=0.5), cores=8).advice
+    assert advice.title.startswith("More cores")
+    assert "wait for a core 80%" in advice.text
+
+
 def test_workers_that_wait_for_storage() -> None:
     record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 140, 0.1, 0.1, workers=4))
     (advice,) = analyse(process(record, cores=0.5), cores=8).advice

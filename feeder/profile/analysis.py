@@ -30,6 +30,7 @@ __all__ = ["Advice", "Analysis", "LoaderTimes", "analyse"]
 
 _INPUT_BOUND = 0.1
 _WORKERS_BUSY = 0.7
+_OVERBOOKED = 0.5
 _WORTH_SAYING = 1.02
 
 
@@ -219,7 +220,7 @@ def _times(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
         making_s=statistics.fmean(making) if making else None,
         dataset_share=dataset / sum(f.dataset_ns + f.collate_ns for f in record.fetches) if making else 0.0,
         cpu_share=min(1.0, cpu / dataset) if dataset else 0.0,
-        queued_share=min(1.0, queued / dataset) if dataset else 0.0,
+        queued_share=max(0.0, min(1 - cpu / dataset, queued / dataset)) if dataset else 0.0,
         workers_busy=busy,
     )
 
@@ -346,13 +347,19 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, found
         text = f"The training loop makes each batch itself ({_ms(wait)}) and then computes the step ({_ms(step)})."
         text += " Workers would make batches meanwhile."
         return [Advice(f"num_workers={needed}", text, gain)]
+    if main.queued_share > _OVERBOOKED:
+        text = (
+            f"Workers are ready to compute, yet wait for a core {main.queued_share:.0%} of their time in the data set: "
+        )
+        text += f"this process may use {cores}, and other processes and threads take their part of them."
+        after = max(step, (wait + step) * (1 - main.queued_share))
+        title = "More cores, or fewer processes and threads on them"
+        return [Advice(title, text, (wait + step) / after, True)]
     busy = main.workers_busy
     if busy is None and found.children_cores is not None:
         busy = min(1.0, found.children_cores / record.workers)
     if busy is not None and busy < _WORKERS_BUSY:
-        text = (
-            f"{record.workers} workers make batches only {busy:.0%} of the time, and the loop waits all the same: few "
-        )
+        text = f"{_workers(record.workers)} at it only {busy:.0%} of the time, and the loop waits all the same: few "
         text += "batches are made ahead, or handing them over (pinning, large samples, a slow sampler) is the limit."
         return [Advice("A larger prefetch_factor, or smaller batches to hand over", text, (wait + step) / step, True)]
     storage = 1 - main.cpu_share - main.queued_share

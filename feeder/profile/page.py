@@ -14,7 +14,7 @@ from feeder.profile.text import loader_rows
 
 __all__ = ["render_page"]
 
-_POINTS = 300
+_POINTS = 80
 
 
 def render_page(
