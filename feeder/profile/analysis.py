@@ -206,7 +206,7 @@ def _times(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
     if record.workers and record.batches:
         first = record.made_ns[0][0] if record.made_ns else record.batches[0].asked_ns
         available = (record.batches[-1].got_ns - first) / 1e9 * record.workers
-        work_s = sum(making) if making else sum(record.stage_ns.get(n, 0) for n in ("read", "decode", "fetch")) / 1e9
+        work_s = sum(making) if making else sum(record.stage_ns.values()) / 1e9
         busy = min(1.0, work_s / available) if available and (making or record.stage_ns) else None
     return LoaderTimes(
         record=record,

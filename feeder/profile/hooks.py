@@ -32,6 +32,7 @@ _LOADERS = {
     "feeder.loader": "DataLoader",
 }
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
+_MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # waits left out
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -201,10 +202,8 @@ class Meter:
         record = self._records.get(loader)
         with contextlib.suppress(Exception):  # a meter must not end the training
             found = loader.stats()
-            stages = found.get("stages") or {}
-            times = {name: int(stage["total_ns"]) for name, stage in stages.items()}
-            if not times:
-                times = {name: int(found.get(f"{name}_ns", 0)) for name in ("read", "decode")}
+            stages = found.get("stages", {})
+            times = {name: int(stage["total_ns"]) for name, stage in stages.items() if name in _MAKING}
             if record is not None:
                 record.stage_ns = {name: value for name, value in times.items() if value}
                 record.bottleneck = found.get("bottleneck")
