@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import feeder
-from feeder.commands import bench, doctor, index, inspect, parity, shard, tune
+from feeder.commands import bench, doctor, index, inspect, parity, profile, shard, tune
 from feeder.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from feeder.errors import ArgumentError, FeederError
 
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --version: what else is installed")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (shard, inspect, index, bench, parity, doctor, tune):
+    for command in (shard, inspect, index, bench, parity, doctor, profile, tune):
         command.add(commands)
     return parser
 

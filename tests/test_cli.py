@@ -49,7 +49,7 @@ def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
 
 
 def test_every_command_explains_itself_in_80_columns() -> None:
-    for command in ([], ["shard"], ["inspect"], ["index"], ["bench"], ["parity"], ["doctor"], ["tune"]):
+    for command in ([], ["shard"], ["inspect"], ["index"], ["bench"], ["parity"], ["doctor"], ["profile"], ["tune"]):
         done = run(*command, "--help")
         assert max(map(len, done.stdout.splitlines())) <= 80
 

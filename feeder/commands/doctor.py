@@ -8,6 +8,7 @@ import shutil
 from typing import Any
 
 from feeder.commands.common import EXIT_DAMAGED, add_output, count
+from feeder.errors import ArgumentError
 
 __all__ = ["add", "run"]
 
@@ -20,21 +21,33 @@ def add(commands: Any) -> None:
         "classic mistakes by line, each with what it costs and the rewrite. '# feeder: ignore[rule]' on a line, or on "
         "one of its own before it, silences a rule there.",
         epilog="levels: note, worth knowing; warning, costs speed; problem, fails or trains wrongly. exit codes: "
-        "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage",
+        "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own "
+        "first",
     )
     command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py) or notebook (.ipynb)")
     command.add_argument("--machine", action="store_true", help="with a script: look at the machine too")
     command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and how much of it is in memory")
     command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
     add_output(command)
+    command.add_argument(
+        "--run",
+        dest="run_script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ...",
+        help="run the script that follows, with its arguments, on a GPU, and list the lines that wait for the GPU; "
+        "last, as all that follows is the script's",
+    )
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.doctor import check_machine, check_script, counts, render, to_json
 
-    findings = []
-    if arguments.machine or arguments.data is not None or not arguments.scripts:
+    findings: list[Any] = []
+    code = 0
+    if arguments.run_script is not None:
+        code, findings = _run(arguments)
+    elif arguments.machine or arguments.data is not None or not arguments.scripts:
         findings += check_machine(arguments.data)
     for script in arguments.scripts:
         findings += check_script(script)
@@ -48,4 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
             print(render(findings, min(100, max(60, shutil.get_terminal_size().columns))) + "\n")
         print(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
     bad = found["problem"] + (found["warning"] if arguments.strict else 0)
-    return EXIT_DAMAGED if bad else 0
+    return code or (EXIT_DAMAGED if bad else 0)
+
+
+def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:
+    from feeder.doctor.waits import find_waits
+
+    if not arguments.run_script:
+        raise ArgumentError("--run needs a script: feeder doctor --run train.py [its arguments]")
+    if arguments.scripts or arguments.data is not None or arguments.machine:
+        raise ArgumentError("--run goes alone: look at the machine or at scripts by another feeder doctor")
+    return find_waits(arguments.run_script[0], arguments.run_script[1:])

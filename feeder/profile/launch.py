@@ -1,0 +1,70 @@
+"""Runs a script as ``python script.py`` would: as ``__main__``, with its arguments, its exit code and its tracebacks.
+
+It becomes the process's real ``__main__`` module, which runpy would put back: so classes of the script can be pickled,
+and processes that it spawns find it again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType, TracebackType
+
+from feeder.errors import SourceError
+
+__all__ = ["EXIT_INTERRUPTED", "run_script", "show"]
+
+EXIT_INTERRUPTED = 130
+
+
+def run_script(path: str, arguments: Sequence[str]) -> tuple[int, BaseException | None]:
+    """Runs a script in this process.
+
+    Args:
+        path: The script.
+        arguments: What follows it on the command line.
+
+    Returns:
+        The exit code that Python would end with, and what the script did not catch; not yet printed.
+
+    Raises:
+        SourceError: if there is no such script, or it is no Python.
+    """
+    try:
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        raise SourceError(f"can't read the script {path}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        raise SourceError(f"{path} is no valid Python: {error}") from None
+    module = ModuleType("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = builtins
+    module.__spec__ = None
+    sys.modules["__main__"] = module
+    sys.argv[:] = [path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    try:
+        exec(code, module.__dict__)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0, None
+        return 1, error
+    except KeyboardInterrupt as error:
+        return EXIT_INTERRUPTED, error
+    except BaseException as error:
+        return 1, error
+    return 0, None
+
+
+def show(error: BaseException) -> None:
+    """Prints what a script did not catch, as Python would: without the frames that ran it."""
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr)
+        return
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
