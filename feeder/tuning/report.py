@@ -161,7 +161,8 @@ class Tuning:
         if chosen is outcome.baseline and not chosen.turns:
             return "nothing else could be measured in the time: raise it"
         if chosen is outcome.baseline:
-            return "nothing is better than the present setting beyond the noise"
+            sure = "" if outcome.rounds >= ROUNDS_TO_TELL else "; too little time to be sure of small differences"
+            return f"nothing is better than the present setting beyond the noise{sure}"
         gain = outcome.gain
         if gain is None:
             ratio = f"{chosen.rate / outcome.baseline.rate:.2f}" if outcome.baseline.trials else "?"
