@@ -79,7 +79,7 @@ def test_fewer_images_than_a_batch_are_measured_in_smaller_batches(tree: Path) -
     assert "ratio" not in result
     text = render(result)
     assert "batches of 32" in text
-    assert "not measured: webdataset: not asked for" in text
+    assert ", webdataset, DALI (CPU): not asked for" in text
     page = result_page({"machine": machine(), **result})
     assert "batches of 32" in page
 

@@ -65,8 +65,8 @@ def throughput(
     check = _check([name for name in RIVALS if name not in absent], job, absent, note)
     present = [name for name in RIVALS if name not in absent]
     note(
-        f"{' '.join(titles[name] for name in present)}: {options.repeats} turns of {options.seconds:g} s, "
-        f"each with {_listing(workers)} workers"
+        f"{', '.join(titles[name] for name in present)}: {options.repeats} turns of {options.seconds:g} s, "
+        f"each with {_workers(workers)}"
     )
     runs: dict[str, dict[int, list[dict[str, Any]]]] = {name: {count: [] for count in workers} for name in present}
     startup: dict[str, list[float]] = {name: [] for name in present}
@@ -76,7 +76,7 @@ def throughput(
                 for count, found in _turn(name, job, workers, startup[name]):
                     runs[name][count].append(found)
                     rate = f"{found['images_per_s']:,.0f} images/s"
-                    note(f"  {turn + 1}/{options.repeats} {titles[name]}, {_listing((count,))} workers: {rate}")
+                    note(f"  {turn + 1}/{options.repeats} {titles[name]}, {_workers((count,))}: {rate}")
             except _Failed as error:
                 if name == "feeder":
                     raise BackendError(f"{path}: feeder's loader failed: {error}") from None
@@ -89,7 +89,7 @@ def throughput(
         "images": images,
         "options": asdict(options) | {"workers": list(workers)},
         "check": {titles[name]: levels for name, levels in check.items()},
-        "absent": {titles[name]: why for name, why in absent.items()},
+        "absent": {titles[name]: absent[name] for name in RIVALS if name in absent},
         "startup_s": {titles[name]: spread(startup[name]) for name in present},
     }
     for measure in _MEASURES:
@@ -120,8 +120,8 @@ def _ratios(runs: dict[str, dict[int, list[dict[str, Any]]]], name: str, count: 
     return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
 
 
-def _listing(counts: tuple[int, ...]) -> str:
-    return ", ".join(map(str, counts))
+def _workers(counts: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, counts))} worker{'' if counts == (1,) else 's'}"
 
 
 def _check(

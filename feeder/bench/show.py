@@ -48,7 +48,9 @@ def render(result: Mapping[str, Any]) -> str:
         parts += ["", f"feeder's workers, ms an image: {shares}"]
     if limit := _LIMITS.get(result["bottleneck"].get(most) or ""):
         parts.append(f"limit: {limit}")
-    parts += [f"not measured: {name}: {why}" for name, why in result["absent"].items()]
+    for why in dict.fromkeys(result["absent"].values()):
+        names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
+        parts.append(f"not measured: {names}: {why}")
     return "\n".join(textwrap.fill(line, 80) if len(line) > 80 and "\n" not in line else line for line in parts)
 
 
