@@ -37,7 +37,8 @@ from bench.gpu.train import Utilisation
 from bench.make_images import make_images
 from bench.standin import StandIn
 from feeder.batch_size import BatchSizeResult
-from feeder.bench import BenchOptions, _PillowDataset
+from feeder.bench.options import BenchOptions
+from feeder.bench.pillow import PillowDataset
 from feeder.cli import main as shard
 from feeder.measure import interleave, save, spread, table
 from feeder.presets import preset
@@ -140,7 +141,7 @@ def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
         dataset = feeder.ShardDataset(shards, preset("train", "float32", 224))
     else:
         path = shards if setup.sharded else images
-        dataset = _PillowDataset(path, BenchOptions(image_size=224, batch_size=batch_size))
+        dataset = PillowDataset(path, BenchOptions(image_size=224, batch_size=batch_size))
     options: dict[str, Any] = {
         # Permutation after permutation: the ends of short epochs must not count.
         "sampler": torch.utils.data.RandomSampler(dataset, num_samples=IMAGENET),
@@ -218,10 +219,9 @@ def measure(images: str, shards: str, seconds: float, repeats: int, batch_size: 
         }
         for row in rows
     ]
-    device = {"name": standin.NAME} | _arithmetic() if simulated else gpu()
+    device = {"simulated accelerator": _arithmetic()} if simulated else {"gpu": gpu()}
     return {
-        "simulated accelerator": simulated,
-        "device": device,
+        **device,
         "load_before": load,  # of others, where this machine has others
         "batch_size": dataclasses.asdict(found),
         "rows": measured,
@@ -240,12 +240,9 @@ def _arithmetic() -> dict[str, Any]:
 
 def render(result: dict[str, Any], *, markdown: bool = False) -> str:
     """The table, with its title."""
-    machine, device = result["machine"], result["device"]
+    machine, simulated = result["machine"], standin.NAME in result
     where = f"{machine['processor']}, {machine['cores']} cores"
-    if result["simulated accelerator"]:
-        title = f"Simulated accelerator (an A100 scaled to these cores), {where}"
-    else:
-        title = f"{device['name']}, {where}"
+    title = "Simulated accelerator: an A100, scaled to these cores" if simulated else result["gpu"]["name"]
     heading = ["", "batch", "images/s", "epoch min", "busy", "cores", "wait ms"]
     rows = [heading]
     for row in result["rows"]:
@@ -262,8 +259,8 @@ def render(result: dict[str, Any], *, markdown: bool = False) -> str:
             ]
         )
     if not markdown:
-        notes = "busy: of the accelerator; cores: CPU in use; wait: for data, each step; epoch: of ImageNet; medians"
-        return f"{title}\n\n{table(rows)}\n\n{notes}"
+        notes = "epoch: of ImageNet; busy: the accelerator; cores: CPU in use;\nwait: for data, each step; medians"
+        return f"{title}\n{where}\n\n{table(rows)}\n\n{notes}"
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     names = {
         "epoch min": "ImageNet epoch, min",
@@ -272,7 +269,7 @@ def render(result: dict[str, Any], *, markdown: bool = False) -> str:
         "wait ms": "wait, ms/step",
     }
     lines[0] = "| " + " | ".join(names.get(name, name) for name in heading) + " |"
-    return "\n".join([f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(heading) - 1), *lines[1:]])
+    return "\n".join([f"**{title}; {where}**", "", lines[0], "|---|" + "---:|" * (len(heading) - 1), *lines[1:]])
 
 
 @contextlib.contextmanager

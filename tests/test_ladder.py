@@ -90,16 +90,15 @@ def test_tables_say_that_the_accelerator_is_simulated(simulated: bool) -> None:
     columns = ("images_per_s", "epoch_min", "utilisation", "cpu_cores", "wait_ms_per_step")
     row: dict[str, Any] = {"name": "naive loop", "batch_size": 64, **{c: {"median": 0.5} for c in columns}}
     result = {
-        "simulated accelerator": simulated,
-        "device": {"name": "simulated accelerator" if simulated else "H200"},
-        "machine": {"processor": "Xeon", "cores": 2},
+        **({"simulated accelerator": {}} if simulated else {"gpu": {"name": "NVIDIA H200"}}),
+        "machine": {"processor": "Intel(R) Xeon(R) Platinum 8275CL CPU @ 3.00GHz", "cores": 2},
         "rows": [row],
     }
     for markdown in (True, False):
         text = ladder.render(result, markdown=markdown)
-        assert ("imulated accelerator" in text) == simulated
-        assert "Xeon, 2 cores" in text
-        assert max(map(len, text.splitlines())) <= (140 if markdown else 80)
+        assert ("Simulated accelerator" in text, "NVIDIA H200" in text) == (simulated, not simulated)
+        assert "8275CL CPU @ 3.00GHz, 2 cores" in text
+        assert max(map(len, text.splitlines())) <= (150 if markdown else 80)
 
 
 def test_transfer_says_what_it_left_out(tmp_path: Path) -> None:
