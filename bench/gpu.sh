@@ -103,6 +103,12 @@ step gpu-feed 7200 "$python" -m bench.gpu.feed --images "$images" --seekable "$s
     --seconds "$seconds" --repeats "$repeats" --json "$out/gpu-feed.json"
 step gpu-train 3600 "$python" -m bench.gpu.train --seekable "$seekable" --repeats "$repeats" --json "$out/gpu-train.json"
 
+if [ $gpu = yes ]; then
+    step gpu-ladder 3600 "$python" -m bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" \
+        --repeats "$repeats" --json "$out/gpu-ladder.json"
+    step gpu-lessons 900 "$python" -m bench.transfer --json "$out/gpu-lessons.json"
+fi
+
 say "summary in $out/summary.txt"
 "$python" -m bench.gpu.summary "$out"
 exit $failed

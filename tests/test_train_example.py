@@ -105,8 +105,9 @@ def test_it_learns(data: list[str], tmp_path: Path) -> None:
 
 _KILLED = """
 import json, os, runpy, signal, sys, traceback
-import torch
+import torch._dynamo  # as every optimizer does at its first step, and it takes long
 from torch.optim.optimizer import register_optimizer_step_post_hook
+import feeder.loader, feeder.transforms
 
 script, runs = json.loads(sys.argv[1])
 

@@ -1,0 +1,315 @@
+"""The utilisation ladder: one change a row, each on top of those before, from a naive loop to a busy accelerator.
+
+Rows: a naive loop (no workers, float32, a folder of files, the loss read at every step); workers; pinned memory,
+copies that do not wait and feeder.DeviceLog; pre-shuffled shards; feeder's decoding; the batch size that
+find_batch_size finds; autocast. The last row goes back to the loader of the fourth: what autocast is worth without
+feeder's decoding. Equal in all: the images, RandomResizedCrop(224), flip and normalize to float32, a random order, a
+warm page cache. The window of each row starts after its first batches; the rows run in turn, `--repeats` times over.
+
+On a GPU this trains ResNet-50 and reads the utilisation as nvidia-smi reports it. Without one the device is
+bench/standin.py, whose rates are fixed from published figures, and every output says "simulated accelerator".
+
+    python -m bench.ladder --images FOLDER [--shards DIR] [--seconds 15] [--repeats 3] [--json OUT]
+    python -m bench.ladder --render bench/results/ladder.json    # the table as markdown
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import feeder
+from bench import standin
+from bench.gpu.common import cpu_seconds, gpu
+from bench.gpu.resnet import resnet50
+from bench.gpu.train import Utilisation
+from bench.make_images import make_images
+from bench.standin import StandIn
+from feeder.batch_size import BatchSizeResult
+from feeder.bench.options import BenchOptions
+from feeder.bench.pillow import PillowDataset
+from feeder.cli import main as shard
+from feeder.measure import interleave, save, spread, table
+from feeder.presets import preset
+
+IMAGENET = 1_281_167
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One rung.
+
+    Attributes:
+        name: What changed.
+        workers: Loader's processes.
+        waiting: Whether each step copies with a wait, and reads its loss.
+        sharded: Shards, not a folder of files.
+        native: feeder's loader, not torch's with Pillow.
+        batch_size: Images in a batch; 0 for what find_batch_size found.
+        precision: "float32" (TF32 on a GPU) or "amp".
+    """
+
+    name: str
+    workers: int
+    waiting: bool = True
+    sharded: bool = False
+    native: bool = False
+    batch_size: int = 64
+    precision: str = "float32"
+
+
+def ladder(workers: int, batch_size: int) -> list[Setup]:
+    """The rungs, and what autocast gives without feeder's decoding."""
+    first = Setup("naive loop", 0, batch_size=batch_size)
+    changes: list[tuple[str, dict[str, Any]]] = [
+        (f"{workers} worker{'s' if workers > 1 else ''}", {"workers": workers}),
+        ("pinned, nothing waits", {"waiting": False}),
+        ("pre-shuffled shards", {"sharded": True}),
+        ("feeder's decoding", {"native": True}),
+        ("right batch size", {"batch_size": 0}),
+        ("autocast", {"precision": "amp"}),
+    ]
+    rows = [first]
+    for name, change in changes:
+        rows.append(dataclasses.replace(rows[-1], name=name, **change))
+    return [*rows, dataclasses.replace(rows[-1], name="(autocast with Pillow)", native=False)]
+
+
+class Gpu:
+    """ResNet-50 on the GPU, with the stand-in's methods."""
+
+    def __init__(self, precision: str) -> None:
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+        self.precision = precision
+        self.model = resnet50().cuda().to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.images = torch.empty(0, 3, 224, 224, device="cuda")
+        self.labels = torch.randint(0, 1000, (4096,), device="cuda")
+        self.loss = torch.zeros((), device="cuda")
+
+    def copy(self, images: torch.Tensor, *, blocking: bool) -> None:
+        self.images = images.to("cuda", non_blocking=not blocking)
+
+    def step(self, batch_size: int) -> None:
+        if len(self.images) != batch_size:
+            self.images = torch.zeros(batch_size, 3, 224, 224, device="cuda")
+        images = self.images.to(memory_format=torch.channels_last)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "amp"):
+            logits = self.model(images)
+        self.loss = torch.nn.functional.cross_entropy(logits.float(), self.labels[:batch_size])
+        self.loss.backward()
+        self.optimizer.step()
+
+    def wait(self) -> None:
+        self.loss.item()
+
+
+def make_device(precision: str) -> StandIn | Gpu:
+    return Gpu(precision) if torch.cuda.is_available() else StandIn(precision)
+
+
+def right_batch_size(maximum: int) -> BatchSizeResult:
+    """What find_batch_size says of the device."""
+    device = make_device("float32")
+
+    def step(size: int) -> None:
+        device.step(size)
+        device.wait()
+
+    restore = (device.model, device.optimizer) if isinstance(device, Gpu) else ()
+    return feeder.find_batch_size(step, restore=restore, start=32, multiple_of=32, maximum=maximum, steps=1)
+
+
+def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
+    """torch's DataLoader with Pillow, or feeder's."""
+    dataset: Any
+    if setup.native:
+        dataset = feeder.ShardDataset(shards, preset("train", "float32", 224))
+    else:
+        path = shards if setup.sharded else images
+        dataset = PillowDataset(path, BenchOptions(image_size=224, batch_size=batch_size))
+    options: dict[str, Any] = {
+        # Permutation after permutation: the ends of short epochs must not count.
+        "sampler": torch.utils.data.RandomSampler(dataset, num_samples=IMAGENET),
+        "num_workers": setup.workers,
+        "pin_memory": not setup.waiting and torch.cuda.is_available(),
+    }
+    if setup.native:
+        device = "cuda" if torch.cuda.is_available() else None
+        return feeder.DataLoader(dataset, batch_size, device=device, **options)
+    return torch.utils.data.DataLoader(dataset, batch_size, **options)
+
+
+def climb(setup: Setup, batch_size: int, images: str, shards: str, seconds: float) -> dict[str, float]:
+    """Trains for some seconds; what the row's columns say."""
+    device, loader = make_device(setup.precision), make_loader(setup, batch_size, images, shards)
+    batches = iter(loader)
+    log = feeder.DeviceLog(every=50)
+
+    def step(number: int) -> float:
+        began = time.perf_counter()
+        batch, *_ = next(batches)
+        waited = time.perf_counter() - began
+        device.copy(batch, blocking=setup.waiting)
+        device.step(batch_size)
+        if setup.waiting:
+            device.wait()  # loss.item()
+        else:
+            log.write(number, loss=device.loss if isinstance(device, Gpu) else torch.zeros(()))
+        return waited
+
+    for number in range(_WARM_UP):
+        step(number)
+    device.wait()
+    busy = device.busy_s if isinstance(device, StandIn) else 0.0
+    with Utilisation() if isinstance(device, Gpu) else contextlib.nullcontext() as utilisation:
+        cpu, began, steps, waits = cpu_seconds(), time.perf_counter(), 0, 0.0
+        while not steps or time.perf_counter() - began < seconds:
+            waits += step(_WARM_UP + steps)
+            steps += 1
+        device.wait()
+        took = time.perf_counter() - began
+        cpu = cpu_seconds() - cpu
+    log.close()
+    if isinstance(loader, feeder.DataLoader):
+        loader.close()
+    rate = steps * batch_size / took
+    used = (device.busy_s - busy) / took if isinstance(device, StandIn) else (utilisation.mean or 0.0) / 100
+    return {
+        "images_per_s": rate,
+        "epoch_min": IMAGENET / rate / 60,
+        "utilisation": used,
+        "cpu_cores": cpu / took,
+        "wait_ms_per_step": 1000 * waits / steps,
+    }
+
+
+def measure(images: str, shards: str, seconds: float, repeats: int, batch_size: int, maximum: int) -> dict[str, Any]:
+    simulated = not torch.cuda.is_available()
+    found = right_batch_size(maximum)
+    rows = ladder(len(os.sched_getaffinity(0)), batch_size)
+    results: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows}
+    print(f"right batch size: {found.batch_size}")
+
+    def run(row: Setup) -> float:
+        results[row.name].append(climb(row, row.batch_size or found.batch_size, images, shards, seconds))
+        return results[row.name][-1]["images_per_s"]
+
+    load = os.getloadavg()[0]
+    interleave({row.name: (lambda row=row: run(row)) for row in rows}, repeats)  # type: ignore[misc]
+    measured = [
+        {
+            **dataclasses.asdict(row),
+            "batch_size": row.batch_size or found.batch_size,
+            **{name: spread([each[name] for each in results[row.name]]) for name in results[row.name][0]},
+        }
+        for row in rows
+    ]
+    device = {"simulated accelerator": _arithmetic()} if simulated else {"gpu": gpu()}
+    return {
+        **device,
+        "load_before": load,  # of others, where this machine has others
+        "batch_size": dataclasses.asdict(found),
+        "rows": measured,
+    }
+
+
+def _arithmetic() -> dict[str, Any]:
+    cores = standin.physical_cores()
+    text = {
+        name: f"{rate:,.0f} images/s of an A100 / {standin.GPU_CORES:g} cores of its instance * {cores:g} cores here"
+        f" = {rate / standin.GPU_CORES * cores:,.0f} images/s"
+        for name, rate in standin.RATES.items()
+    }
+    return {"source": (standin.__doc__ or "").strip(), "arithmetic": text}
+
+
+def render(result: dict[str, Any], *, markdown: bool = False) -> str:
+    """The table, with its title."""
+    machine, simulated = result["machine"], standin.NAME in result
+    where = f"{machine['processor']}, {machine['cores']} cores"
+    title = "Simulated accelerator: an A100, scaled to these cores" if simulated else result["gpu"]["name"]
+    heading = ["", "batch", "images/s", "epoch min", "busy", "cores", "wait ms"]
+    rows = [heading]
+    for row in result["rows"]:
+        values = {name: row[name]["median"] for name in row if isinstance(row[name], dict)}
+        rows.append(
+            [
+                row["name"],
+                str(row["batch_size"]),
+                f"{values['images_per_s']:,.0f}",
+                f"{values['epoch_min']:,.0f}",
+                f"{values['utilisation']:.0%}",
+                f"{values['cpu_cores']:.1f}",
+                f"{values['wait_ms_per_step']:,.0f}",
+            ]
+        )
+    if not markdown:
+        notes = "epoch: of ImageNet; busy: the accelerator; cores: CPU in use;\nwait: for data, each step; medians"
+        return f"{title}\n{where}\n\n{table(rows)}\n\n{notes}"
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    names = {
+        "epoch min": "ImageNet epoch, min",
+        "busy": "accelerator busy",
+        "cores": "CPU cores",
+        "wait ms": "wait, ms/step",
+    }
+    lines[0] = "| " + " | ".join(names.get(name, name) for name in heading) + " |"
+    return "\n".join([f"**{title}; {where}**", "", lines[0], "|---|" + "---:|" * (len(heading) - 1), *lines[1:]])
+
+
+@contextlib.contextmanager
+def _data(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Images and shards: those given, the rest made here."""
+    with tempfile.TemporaryDirectory() as folder:
+        images = options.images or os.path.join(folder, "images")
+        if not options.images:
+            make_images(Path(images), count=2000)
+        shards = options.shards or os.path.join(folder, "shards")
+        if not options.shards:
+            shard(["shard", images, "--out", shards, "-q"])
+        yield images, shards
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--images", help="photos in class folders; without it, made here")
+    parser.add_argument("--shards", help="the same, sharded; without it, made here")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a row's run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64, help="of the rows before the right one")
+    parser.add_argument("--maximum", type=int, default=4096, help="of the search for the right batch size")
+    parser.add_argument("--json", default="bench/results/ladder.json")
+    parser.add_argument("--smoke", metavar="DIR", help="once through, on DIR/images and DIR/shards")
+    parser.add_argument("--render", metavar="JSON", help="print a result as markdown, and measure nothing")
+    options = parser.parse_args()
+    if options.render:
+        with open(options.render, encoding="utf-8") as file:
+            print(render(json.load(file), markdown=True))
+        return
+    if options.smoke:
+        options.images, options.shards = (os.path.join(options.smoke, name) for name in ("images", "shards"))
+        options.seconds, options.repeats, options.batch_size, options.maximum = 0.1, 1, 4, 8
+    with _data(options) as (images, shards):
+        result = measure(images, shards, options.seconds, options.repeats, options.batch_size, options.maximum)
+    path = save("ladder", result, options.json)
+    with open(path, encoding="utf-8") as file:
+        print(f"\n{render(json.load(file))}\n\n{path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""A stand-in for a GPU that trains ResNet-50: busy for a fixed time per batch, at rates fixed from published figures.
+
+Source of the rates: NVIDIA DeepLearningExamples, ResNet50 v1.5 for PyTorch, "Training performance: NVIDIA DGX A100
+(8x A100 80GB)", one GPU: 938 images/s in TF32, 2,470 images/s in mixed precision, batch 256.
+https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/resnet50v1.5/README.md
+
+Smaller batches: there is no table of training by batch size, so the curve of inference on the same GPU stands for it
+(ResNet-50 v1.5 for MXNet, "Inference performance: NVIDIA DGX A100", mixed precision; TF32 is its speedup divided out),
+each relative to batch 256.
+https://github.com/NVIDIA/DeepLearningExamples/blob/master/MxNet/Classification/RN50v1.5/README.md
+
+Scale: a p4d.24xlarge pairs 8 A100 with 96 vCPUs, two to a core of its Xeon 8275CL: 6 cores a GPU.
+https://aws.amazon.com/blogs/compute/amazon-ec2-p4d-instances-deep-dive/
+So a core must feed 938 / 6 = 156 images/s, or 2,470 / 6 = 412 in mixed precision; the stand-in takes that for each core
+at hand. Cores differ in speed, so the rows of a table compare with each other, and not with that instance.
+
+What it does to the loop is what CUDA does: work is queued and the host goes on; a copy that is not ``non_blocking``,
+and reading a value, wait until all that was queued is done; the queue holds two steps. It sleeps, because a GPU
+computes by itself and takes no CPU from the workers. A blocking copy really copies the memory, as the driver does from
+pageable memory; a non_blocking one from pinned memory costs no CPU, and its time on the bus (some milliseconds a batch)
+hides behind the step before.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+
+__all__ = ["StandIn", "physical_cores"]
+
+NAME = "simulated accelerator"
+LARGEST_BATCH = 256
+GPU_CORES = 96 / 2 / 8
+RATES = {"float32": 938.0, "amp": 2470.0}
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+_INFERENCE = (463, 880, 1668, 2522, 3704, 2964, 4547, 5530, 6198, 6120)
+_SPEEDUP = (1.72, 1.62, 1.76, 1.75, 1.90, 1.51, 1.80, 1.94, 2.19, 2.19)
+CURVES = {"amp": _INFERENCE, "float32": tuple(r / s for r, s in zip(_INFERENCE, _SPEEDUP, strict=True))}
+
+
+def physical_cores() -> float:
+    """The cores that this process may use; two threads of one core count as one."""
+    usable = len(os.sched_getaffinity(0))
+    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    threads = 1
+    if siblings.exists():
+        parts = siblings.read_text().strip().replace("-", ",").split(",")
+        threads = max(1, len(parts))
+    return usable / threads
+
+
+class StandIn:
+    """The device: a queue of steps, each busy for its time.
+
+    Args:
+        precision: "float32" (TF32) or "amp".
+        cores: What it is scaled to.
+    """
+
+    def __init__(self, precision: str = "float32", cores: float | None = None) -> None:
+        self.precision = precision
+        self.scale = (physical_cores() if cores is None else cores) / GPU_CORES
+        self.busy_s = 0.0
+        self._queue: deque[float] = deque()  # when each step that is queued will be done
+        self._staging = torch.empty(0)
+
+    def images_per_s(self, batch_size: int) -> float:
+        """The rate at a batch size: between the published ones on a straight line."""
+        curve = CURVES[self.precision]
+        right = min(bisect.bisect_left(_BATCHES, batch_size), len(_BATCHES) - 1)
+        left = max(0, right - 1)
+        width = _BATCHES[right] - _BATCHES[left]
+        share = (batch_size - _BATCHES[left]) / width if width else 0.0
+        value = curve[left] + min(1.0, share) * (curve[right] - curve[left])
+        return self.scale * RATES[self.precision] * value / curve[-1]
+
+    def copy(self, images: torch.Tensor, *, blocking: bool) -> None:
+        """A batch comes to the device."""
+        if blocking:
+            self.wait()
+            if self._staging.shape != images.shape or self._staging.dtype != images.dtype:
+                self._staging = torch.empty_like(images)
+            self._staging.copy_(images)
+
+    def step(self, batch_size: int) -> None:
+        """Queues a training step; waits only while two are queued.
+
+        Raises:
+            torch.OutOfMemoryError: for more than the largest batch of the published figures.
+        """
+        if batch_size > LARGEST_BATCH:
+            raise torch.OutOfMemoryError(f"{NAME}: out of memory, the published figures end at batch {LARGEST_BATCH}")
+        if len(self._queue) >= 2:
+            _sleep_until(self._queue.popleft())
+        now = time.perf_counter()
+        seconds = batch_size / self.images_per_s(batch_size)
+        self._queue.append(max(now, self._queue[-1] if self._queue else now) + seconds)
+        self.busy_s += seconds
+
+    def wait(self) -> None:
+        """Until all that was queued is done."""
+        if self._queue:
+            _sleep_until(self._queue[-1])
+            self._queue.clear()
+
+
+def _sleep_until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
