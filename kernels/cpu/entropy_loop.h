@@ -124,6 +124,8 @@ FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
 
 // What happens at a place of 64 or more. False: the stream's run is over, or it is bad.
 FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
+    // So that nothing of what follows is computed ahead, at every symbol.
+    asm("" : "+r"(h.state));
     if (h.place() >= AcTable::kUnusual) {
         if (!read_unusual(h, plan.block[s.block_in_mcu].ac->codes)) [[unlikely]] {
             s.bad = true;

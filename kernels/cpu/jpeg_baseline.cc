@@ -114,7 +114,7 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
 
 // A run: the MCUs from lane.mcu on that are all wanted or all not, in one row, as far as there is room.
 void BaselineDecoder::start_run(Lane& lane, const Window& window) {
-    const int row = lane.mcu / window.columns, column = lane.mcu % window.columns;
+    const int row = lane.row, column = lane.column;
     int end = window.columns;
     lane.wanted = row >= window.first_row && column >= window.first_column && column < window.end_column;
     if (lane.wanted) {
@@ -147,6 +147,8 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
     const auto start_task = [&](Lane& lane) {
         lane.task = &tasks_[next++];
         lane.mcu = lane.task->first_mcu;
+        lane.row = lane.mcu / window.columns;
+        lane.column = lane.mcu % window.columns;
         lane.stream.open(unstuffed_.data() + lane.task->offset, 8 * static_cast<int64_t>(lane.task->bytes));
         start_run(lane, window);
     };
@@ -174,9 +176,14 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
             std::memset(lane.blocks[0], 0, sizeof(lane.blocks[0]));  // where what nobody wants was put
         }
         lane.mcu += lane.run_mcus;
+        lane.column += lane.run_mcus;
+        if (lane.column == window.columns) {
+            lane.column = 0;
+            ++lane.row;
+        }
         if (lane.mcu < lane.task->end_mcu) {
             start_run(lane, window);
-        } else if (!at_end(lane)) {
+            } else if (!at_end(lane)) {
             good = false;
         } else if (next < tasks_.size()) {
             start_task(lane);
@@ -205,16 +212,15 @@ void BaselineDecoder::transform_blocks(const IdctBlock* blocks, int count, bool 
 
 // The inverse DCT of a run. Leaves the blocks zero again.
 void BaselineDecoder::transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes) {
-    const int row = lane.mcu / window.columns - window.first_row;
-    const int column = lane.mcu % window.columns - window.first_column;
+    const int row = lane.row - window.first_row, column = lane.column - window.first_column;
     int first = 0;  // block of the component in its MCU
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
         const Plane& plane = planes.plane[i];
         const ptrdiff_t stride = plane.stride_bytes;
         uint8_t* const top = const_cast<uint8_t*>(plane.data) + static_cast<ptrdiff_t>(row) * 8 * component.v * stride;
-        IdctBlock full[kRunBlocks], corner[kRunBlocks];
-        int fulls = 0, corners = 0;
+        IdctBlock full[kRunBlocks], corner[kRunBlocks], flat[kRunBlocks];
+        int fulls = 0, corners = 0, flats = 0;
         for (int m = 0; m < lane.run_mcus; ++m) {
             int block = m * plan_.blocks + first;
             for (int v = 0; v < component.v; ++v) {
@@ -222,10 +228,8 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
                     const IdctBlock target = {lane.blocks[block],
                                               top + 8 * v * stride + 8 * ((column + m) * component.h + h)};
                     const int last = lane.last[block];
-                    const int dc = lane.blocks[block][0] * quant_[i][0];
-                    // Beyond this range libjpeg's code wraps in 16 bits.
-                    if (last == 0 && dc > -4096 && dc < 4096) {
-                        fill_block(dc, target.out, stride);
+                    if (last == 0) {
+                        flat[flats++] = target;
                     } else if (last < kCornerBlocks) {
                         corner[corners++] = target;
                     } else {
@@ -234,8 +238,17 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
                 }
             }
         }
-        transform_blocks(corner, corners, true, quant_[i], stride);
         transform_blocks(full, fulls, false, quant_[i], stride);
+        transform_blocks(corner, corners, true, quant_[i], stride);
+        for (int n = 0; n < flats; ++n) {
+            const int dc = flat[n].coefficients[0] * quant_[i][0];
+            // Beyond this range libjpeg's code wraps in 16 bits.
+            if (dc > -4096 && dc < 4096) {
+                fill_block(dc, flat[n].out, stride);
+            } else {
+                libjpeg_idct_.run(flat[n], quant_[i], stride);
+            }
+        }
         first += component.h * component.v;
     }
     std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));

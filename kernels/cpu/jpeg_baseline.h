@@ -30,7 +30,7 @@ class BaselineDecoder {
     int64_t read_coefficients(ByteSpan file, const JpegHeader& header, int16_t* coefficients);
 
   private:
-    static constexpr int kStreams = 4;
+    static constexpr int kStreams = 3;
     static constexpr int kRunBlocks = 64;
 
     // The MCUs whose pixels are wanted, and where they go.
@@ -55,6 +55,8 @@ class BaselineDecoder {
         EntropyStream stream;
         const Task* task = nullptr;
         int mcu = 0;
+        int row = 0;
+        int column = 0;
         int run_mcus = 0;
         bool wanted = false;
         uint8_t last[kRunBlocks];
