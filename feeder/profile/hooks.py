@@ -124,8 +124,9 @@ class Meter:
                 if loader.worker_init_fn is not inner:
                     loader.worker_init_fn = inner
             record.made_ns.append((asked, time.monotonic_ns()))
-            self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
-            self._meter_next(type(iterator))
+            with contextlib.suppress(TypeError):  # an iterator that can't be referred to weakly goes unmetered
+                self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
+                self._meter_next(type(iterator))
             return iterator
 
         kind.__iter__ = metered
