@@ -86,7 +86,7 @@ class LiveView:
         self._last = stats()
         seconds = max(time.monotonic() - self._started, 1e-9)
         rates = {name: value / seconds for name, value in _differences(self._first, self._last).items()}
-        whole = _as_pace(rates, self._last, None)
+        whole = _as_pace(rates, self._last, None)._replace(slots=0)
         if self._bar is not None:
             self._draw(bar_text(whole))
             self._bar.close()
@@ -129,7 +129,8 @@ def bar_text(pace: Pace) -> str:
     if pace.left_s is not None:
         parts.append(f"{_clock(pace.left_s)} left")
     if pace.workers:
-        parts += [f"wait {pace.waited_share:.0%}", f"full {pace.ready}/{pace.slots}", f"busy {pace.busy_share:.0%}"]
+        full = [f"full {pace.ready}/{pace.slots}"] if pace.slots else []
+        parts += [f"wait {pace.waited_share:.0%}", *full, f"busy {pace.busy_share:.0%}"]
     return " ".join(parts)
 
 
