@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from feeder.loader import DataLoader
     from feeder.order import Window
     from feeder.shard import write_shards
+    from feeder.tuning.headroom import headroom
     from feeder.tuning.tune import tune
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "Window",
     "WorkerError",
     "find_batch_size",
+    "headroom",
     "transforms",
     "tune",
     "write_shards",
@@ -61,6 +63,7 @@ _HOMES = {
     "ShardDataset": "feeder.dataset",
     "Window": "feeder.order",
     "find_batch_size": "feeder.batch_size",
+    "headroom": "feeder.tuning.headroom",
     "tune": "feeder.tuning.tune",
     "write_shards": "feeder.shard",
 }

@@ -186,14 +186,15 @@ class Assembly:
 
     def made(self) -> int:
         """How many of them are made, about: workers take parts in order, but do not finish them in order."""
-        left = self._engine.pool.unfinished if self._queue else 0
+        queue = list(self._queue)  # another thread may ask
+        left = self._engine.pool.unfinished if queue else 0
         unmade = 0
-        for making in reversed(self._queue):
+        for making in reversed(queue):
             if left <= 0:
                 break
             left -= len(making.parts) - len(making.reports)
             unmade += 1
-        return len(self._queue) - unmade
+        return len(queue) - unmade
 
     def take_waited_ns(self) -> int:
         """How long the caller was kept waiting since the last call."""

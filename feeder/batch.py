@@ -176,6 +176,11 @@ class Slots:
         self._collect()
         return self._leased
 
+    @property
+    def held(self) -> int:
+        """Slots that the caller holds, about; unlike the rest of this class, for any thread."""
+        return max(0, self._leased - len(self._released))
+
     def acquire(self) -> int | None:
         """Takes a free slot to fill, or None if there is none now."""
         self._collect()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import gc
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from feeder.batch import available_bytes
 from feeder.errors import ArgumentError
+from feeder.snapshot import Snapshot
 
 __all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]
 
@@ -102,7 +100,7 @@ def find_batch_size(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     gauge = _gauge(torch.device(device), memory_limit_bytes)
-    snapshot = _Snapshot(restore, gauge.device)
+    snapshot = Snapshot(restore, gauge.device)
     trials: list[BatchSizeTrial] = []
 
     def fits(size: int) -> bool:
@@ -267,61 +265,3 @@ def _gauge(device: torch.device, limit_bytes: int | None) -> _Gauge:
 def _status_bytes(name: str) -> int:
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(f"{name}:"))
-
-
-class _Snapshot:
-    """The state of modules, of other stateful objects and of the random generators, kept in the CPU's memory."""
-
-    def __init__(self, restore: Sequence[Any], device: torch.device) -> None:
-        for each in restore:
-            if not isinstance(each, torch.nn.Module) and not hasattr(each, "load_state_dict"):
-                kind = type(each).__name__
-                raise ArgumentError(f"restore takes modules and objects with load_state_dict, got {kind}")
-        self._modules = [each for each in restore if isinstance(each, torch.nn.Module)]
-        self._tensors = [_on_cpu(_tensors(module)) for module in self._modules]
-        self._gradients = [_on_cpu({n: p.grad for n, p in m.named_parameters()}) for m in self._modules]
-        self._modes = [[part.training for part in module.modules()] for module in self._modules]
-        self._others = [(o, _on_cpu(o.state_dict())) for o in restore if not isinstance(o, torch.nn.Module)]
-        self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if device.type == "cuda" else None
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        """Restores all of it; tensors keep their place in memory."""
-        for module, tensors, gradients, modes in zip(
-            self._modules, self._tensors, self._gradients, self._modes, strict=True
-        ):
-            for name, tensor in _tensors(module).items():
-                tensor.copy_(tensors[name])
-            for name, parameter in module.named_parameters():
-                gradient = gradients[name]
-                parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
-            for part, training in zip(module.modules(), modes, strict=True):
-                part.training = training
-        for each, state in self._others:
-            each.load_state_dict(copy.deepcopy(state))
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-
-
-def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return dict(_named(module))
-
-
-def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-def _on_cpu(value: Any) -> Any:
-    """A copy of nested containers with their tensors in the CPU's memory."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(item) for item in value)
-    return copy.deepcopy(value)

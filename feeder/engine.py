@@ -88,7 +88,8 @@ class Engine:
 
     def stages(self) -> npt.NDArray[np.int64]:
         """What the workers' stages took so far: int64 [workers, METER_WORDS]."""
-        return self._stages + self._pool.stages() if self._pool is not None else self._stages.copy()
+        pool = self._pool  # another thread may ask, while this one closes it
+        return self._stages + pool.stages() if pool is not None else self._stages.copy()
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that run now."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import distributed
 
@@ -26,7 +27,7 @@ from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, slot_guard
 from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
-from feeder.meter import METER_WORDS, Meter
+from feeder.meter import Meter
 from feeder.order import Order, Split, Window
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.work import Substitution, Work
@@ -35,11 +36,13 @@ from feeder.workers import PoolOptions
 if TYPE_CHECKING:
     from feeder.dataset import FeederDataset
     from feeder.loader import DataLoader
+    from feeder.view import LiveView
 
-__all__ = ["FastIterator", "FastPath", "Place"]
+__all__ = ["FastIterator", "FastPath", "Place", "current_ranks"]
 
 _STATE_VERSION = 1
 _LEDGER_ENTRIES = 10_000
+_NO_METERS = dict.fromkeys(("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes"), 0)
 # Where a backend does not say what it does together.
 _ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
@@ -114,7 +117,7 @@ class FastPath:
 
     def split(self, start: int) -> Split:
         """This rank's part of an epoch, from a position on."""
-        loader, (rank, world_size) = self._loader, self._ranks()
+        loader, (rank, world_size) = self._loader, current_ranks(self._loader)
         assert loader.batch_size is not None
         return Split(len(self.dataset), loader.batch_size, rank, world_size, loader.drop_last, start)
 
@@ -179,10 +182,10 @@ class FastPath:
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
         engine = self._engine
-        meters = engine.meters() if engine is not None else dict(self.meters_here)
+        meters = _NO_METERS | (engine.meters() if engine is not None else self.meters_here)
         replaced = engine.replacements if engine is not None else []
-        by_worker = engine.stages() if engine is not None else np.zeros((0, METER_WORDS), np.int64)
-        stages = stage_table(np.stack([self.meter.words, self.work.meter.words, *by_worker]))
+        words = self.stage_words()
+        stages = stage_table(words)
         return {
             **self.counts,
             "backend": self.backend,
@@ -191,13 +194,18 @@ class FastPath:
             **verdict(self.counts, meters, self._loader.num_workers),
             "stages": stages,
             "fused": fused_stages(stages, self._fused),
-            "workers": worker_tables(by_worker, [r.worker for r in replaced]),
+            "workers": worker_tables(words[2:], [r.worker for r in replaced]),
             "respawns": len(replaced),
             "slots": self._slots(),
             "replaced_workers": [dataclasses.asdict(r) for r in replaced],
-            "substitutions": [s._asdict() for s in self.substitutions],
+            "substitutions": [s._asdict() for s in list(self.substitutions)],
             "padded": list(self.padded),
         }
+
+    def stage_words(self) -> npt.NDArray[np.int64]:
+        """The meters: int64 [2 + workers, METER_WORDS], this process's two first."""
+        workers = self._engine.stages() if self._engine is not None else ()
+        return np.stack([self.meter.words, self.work.meter.words, *workers])
 
     def _slots(self) -> dict[str, int]:
         iterator = self._iterator() if self._iterator is not None else None
@@ -275,13 +283,15 @@ class FastPath:
             "fidelity": self.work.fidelity,
         }
 
-    def _ranks(self) -> tuple[int, int]:
-        rank, world_size = self._loader.rank, self._loader.world_size
-        if rank is not None and world_size is not None:
-            return rank, world_size
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank(), distributed.get_world_size()
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+def current_ranks(loader: DataLoader[Any]) -> tuple[int, int]:
+    """(rank, world size): the loader's arguments, else torch.distributed's, else torchrun's, else (0, 1)."""
+    rank, world_size = loader.rank, loader.world_size
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
@@ -316,6 +326,7 @@ class FastIterator:
 
     def __init__(self, path: FastPath, loader: DataLoader[Any], place: Place, split: Split | None) -> None:
         self._path, self._loader = path, loader
+        self.view: LiveView | None = None
         self._engine: Engine | None = None
         self._assembly: Assembly | None = None
         self._decoding: DecodeFeed | None = None
@@ -378,6 +389,8 @@ class FastIterator:
         self._account(finished)
         if isinstance(finished, BaseException):
             raise finished
+        if self.view is not None:
+            self.view.step()
         self._given_ns = time.monotonic_ns()
         return tuple(batch)
 
@@ -411,10 +424,11 @@ class FastIterator:
 
     def slots(self) -> dict[str, int]:
         """How many slots there are, are held by the caller, are being filled, and are full."""
-        if self._engine is None or self._assembly is None:
+        engine, assembly = self._engine, self._assembly
+        if engine is None or assembly is None or not len(assembly):
             return {"total": 0, "held": 0, "making": 0, "ready": 0}
-        ring, ready = self._engine.ring, self._assembly.made()
-        return {"total": ring.slots, "held": ring.leased, "making": len(self._assembly) - ready, "ready": ready}
+        ring, ready = engine.ring, assembly.made()
+        return {"total": ring.slots, "held": ring.held, "making": max(0, len(assembly) - ready), "ready": ready}
 
     def place(self) -> Place:
         """Where an iteration would go on after what was handed out."""
@@ -425,6 +439,9 @@ class FastIterator:
     def close(self) -> None:
         """Gives up what is in the making and lets go of the workers."""
         self._closed = True
+        view, self.view = self.view, None
+        if view is not None:
+            view.end()
         self._feed = None
         decoding, self._decoding = self._decoding, None
         if decoding is not None:

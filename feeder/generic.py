@@ -31,6 +31,7 @@ from feeder.generic_places import Progress, counts_off, fitting_states, with_wor
 from feeder.generic_processes import Message, Processes
 from feeder.generic_state import IndexIterator
 from feeder.generic_worker import Job, Result, Task
+from feeder.view import LiveView, end_view
 
 if TYPE_CHECKING:
     from feeder.loader import DataLoader
@@ -74,6 +75,7 @@ class WorkersIterator(_BaseDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None, base_seed: int | None = None) -> None:
         self.meters = loader.generic_meters
         self.delivers = True
+        self.view: LiveView | None = None
         begin_torchs(self, loader, base_seed)
         self._prefetch_factor: int = loader.prefetch_factor or 0
         if self._prefetch_factor <= 0:
@@ -134,16 +136,20 @@ class WorkersIterator(_BaseDataLoaderIter):
             batch = super().__next__()
         except StopIteration:
             self.progress.finished = True
+            end_view(self)
             raise
         if self.delivers:
             self.meters.given(batch)
+            if self.view is not None:
+                self.view.step()
         return batch
 
     def slots(self) -> dict[str, int]:
         """How many slots there are, are held by the caller; batches that are being made, and that are ready."""
-        ready = sum(pending.result is not None for pending in self._pending.values())
-        total, held = (0, 0) if self._slots is None else (self._slots.slots, self._slots.leased)
-        return {"total": total, "held": held, "making": len(self._pending) - ready, "ready": ready}
+        pending = list(self._pending.values())  # another thread may ask
+        ready = sum(each.result is not None for each in pending)
+        total, held = (0, 0) if self._slots is None else (self._slots.slots, self._slots.held)
+        return {"total": total, "held": held, "making": len(pending) - ready, "ready": ready}
 
     def state_dict(self) -> dict[str, Any]:
         """Where it is, under torchdata's keys."""
@@ -451,6 +457,7 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""
+        end_view(self)
         self._processes.close()
 
     def __del__(self) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 from feeder.generic_places import without_workers
 from feeder.generic_state import IndexIterator, load_if_stateful
 from feeder.generic_worker import worker_state
+from feeder.view import LiveView, end_view
 
 if TYPE_CHECKING:
     from feeder.loader import DataLoader
@@ -33,6 +34,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
             state = without_workers(state)
         self.meters = loader.generic_meters
         self.delivers = True
+        self.view: LiveView | None = None
         # What torch's own constructor does, but for the dataset's state, which goes in between.
         begin_torchs(self, loader, base_seed)
         if self._timeout != 0 or self._num_workers != 0:
@@ -61,9 +63,12 @@ class HereIterator(_SingleProcessDataLoaderIter):
             batch = super().__next__()
         except StopIteration:
             self.finished = True
+            end_view(self)
             raise
         if self.delivers:
             self.meters.given(batch)
+            if self.view is not None:
+                self.view.step()
         return batch
 
     def _next_data(self) -> Any:

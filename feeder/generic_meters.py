@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from feeder.meter import METER_WORDS, Meter
@@ -109,6 +110,10 @@ class GenericMeters:
         self._counts["elapsed_ns"] += now - self._asked_ns
         self._asked_ns = self._given_ns = now
 
+    def words(self) -> npt.NDArray[np.int64]:
+        """The meters: int64 [1 + workers, METER_WORDS], this process's first."""
+        return np.stack([self.here.words, *self._words])
+
     def stats(self, replacements: list[dict[str, Any]], slots: Mapping[str, int] | None) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`.
 
@@ -116,10 +121,11 @@ class GenericMeters:
             replacements: The replaced workers.
             slots: What the current iterator's slots are used for, if there is one.
         """
-        stages = stage_table(np.stack([self.here.words, *self._words]))
+        stages = stage_table(self.words())
         sums = {f"{name}_ns": stages[name]["total_ns"] for name in ("fetch", "collate", "write") if name in stages}
         return {
             **self._counts,
+            "busy_ns": self._busy_ns,
             **verdict(self._counts, {"busy_ns": self._busy_ns, **sums}, self._workers),
             "stages": stages,
             "fused": fused_stages(stages, _WITHIN),

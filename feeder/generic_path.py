@@ -12,6 +12,7 @@ from feeder.generic import WorkersIterator
 from feeder.generic_here import HereIterator
 from feeder.generic_places import Progress, epoch_is_over
 from feeder.generic_state import IndexIterator, ResumableRandomSampler, draw_seed
+from feeder.view import LiveView, end_view
 
 if TYPE_CHECKING:
     from feeder.loader import DataLoader
@@ -146,6 +147,7 @@ class _OnDevice:
         self.state: dict[str, Any] | None = iterator.state_dict()
         self._iterator = iterator
         self._meters = loader.generic_meters
+        self.view: LiveView | None = None
         self._feed = feed_device(loader, self._next, meter=self._meters.here)
 
     def __iter__(self) -> _OnDevice:
@@ -161,8 +163,11 @@ class _OnDevice:
             self.state, batch = next(self._feed)
         except StopIteration:
             self.state = None
+            end_view(self)
             raise
         self._meters.given(batch)
+        if self.view is not None:
+            self.view.step()
         return batch
 
     def _next(self) -> tuple[dict[str, Any], Any]:

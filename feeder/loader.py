@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.utils.data
 
 from feeder.dataset import FeederDataset
 from feeder.device import StaticBuffers, checked_device
 from feeder.errors import ArgumentError
-from feeder.fastpath import FastPath
+from feeder.fastpath import FastPath, current_ranks
 from feeder.generic_meters import GenericMeters
 from feeder.generic_path import GenericPath
 from feeder.generic_state import draw_seed, make_resumable
+from feeder.metrics import Metrics
 from feeder.order import Window
 from feeder.sampler import show_order
 from feeder.transforms import BatchOp
 from feeder.tuning.auto import Choice, choose
+from feeder.view import LiveView
 
 __all__ = ["DataLoader"]
 
@@ -72,6 +77,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
         snapshot_every_n_steps: For datasets that are not feeder's: how often workers send their dataset's state along;
             a resume makes the batches since then again and drops them. 0: never.
+        metrics_port: Serves :meth:`stats` to Prometheus on this TCP port, at ``/metrics``, until :meth:`close`; 0 takes
+            a free one, see :attr:`metrics_url`. Loaders of one process may share a port: the label ``loader`` tells
+            them apart. None: no server. Needs the extra ``metrics``.
+        metrics_address: The address to listen on; "0.0.0.0" is open to other machines.
+        progress: Shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, how long the caller
+            waits, slots that are full, how busy the workers are. A bar on a terminal, else a line every 5 s.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
@@ -114,6 +125,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         hang_timeout_s: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         snapshot_every_n_steps: int | None = 1,
+        metrics_port: int | None = None,
+        metrics_address: str = "127.0.0.1",
+        progress: bool = False,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
@@ -123,6 +137,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
+        if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
+            raise ArgumentError(f"metrics_port must be 0 to 65535, got {metrics_port}")
         if prefetch_to_device < 0:
             raise ArgumentError(f"prefetch_to_device must be 0 or more, got {prefetch_to_device}")
         if static_buffers and device is None:
@@ -138,6 +154,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
         self.gpu_memory_limit_bytes = gpu_memory_limit_bytes
+        self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
+        self._metrics: Metrics | None = None
         own_order = sampler is None and batch_sampler is None
         self._is_fast = (
             isinstance(dataset, FeederDataset)
@@ -181,6 +199,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if hang_timeout_s is None:
                 self.hang_timeout_s = _HANG_TIMEOUT_S
             self._path = self._make_path()
+            self._serve_metrics()
             return
         make_resumable(self.sampler)
         given = (seed, rank, backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes)
@@ -190,6 +209,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "gpu_memory_limit_bytes are for feeder's datasets, in batches, with a recipe of fixed output size and "
                 "no collate_fn of your own; elsewhere torch's random state and samplers rule"
             )
+        self.generic_meters  # noqa: B018  made before another thread may ask for it
+        self._serve_metrics()
+
+    def _serve_metrics(self) -> None:
+        if self.metrics_port is not None and self._metrics is None:
+            self._metrics = Metrics(self, self.metrics_port, self.metrics_address)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the metrics are served; None if they are not."""
+        return None if self._metrics is None else self._metrics.url
 
     def _choose(
         self, dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, init: Any, context: Any
@@ -238,13 +268,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return StaticBuffers(self.batch_size) if self.static_buffers else None
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath()}
+        state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath(), "_metrics": None}
         for name in ("feeding_stream", "generic_meters", "static_places"):
             state.pop(name, None)
         return state
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
+        self._serve_metrics()
+        iterator: Any = self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
+        if self.progress and current_ranks(self)[0] == 0:
+            me = weakref.proxy(self)  # which the iterator's view must not keep alive
+            if iterator.view is not None:
+                iterator.view.end()
+            title = "loader" if self._fast is None else f"epoch {iterator.place().epoch}"
+            iterator.view = LiveView(lambda: me.stats(), _length(iterator), title)
+        return cast("Iterator[Any]", iterator)
 
     def __len__(self) -> int:
         """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length."""
@@ -310,14 +348,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``slots``: how many there are (``total``), the caller has (``held``), are being filled (``making``), and
               are full (``ready``, about); all 0 between epochs;
             - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for an epoch to getting its last batch;
-              ``waited_ns``: of that, waiting for workers;
+              ``waited_ns``: of that, waiting for workers; ``busy_ns``: of all workers, or of the caller without any;
             - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
               :func:`feeder.stats.verdict`.
 
             For feeder's datasets also:
 
             - ``backend``: the decode backend's name;
-            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``busy_ns``, ``encoded_bytes``:
+            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``:
               sums over the workers' parts;
             - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
               10,000), see :class:`feeder.work.Substitution`;
@@ -335,8 +373,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._path is not None:
             self._path.close()
         self._generic.close(self)
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
+
+    def stage_words(self) -> npt.NDArray[np.int64]:
+        """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.meter`."""
+        return self.generic_meters.words() if self._fast is None else self._fast.stage_words()
 
     def _need_fast(self, name: str) -> FastPath:
         if self._fast is None:
             raise ArgumentError(f"{name}() is for feeder's datasets; this loader runs torch's own path")
         return self._fast
+
+
+def _length(iterator: Any) -> int | None:
+    try:
+        return len(iterator)
+    except TypeError:  # of an iterable dataset without a length
+        return None

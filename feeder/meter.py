@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["METER_WORDS", "STAGES", "STAGE_WORDS", "Meter", "bucket_ns", "bucket_of"]
+__all__ = ["METER_WORDS", "STAGES", "STAGE_WORDS", "Meter", "bucket_ns", "bucket_of", "octave_edges"]
 
 # What a stage's name means stands in the documentation of feeder.DataLoader.stats.
 STAGES = (
@@ -56,6 +56,11 @@ def bucket_ns() -> npt.NDArray[np.float64]:
     octave, quarter = np.divmod(np.arange(_BUCKETS - 2), 4)
     middles = 2.0 ** (octave + _SMALLEST_BITS) * (1.125 + 0.25 * quarter)
     return np.concatenate([[2.0 ** (_SMALLEST_BITS - 1)], middles, [2.0**_LARGEST_BITS]])
+
+
+def octave_edges() -> list[tuple[int, int]]:
+    """(last bucket below it, b) for every power of two 2**b, nanoseconds, that is an edge between buckets."""
+    return [(4 * k, _SMALLEST_BITS + k) for k in range(_LARGEST_BITS - _SMALLEST_BITS + 1)]
 
 
 class Meter:

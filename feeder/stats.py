@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.meter import METER_WORDS, STAGE_WORDS, STAGES, bucket_ns
+from feeder.meter import METER_WORDS, STAGE_WORDS, STAGES, bucket_ns, octave_edges
 
-__all__ = ["fused_stages", "stage_table", "verdict", "worker_tables"]
+__all__ = ["fused_stages", "stage_histograms", "stage_table", "verdict", "worker_tables"]
 
 # Below this share of the time the caller hardly notices that it waits.
 _NOTICEABLE = 0.05
@@ -41,6 +41,26 @@ def stage_table(words: npt.NDArray[np.int64]) -> dict[str, dict[str, int]]:
             found[f"p{percent}_ns"] = min(most, int(middles[bucket]))
         table[name] = found | {"max_ns": most}
     return table
+
+
+def stage_histograms(words: npt.NDArray[np.int64]) -> dict[str, tuple[int, list[tuple[float | None, int]]]]:
+    """Reads meters.
+
+    Args:
+        words: int64 [..., METER_WORDS]; all of them are added up.
+
+    Returns:
+        For each stage that has run: its total time, and (upper edge, runs up to it) of every second octave; the last
+        edge is None. Times are nanoseconds.
+    """
+    sums = words.reshape(-1, len(STAGES), STAGE_WORDS).sum(axis=0)
+    found = {}
+    for name, (count, _, total, _, *buckets) in zip(STAGES, sums.tolist(), strict=True):
+        if count:
+            ranks = np.cumsum(buckets).tolist()
+            edges: list[tuple[float | None, int]] = [(float(1 << bits), ranks[k]) for k, bits in octave_edges()[::2]]
+            found[name] = total, [*edges, (None, ranks[-1])]
+    return found
 
 
 def worker_tables(words: npt.NDArray[np.int64], replaced: list[int]) -> list[dict[str, Any]]:

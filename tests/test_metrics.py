@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import builtins
+import gc
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from feeder.dataset import ShardDataset
+from feeder.errors import ArgumentError
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+from tests.loader_data import write_shards
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 20)
+
+
+def _loader(shards: Path, **options: Any) -> DataLoader[Any]:
+    options = {"batch_size": 4, "metrics_port": 0, **options}
+    return DataLoader(ShardDataset(shards, RandomResizedCrop(8)), **options)
+
+
+def _samples(url: str | None) -> dict[tuple[str, str, str], float]:
+    """Value by name, loader and what else it is of."""
+    assert url is not None
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        text = answer.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            rest = ",".join(v for k, v in sorted(sample.labels.items()) if k != "loader")
+            found[sample.name, sample.labels["loader"], rest] = sample.value
+    return found
+
+
+def test_a_scrape_gives_what_stats_give(shards: Path) -> None:
+    loader = _loader(shards, num_workers=2)
+    assert _samples(loader.metrics_url)["feeder_batches_total", "0", ""] == 0
+    iterator = iter(loader)
+    batch = next(iterator)
+    during = _samples(loader.metrics_url)
+    assert during["feeder_batches_total", "0", ""] == 1
+    assert during["feeder_slots", "0", "held"] == 1
+    assert during["feeder_slots", "0", "total"] > 1
+    del batch
+    for _ in iterator:
+        pass
+    found, stats = _samples(loader.metrics_url), loader.stats()
+    assert found["feeder_samples_total", "0", ""] == 20
+    assert found["feeder_skipped_samples_total", "0", ""] == found["feeder_worker_respawns_total", "0", ""] == 0
+    assert found["feeder_stage_bytes_total", "0", "read"] == stats["stages"]["read"]["bytes"]
+    assert found["feeder_stage_seconds_count", "0", "decode"] == 20
+    assert found["feeder_stage_seconds_bucket", "0", "+Inf,decode"] == 20
+    assert found["feeder_stage_seconds_sum", "0", "read"] == pytest.approx(stats["stages"]["read"]["total_ns"] / 1e9)
+    per_worker = [found["feeder_worker_stage_seconds_total", "0", f"read,{k}"] for k in range(2)]
+    assert sum(per_worker) == pytest.approx(found["feeder_stage_seconds_sum", "0", "read"])
+    loader.close()
+
+
+def test_any_dataset_has_metrics() -> None:
+    loader = DataLoader(range(8), batch_size=4, metrics_port=0)  # type: ignore[arg-type]
+    for _ in loader:
+        pass
+    assert _samples(loader.metrics_url)["feeder_stage_seconds_count", "0", "fetch"] == 2
+    loader.close()
+
+
+def test_the_server_listens_on_this_machine_only_and_ends_with_the_loader(shards: Path) -> None:
+    loader = _loader(shards)
+    url = loader.metrics_url
+    assert url is not None
+    assert url.startswith("http://127.0.0.1:")
+    loader.close()
+    assert loader.metrics_url is None
+    with pytest.raises(urllib.error.URLError):
+        _samples(url)
+    for _ in loader:  # comes back with the next epoch
+        pass
+    assert _samples(loader.metrics_url)["feeder_batches_total", "0", ""] == 5
+    url = loader.metrics_url
+    del loader
+    gc.collect()
+    with pytest.raises(urllib.error.URLError):
+        _samples(url)
+
+
+def test_loaders_share_a_port_and_are_told_apart(shards: Path) -> None:
+    first = _loader(shards)
+    assert first.metrics_url is not None
+    port = int(first.metrics_url.split(":")[2].split("/")[0])
+    second = _loader(shards, metrics_port=port, batch_size=10)
+    for _ in second:
+        pass
+    found = _samples(first.metrics_url)
+    assert found["feeder_batches_total", "0", ""] == 0
+    assert found["feeder_batches_total", "1", ""] == 2
+    first.close()
+    assert {key[1] for key in _samples(second.metrics_url)} == {"1"}
+    second.close()
+    with pytest.raises(urllib.error.URLError):
+        _samples(f"http://127.0.0.1:{port}/metrics")
+
+
+def test_a_port_that_another_program_has_is_refused(shards: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ArgumentError, match=f"127.0.0.1 port {port}: Address already in use; take another"):
+            _loader(shards, metrics_port=port)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_that_there_is_not_is_refused(shards: Path, port: int) -> None:
+    with pytest.raises(ArgumentError, match="metrics_port must be 0 to 65535"):
+        _loader(shards, metrics_port=port)
+
+
+def test_without_the_package_the_error_says_what_to_install(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return original(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ArgumentError, match=r"pip install 'feeder-data\[metrics\]'"):
+        _loader(shards)
+
+
+def test_nothing_is_left_in_the_packages_global_registry(shards: Path) -> None:
+    before = prometheus_client.generate_latest(prometheus_client.REGISTRY).count(b"feeder")
+    loader = _loader(shards)
+    assert prometheus_client.generate_latest(prometheus_client.REGISTRY).count(b"feeder") == before == 0
+    loader.close()

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeder import view
+from feeder.dataset import ShardDataset
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+from feeder.view import LiveView, Pace, bar_text, line_text
+from tests.loader_data import write_shards
+
+_LARGEST = Pace(123456, 99_999e6, 35999, 1.0, 1.0, 128, 128, 64)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Time in the view's own measure: a second a look."""
+
+    def __init__(self) -> None:
+        self.looks = itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self.looks))
+
+
+def _stats(batch: int) -> dict[str, Any]:
+    """Of a loader that hands out a batch of 100 images of 1 MB a second, and lets the caller wait for a quarter."""
+    return {
+        "batches": batch,
+        "samples": 100 * batch,
+        "waited_ns": batch * 250_000_000,
+        "busy_ns": batch * 1_000_000_000,
+        "encoded_bytes": 0,
+        "stages": {"read": {"bytes": batch * 100_000_000}},
+        "slots": {"total": 6, "held": 1, "making": 2, "ready": 3},
+        "workers": [{}, {}],
+    }
+
+
+def _run(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, batches: int | None, steps: int) -> str:
+    monkeypatch.setattr(view, "time", Clock())
+    done = itertools.count()
+    shown = LiveView(lambda: _stats(shown_batches[0]), batches, "epoch 3", stream)
+    for _ in range(steps):
+        shown_batches[0] = next(done) + 1
+        shown.step()
+    shown.end()
+    shown.end()  # a second time does nothing
+    return stream.getvalue()
+
+
+shown_batches = [0]
+
+
+@pytest.fixture(autouse=True)
+def _start() -> None:
+    shown_batches[0] = 0
+
+
+def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = _run(io.StringIO(), monkeypatch, 20, 12).splitlines()
+    assert lines[0] == (
+        "epoch 3: 5/20 batches, 100 images/s, 100 MB/s, 0:15 left, waits 25% of the time, 3 of 6 slots full, "
+        "workers 50% busy"
+    )
+    assert lines[-1].startswith("epoch 3: 12/20 batches, 13.0 s, 92 images/s, 92 MB/s, waits 23% of the time")
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = _run(Terminal(), monkeypatch, 20, 12)
+    drawn = [line for line in text.replace("\n", "\r").split("\r") if line.strip()]
+    assert "100 img/s 100 MB/s 0:15 left wait 25% full 3/6 busy 50%" in text
+    assert "60%" in drawn[-1]
+    assert all(len(line) <= 80 for line in drawn)
+    assert text.endswith("\n")
+
+
+def test_an_epoch_of_unknown_length_has_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = _run(io.StringIO(), monkeypatch, None, 6)
+    assert text.startswith("epoch 3: 5 batches, 100 images/s")
+    assert "left" not in text
+
+
+def test_without_workers_nothing_is_said_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = _LARGEST._replace(workers=0)
+    assert "busy" not in bar_text(pace) + line_text("epoch 0", 1, 2, pace)
+
+
+def test_usual_figures_leave_room_for_a_bar() -> None:
+    usual = Pace(1240, 136e6, 30, 0.35, 0.97, 6, 8, 4)
+    assert bar_text(usual) == "1,240 img/s 136 MB/s 0:30 left wait 35% full 6/8 busy 97%"
+    assert len(bar_text(_LARGEST)) <= 71
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_loader_shows_its_epochs(
+    tmp_path: Path, workers: int, fast: bool, device: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset: Any = ShardDataset(write_shards(tmp_path, 8), RandomResizedCrop(8)) if fast else range(8)
+    loader = DataLoader(dataset, batch_size=2, num_workers=workers, device=device, progress=True)
+    for _ in range(2):
+        for _ in loader:
+            pass
+    out, err = capsys.readouterr()
+    assert out == ""
+    whole = [parts[0] for line in err.splitlines() if (parts := line.split(", "))[1].endswith(" s")]
+    assert whole == (["epoch 0: 4/4 batches", "epoch 1: 4/4 batches"] if fast else ["loader: 4/4 batches"] * 2)
+
+
+def test_other_ranks_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 8), RandomResizedCrop(8))
+    for _ in DataLoader(dataset, batch_size=2, rank=1, world_size=2, progress=True):
+        pass
+    assert capsys.readouterr().err == ""
