@@ -3,13 +3,16 @@
 Held equal: the images (warm in the page cache), the batch of 64, the distribution of crops, the output; one core for
 everything that a contestant starts. Each contestant is a process of its own; runs take turns. feeder's pixels are
 checked against the Pillow reference first. The "keep" run decodes the original files, "seekable" their lossless
-transcode, "raw" uint8 arrays of at most 500 pixels a side. The yardstick is libjpeg-turbo alone: whole images to RGB.
-Ratios are of images per CPU-second, which on one core are images per second where nothing else runs.
+transcode, "raw" uint8 arrays of at most 500 pixels a side; "uint8" is "seekable" without normalizing, as tf.data's
+images are. "avx2" and "portable" are "seekable" on lesser CPUs. The "entropy" rows decode the Huffman codes of whole
+images and do nothing else. The yardstick is libjpeg-turbo alone: whole images to RGB. Ratios are of images per
+CPU-second, which on one core are images per second where nothing else runs.
 
-    python -m bench.decode IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR] [--out FILE]
+    python -m bench.decode IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
+        [--tensorflow PYTHON] [--out FILE]
 
 --pillow-simd names a folder with pillow-simd (pip install --no-deps --target DIR pillow-simd); without it, that
-contestant is left out.
+contestant is left out. --tensorflow names a Python interpreter that has tensorflow-cpu and numpy; without it, likewise.
 """
 
 from __future__ import annotations
@@ -35,9 +38,12 @@ __all__ = ["main"]
 
 # (name, what it is divided by, the least it should be)
 TARGETS = (
-    ("feeder-seekable", "torch", 3.8),
-    ("feeder-seekable", "dali", 2.4),
-    ("feeder-keep", "dali", 1.7),
+    ("feeder-seekable", "torch", 6.0),
+    ("feeder-seekable", "dali", 3.6),
+    ("feeder-keep", "dali", 2.2),
+    ("feeder-uint8", "tensorflow", 1.9),
+    ("entropy-seekable", "entropy-seekable-libjpeg", 2.0),
+    ("entropy-keep", "entropy-keep-libjpeg", 1.3),
     ("feeder-validation", "dali-validation", 2.0),
     ("transcode", "libjpeg", 0.45),
 )
@@ -99,9 +105,9 @@ def check(folder: Path) -> float:
 class Contestant:
     """A rival's process, pinned to the core."""
 
-    def __init__(self, name: str, folder: Path, core: int, pillow_simd: str | None) -> None:
+    def __init__(self, name: str, folder: Path, core: int, python: str, pillow_simd: str | None) -> None:
         script = str(Path(decode_rivals.__file__))
-        command = ["taskset", "-c", str(core), sys.executable, script, name, str(folder)]
+        command = ["taskset", "-c", str(core), python, script, name, str(folder)]
         if pillow_simd is not None:
             command += ["--pillow-simd", pillow_simd]
         root = str(Path(__file__).resolve().parent.parent)
@@ -144,6 +150,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one run at least")
     parser.add_argument("--pillow-simd", metavar="DIR")
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has tensorflow-cpu and numpy")
     parser.add_argument("--only", metavar="NAMES", help="contestants, by commas")
     parser.add_argument("--out", default="bench/results/decode.json")
     args = parser.parse_args()
@@ -152,13 +159,21 @@ def main() -> int:
         folders = prepare(args.images, Path(work))
         level = check(folders["seekable"])
         print(f"feeder is {level:.3f} levels from Pillow on average")
-        inputs = {"feeder-seekable": "seekable", "feeder-validation": "seekable", "feeder-raw": "raw"}
+        seekable = ("feeder-seekable", "feeder-validation", "feeder-uint8", "feeder-avx2", "feeder-portable")
+        inputs = dict.fromkeys((*seekable, "entropy-seekable", "entropy-seekable-libjpeg"), "seekable")
+        inputs["feeder-raw"] = "raw"
         names = args.only.split(",") if args.only else list(decode_rivals.RIVALS)
         if not args.pillow_simd and "torch-simd" in names:
             names.remove("torch-simd")
+        if not args.tensorflow and "tensorflow" in names:
+            names.remove("tensorflow")
         contestants = {
             name: Contestant(
-                name, folders[inputs.get(name, "keep")], args.core, args.pillow_simd if name == "torch-simd" else None
+                name,
+                folders[inputs.get(name, "keep")],
+                args.core,
+                args.tensorflow if name == "tensorflow" else sys.executable,
+                args.pillow_simd if name == "torch-simd" else None,
             )
             for name in names
         }
@@ -209,7 +224,12 @@ def main() -> int:
             f"{name} {value:.1f} ({100 * value / total:.0f} %)" for name, value in shares.items() if value
         )
         print(f"stages, {what}, microseconds an image (clock readings included): {parts}")
+    # A rival that is not installed is a gap, not a target met.
+    absent = sorted({rival for _, rival, _ in TARGETS if rival not in found} | ({"torch-simd"} - set(found)))
+    if absent and not args.only:
+        print(f"absent: {', '.join(absent)}")
     results: dict[str, Any] = {
+        "absent": absent,
         "images_per_s": {name: spread(values) for name, values in wall.items()},
         "images_per_cpu_s": {name: spread(values) for name, values in found.items()},
         "ratios": ratios,

@@ -154,7 +154,7 @@ def _linear() -> Any:
     return types.INTERP_LINEAR
 
 
-def _recipe(validation: bool) -> Any:
+def _recipe(validation: bool, output: str = "float32") -> Any:
     from feeder import transforms
 
     geometry = (
@@ -162,10 +162,12 @@ def _recipe(validation: bool) -> Any:
         if validation
         else [transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
     )
-    return transforms.Recipe.of([*geometry, transforms.Normalize(MEAN, STD)])
+    return transforms.Recipe.of([*geometry, transforms.Normalize(MEAN, STD)] if output == "float32" else geometry)
 
 
-def feeder_batches(folder: str, validation: bool = False) -> Iterator[tuple[list[memoryview], Any, Any]]:
+def feeder_batches(
+    folder: str, validation: bool = False, output: str = "float32"
+) -> Iterator[tuple[list[memoryview], Any, Any]]:
     """Endless batches: the encoded images, the recipe and its draws."""
     from feeder.imageinfo import image_info
 
@@ -178,7 +180,7 @@ def feeder_batches(folder: str, validation: bool = False) -> Iterator[tuple[list
         else:
             info = image_info(data)
             sizes.append((info.height_px, info.width_px))
-    recipe, extents = _recipe(validation), np.array(sizes)
+    recipe, extents = _recipe(validation, output), np.array(sizes)
     arena = _Arena(paths)
     epoch = 0
     while True:
@@ -190,12 +192,45 @@ def feeder_batches(folder: str, validation: bool = False) -> Iterator[tuple[list
         epoch += 1
 
 
-def _feeder(folder: str, validation: bool = False) -> Callable[[], int]:
+def tensorflow(folder: str) -> Callable[[], int]:
+    """tf.data: decode_and_crop_jpeg, resize, flip, uint8; its resize does not antialias, so it does less."""
+    import tensorflow as tf
+
+    paths = _paths(folder)
+
+    def image(path: Any) -> Any:
+        data = tf.io.read_file(path)
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.io.extract_jpeg_shape(data),
+            tf.zeros([1, 0, 4], tf.float32),
+            area_range=(0.08, 1.0),
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            max_attempts=10,
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.stack([begin[0], begin[1], size[0], size[1]])
+        pixels = tf.image.resize(tf.image.decode_and_crop_jpeg(data, window, channels=3), (SIZE, SIZE))
+        return tf.cast(tf.image.random_flip_left_right(pixels), tf.uint8)
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    batches = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths)).map(image).batch(BATCH)
+    batches = batches.with_options(options)
+    return lambda: sum(len(batch) for batch in batches)
+
+
+def _feeder(
+    folder: str, validation: bool = False, output: str = "float32", level: str | None = None
+) -> Callable[[], int]:
+    from feeder import _native
     from feeder.decode.cpu import CpuDecoder
 
+    if level is not None and not _native.set_simd_level(level):
+        raise SystemExit(f"this CPU has no {level}")
     decoder = CpuDecoder()
-    batches, count = feeder_batches(folder, validation), len(_paths(folder))
-    out = np.empty((BATCH, 3, SIZE, SIZE), np.float32)
+    batches, count = feeder_batches(folder, validation, output), len(_paths(folder))
+    out = np.empty((BATCH, 3, SIZE, SIZE), output)
     ones = np.ones(BATCH, np.uint8)
 
     def run() -> int:
@@ -237,6 +272,26 @@ def transcode(folder: str) -> Callable[[], int]:
     return _each(folder, lambda data: _native.transcode(data, keep_metadata=True))
 
 
+def entropy(folder: str, libjpeg: bool = False) -> Callable[[], int]:
+    """Entropy decoding of whole images, and nothing else; of those files that feeder's own decoder takes."""
+    from feeder import _native
+
+    def is_ours(path: str) -> bool:
+        try:
+            return _native.entropy_decode(_read(path)) > 0
+        except _native.Unsupported:
+            return False
+
+    images = [_read(path) for path in _paths(folder) if is_ours(path)]
+
+    def run() -> int:
+        for data in images:
+            _native.entropy_decode(data, libjpeg=libjpeg)
+        return len(images)
+
+    return run
+
+
 RIVALS: dict[str, Callable[[str], Callable[[], int]]] = {
     "torch": torch_pillow,
     "torch-simd": torch_pillow,
@@ -246,6 +301,14 @@ RIVALS: dict[str, Callable[[str], Callable[[], int]]] = {
     "feeder-keep": _feeder,
     "feeder-raw": _feeder,
     "feeder-validation": lambda folder: _feeder(folder, True),
+    "feeder-uint8": lambda folder: _feeder(folder, output="uint8"),
+    "feeder-avx2": lambda folder: _feeder(folder, level="avx2"),
+    "feeder-portable": lambda folder: _feeder(folder, level="portable"),
+    "tensorflow": tensorflow,
+    "entropy-seekable": entropy,
+    "entropy-seekable-libjpeg": lambda folder: entropy(folder, True),
+    "entropy-keep": entropy,
+    "entropy-keep-libjpeg": lambda folder: entropy(folder, True),
     "libjpeg": libjpeg,
     "transcode": transcode,
 }

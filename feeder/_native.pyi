@@ -118,6 +118,35 @@ def libjpeg_decode(data: _Buffer) -> npt.NDArray[np.uint8]:
         Unsupported: with the reason, also where the data is damaged.
     """
 
+def entropy_decode(data: _Buffer, *, libjpeg: bool = False) -> int:
+    """Decodes the Huffman codes of a whole JPEG and throws the coefficients away, for benchmarks.
+
+    Args:
+        data: The JPEG.
+        libjpeg: By libjpeg-turbo, not by feeder's own decoder.
+
+    Returns:
+        The number of 8 x 8 blocks; 0 for libjpeg.
+
+    Raises:
+        Unsupported: with the reason.
+    """
+
+def inverse_dct(
+    blocks: npt.NDArray[np.int16], quant: npt.NDArray[np.int16], *, corner: bool = False, libjpeg: bool = False
+) -> npt.NDArray[np.uint8]:
+    """Dequantizes and transforms blocks at the SIMD level in use, for tests.
+
+    Args:
+        blocks: int16 [N, 64], coefficients in natural order.
+        quant: int16 [64], in natural order.
+        corner: By the kernel for blocks with zeros outside the upper left 4 x 4.
+        libjpeg: By libjpeg-turbo's function.
+
+    Returns:
+        uint8 [N, 8, 8].
+    """
+
 def resample_planes(
     planes: Sequence[npt.NDArray[np.uint8]],
     color: str,

@@ -1,11 +1,17 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <memory>
+#include <stdexcept>
+#include <string>
 
 #include "bind/buffer.h"
 #include "bind/module.h"
 #include "bind/unsupported.h"
+#include "cpu/idct.h"
+#include "cpu/idct_libjpeg.h"
+#include "cpu/jpeg_baseline.h"
 #include "cpu/jpeg_libjpeg.h"
 
 namespace nb = nanobind;
@@ -36,6 +42,60 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>> libjpeg_decode(nb::handle data) {
     return nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>>(samples, 3, shape, owner);
 }
 
+int64_t entropy_decode(nb::handle data, bool with_libjpeg) {
+    const BufferView file(data);
+    JpegHeader header;
+    Outcome outcome;
+    int64_t blocks = 0;
+    {
+        nb::gil_scoped_release release;
+        outcome = parse_jpeg_header(file.bytes(), header);
+        if (outcome.ok() && with_libjpeg) {
+            outcome = read_with_libjpeg(file.bytes(), header);
+        } else if (outcome.ok()) {
+            static thread_local const auto decoder = std::make_unique<BaselineDecoder>();
+            blocks = decoder->read_coefficients(file.bytes(), header, nullptr);
+            if (blocks < 0) outcome = {Status::unsupported, "JPEG: not one for feeder's own decoder, or damaged"};
+        }
+    }
+    if (!outcome.ok()) raise_unsupported(outcome);
+    return blocks;
+}
+
+using Blocks = nb::ndarray<const int16_t, nb::numpy, nb::shape<-1, 64>, nb::c_contig>;
+
+using Quant = nb::ndarray<const int16_t, nb::numpy, nb::shape<64>, nb::c_contig>;
+
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>> inverse_dct(Blocks blocks, Quant quant, bool corner, bool with_libjpeg) {
+    const size_t count = blocks.shape(0);
+    auto pixels = std::make_unique<uint8_t[]>(64 * count + 1);
+    struct alignas(64) Table {
+        int16_t values[64];
+    };
+    Table table;
+    std::copy_n(quant.data(), 64, table.values);
+    const auto copies = std::make_unique<Table[]>(count);
+    const auto targets = std::make_unique<IdctBlock[]>(count);
+    for (size_t i = 0; i < count; ++i) {
+        std::copy_n(blocks.data() + 64 * i, 64, copies[i].values);
+        targets[i] = {copies[i].values, pixels.get() + 64 * i};
+    }
+    LibjpegIdct libjpeg;
+    if (!libjpeg.ready()) throw std::runtime_error("libjpeg did not start");
+    const IdctKernels* const kernels = with_libjpeg ? nullptr : idct_kernels();
+    const int all = static_cast<int>(count);
+    int done = 0;
+    while (done < all) {
+        if (kernels != nullptr)
+            done += (corner ? kernels->corner : kernels->full)(targets.get() + done, all - done, table.values, 8);
+        if (done < all) libjpeg.run(targets[static_cast<size_t>(done++)], table.values, 8);
+    }
+    const size_t shape[3] = {count, 8, 8};
+    uint8_t* const samples = pixels.release();
+    nb::capsule owner(samples, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+    return nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>>(samples, 3, shape, owner);
+}
+
 }  // namespace
 
 void add_libjpeg(nb::module_& module) {
@@ -45,6 +105,24 @@ void add_libjpeg(nb::module_& module) {
                "    uint8 [H, W, C], as stored: RGB, gray or CMYK.\n\n"
                "Raises:\n"
                "    Unsupported: with the reason, also where the data is damaged.");
+    module.def("entropy_decode", &entropy_decode, "data"_a, nb::kw_only(), "libjpeg"_a = false,
+               "Decodes the Huffman codes of a whole JPEG and throws the coefficients away, for benchmarks.\n\n"
+               "Args:\n"
+               "    libjpeg: By libjpeg-turbo, not by feeder's own decoder.\n\n"
+               "Returns:\n"
+               "    The number of 8 x 8 blocks; 0 for libjpeg.\n\n"
+               "Raises:\n"
+               "    Unsupported: with the reason.");
+    module.def("inverse_dct", &inverse_dct, "blocks"_a, "quant"_a, nb::kw_only(), "corner"_a = false,
+               "libjpeg"_a = false,
+               "Dequantizes and transforms blocks at the SIMD level in use, for tests.\n\n"
+               "Args:\n"
+               "    blocks: int16 [N, 64], coefficients in natural order.\n"
+               "    quant: int16 [64], in natural order.\n"
+               "    corner: By the kernel for blocks with zeros outside the upper left 4 x 4.\n"
+               "    libjpeg: By libjpeg-turbo's function.\n\n"
+               "Returns:\n"
+               "    uint8 [N, 8, 8].");
 }
 
 }  // namespace feeder::bind

@@ -1,0 +1,94 @@
+"""The parts of feeder's own JPEG decoder: its inverse DCT is libjpeg-turbo's to the bit, at every SIMD level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from feeder import _native as native
+from tests.kernels import jpegs
+
+LEVELS = ("portable", "avx2", "avx512")
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native.simd_level()
+    if not native.set_simd_level(request.param):
+        pytest.skip(f"this CPU has no {request.param}")
+    yield request.param
+    native.set_simd_level(before)
+
+
+def blocks_of(kind: str, count: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
+    """int16 [count, 8, 8] coefficients and an int16 [64] quantization table."""
+    rng = np.random.default_rng(len(kind))
+    quant = rng.integers(1, 256, 64)
+    shape = (count, 8, 8)
+    if kind == "photo":
+        fall = np.add.outer(np.arange(8), np.arange(8)) + 1
+        blocks = rng.normal(0, 60 / fall, shape)
+        quant = 2 + fall.ravel() * 3
+    elif kind == "noise":
+        blocks = rng.integers(-1024, 1024, shape)
+        quant = np.ones(64)
+    elif kind == "extreme":
+        blocks = rng.choice([-32768, -2048, -1, 0, 1, 2047, 32767], shape)
+    elif kind == "any bits":
+        blocks = rng.integers(-32768, 32768, shape)
+        quant = rng.integers(-32768, 32768, 64)
+    else:  # only the first row, on both sides of where libjpeg's short cut wraps
+        blocks = np.zeros(shape)
+        blocks[:, 0, :] = rng.integers(-9000, 9000, (count, 8))
+        blocks[::3, 0, 1:] = 0
+        quant = np.ones(64)
+    return blocks.astype(np.int16), quant.astype(np.int16)
+
+
+@pytest.mark.parametrize("corner", [False, True])
+@pytest.mark.parametrize("kind", ["photo", "noise", "extreme", "any bits", "first row"])
+def test_inverse_dct_is_libjpegs_to_the_bit(level: str, kind: str, corner: bool) -> None:
+    blocks, quant = blocks_of(kind, 4003)
+    if corner:
+        blocks[:, 4:] = 0
+        blocks[:, :, 4:] = 0
+    blocks[7] = 0
+    blocks = blocks.reshape(-1, 64)
+    expected = native.inverse_dct(blocks, quant, libjpeg=True)
+    np.testing.assert_array_equal(native.inverse_dct(blocks, quant, corner=corner), expected)
+    for count in (1, 2, 3, 5):
+        np.testing.assert_array_equal(native.inverse_dct(blocks[:count], quant, corner=corner), expected[:count])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in jpegs.KINDS if "progressive" not in kind])
+def test_pixels_are_libjpegs_to_the_bit(level: str, kind: str) -> None:
+    """Bytes left over before a restart marker are damage, so that libjpeg decodes the file: it skips them."""
+    size = (203, 151)
+    data = jpegs.jpeg(kind, size)
+    seekable = native.transcode(data, keep_metadata=False, segment_px=16)
+    first = seekable.index(b"\xff\xd0", jpegs.entropy_offset(seekable))
+    files = [data, seekable, seekable[:first] + bytes(20) + seekable[first:]]
+    box = np.array([[0, 0, *size]] * len(files))
+    out = np.zeros((len(files), 3, 96, 80), np.uint8)
+    ones = np.ones(len(files), np.uint8)
+    statuses, _ = native.decode_batch(
+        files, box.astype(np.float64), box.astype(np.int32), ones * 0, ones, out, layout="nchw", dtype="uint8"
+    )
+    assert statuses.tolist() == [native.Status.OK, native.Status.OK, native.Status.DAMAGED]
+    np.testing.assert_array_equal(out[0], out[2])
+    np.testing.assert_array_equal(out[1], out[2])
+
+
+def test_entropy_decoding_alone_counts_blocks_and_refuses_damage() -> None:
+    data = jpegs.jpeg("4:2:0", (100, 50))
+    seekable = native.transcode(data, keep_metadata=False, segment_px=16)
+    for file in (data, seekable):
+        assert native.entropy_decode(file) == 7 * 4 * 6
+        assert native.entropy_decode(file, libjpeg=True) == 0
+    with pytest.raises(native.Unsupported):
+        native.entropy_decode(seekable[:-60])
+    with pytest.raises(native.Unsupported, match="own decoder"):
+        native.entropy_decode(jpegs.jpeg("progressive"))
