@@ -89,6 +89,15 @@ def _load(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def _plain(value: Any) -> Any:
+    """Nested containers with the bytes of their tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def test_it_is_short() -> None:
     assert len(SCRIPT.read_text().splitlines()) < 350
 
@@ -156,9 +165,9 @@ def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[
     runs += [([*options, workers, "--out", str(killed)], death) for workers, *death in deaths]
     runs += [([*options, "0", "--out", str(killed)], None)]
     printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
-    assert printed.count("going on with step") >= 3
+    assert printed.count("going on with step") >= 2
     for name in ("last.pt", "best.pt"):
-        torch.testing.assert_close(_load(killed / name), _load(unbroken / name), rtol=0, atol=0, msg=f"{deaths}")
+        assert _plain(_load(killed / name)) == _plain(_load(unbroken / name)), deaths
     assert (killed / "log.csv").read_text() == (unbroken / "log.csv").read_text()
     assert sorted(path.name for path in killed.iterdir()) == ["best.pt", "last.pt", "log.csv"]
 
