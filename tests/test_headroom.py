@@ -185,3 +185,14 @@ def test_wrong_arguments_are_refused(shards: Path) -> None:
     empty = DataLoader(_dataset(shards, "nothing"), batch_size=64, drop_last=True)
     with pytest.raises(ArgumentError, match="the loader has no batch"):
         feeder.headroom(empty, _quick)
+
+
+def test_a_step_that_the_workers_slow_down_is_not_said_to_be_caught_up_with(shards: Path) -> None:
+    from feeder.tuning.headroom import _judged
+
+    found = _judged(_loader(shards, "nothing", 2), _fit(step_s=1 / 1500))
+    (workers,) = [remedy for remedy in found.remedies if remedy.setting is not None]
+    assert workers.setting == ("num_workers", 5)
+    assert workers.rate == pytest.approx(1500)
+    assert not workers.closes
+    assert _judged(_loader(shards, "nothing", 2), _fit()).remedies[0].closes

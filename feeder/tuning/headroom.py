@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Headroom", "Remedy", "headroom"]
 
 _WORK = ("read", "draw", "cut", "decode", "transform", "fetch", "collate", "write")
-_CLOSED = 0.97  # of the ceiling: nothing is left to close
+_REACHED = 0.97  # of the ceiling: more workers give nothing
 _SHARE_WORTH_A_TRY = 0.1
 _HAND_OUT_SHARE = 0.1  # of the step's time: less is not the loader's fault
 _MOST_WORKERS = 256
@@ -263,7 +263,7 @@ def _judged(loader: DataLoader[Any], fit: Fit) -> Headroom:
 
 def _remedies(loader: DataLoader[Any], fit: Fit) -> Iterator[Remedy]:
     def remedy(text: str, rate: float, setting: tuple[str, int] | None = None) -> Remedy:
-        return Remedy(text, rate, rate >= _CLOSED * fit.ceiling, setting)
+        return Remedy(text, rate, rate >= (1 - NOTICEABLE) * fit.step_rate, setting)
 
     best = _workers_needed(fit)
     if best is not None:
@@ -288,7 +288,7 @@ def _workers_needed(fit: Fit) -> int | None:
             break
         if predicted > rate:
             best, rate = workers, predicted
-        if rate >= _CLOSED * fit.ceiling:
+        if rate >= _REACHED * fit.ceiling:
             break
     return best
 
