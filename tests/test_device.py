@@ -238,3 +238,21 @@ def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards:
     torch.cuda.synchronize()
     expected = [images for images, *_ in DataLoader(_dataset(shards), batch_size=4)]
     assert all(torch.equal(a.cpu(), b) for a, b in zip(copies, expected, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("ops", LAST_OPS, ids=lambda ops: type(ops[0]).__name__)
+def test_last_ops_on_the_gpu_are_those_on_the_cpu(shards: Path, ops: list[Any]) -> None:
+    dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops]))
+    options: dict[str, Any] = {"batch_size": 16, "backend": "cpu", "mix": MixUp(), "num_workers": 2}
+    loader = DataLoader(dataset, device="cuda", channels_last=True, static_buffers=True, **options)
+    addresses = set()
+    affine = dataset.recipe.affine
+    level = 1.0 if affine is None else float(affine[0].max())
+    for (images, labels), (expected, wanted) in zip(loader, DataLoader(dataset, **options), strict=True):
+        addresses.add(images.data_ptr())
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert (images.cpu().float() - expected.float()).abs().max() <= 2.01 * level
+        assert torch.equal(labels[0].cpu(), wanted[0])
+    assert len(addresses) == 1

@@ -44,7 +44,6 @@ pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 from tests.test_device import (
     test_bad_sample_is_raised_in_its_turn,
     test_batches_on_the_cpu_are_the_same,
-    test_batches_on_the_gpu_are_the_same,
     test_workers_end_when_an_iterator_with_a_device_is_let_go,
 )
 from tests.test_loader import (
@@ -354,3 +353,29 @@ def test_auto_takes_dali_for_a_gpu_only_and_says_so(
     assert DataLoader(dataset, device="cuda:1").stats()["backend"] == "dali"
     assert asked == ["cuda:1"]
     assert "backend 'auto' is 'dali'" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_decoded_on_the_gpu_stay_as_they_are(tmp_path: Path, workers: int) -> None:
+    """Against the CPU's pipeline, with a bad image, on a slowed stream, all of them held."""
+    good = ShardDataset(write_shards(tmp_path / "good", 48, jpegs=True), RECIPE, fields=("index",))
+    cut = ShardDataset(write_shards(tmp_path / "cut", 48, jpegs=True, cut=(10, 31)), RECIPE, fields=("index",))
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "on_error": "skip"}
+    for dataset, bad in ((good, 0), (cut, 2)):
+        expected = _epoch(DaliLoader(dataset, **options))
+        loader = DaliLoader(dataset, device="cuda", channels_last=True, **options)
+        held = []
+        for batch in loader:
+            torch.cuda._sleep(20_000_000)
+            held.append((*batch, batch[0].clone()))
+        assert loader.stats()["skipped"] == bad
+        for (found, labels, index, copy), (wanted, *rest) in zip(held, expected, strict=True):
+            assert found.is_cuda
+            assert found.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(found, copy)
+            assert torch.equal(labels.cpu(), rest[0])
+            assert torch.equal(index.cpu(), rest[1])
+            assert (found.cpu() - wanted).abs().mean() < 1.5 / 255 / 0.25
+        loader.close()
