@@ -50,9 +50,9 @@ struct DcTable {
 
 // Note [Huffman lookup]
 // One load tells, for the next kLookupBits bits, how many of them the symbol and its extra bits take, how far the place
-// in the block moves, and the coefficient. With the codes of photos that covers 97 % of symbols; the others (a longer code,
+// in the block moves, and the coefficient. With the codes of photos that covers nearly all symbols; the others (a longer code,
 // or extra bits that do not fit) are decoded step by step. 12 bits make 16 KiB a table: two of them stay in the
-// first-level cache together with the blocks at work, and building one takes some 2 us.
+// first-level cache together with the blocks at work.
 //
 // An entry: bits taken | move << 8 | value << 16. It is added as a whole to a stream's state, whose lowest byte counts
 // bits and whose second one is the place k of the next coefficient. A place of 64 or more stops the loop, so there is one
