@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,12 +74,24 @@ def test_an_interval_is_handed_over_when_the_next_one_ends() -> None:
     assert sink.rows[-1] == (13, {"loss": 13.0})
 
 
-def test_gradients_are_not_kept() -> None:
-    weight = torch.ones(1, requires_grad=True)
-    with DeviceLog(sink := Rows()) as log:
-        loss = (2 * weight).sum()
-        log.write(0, loss=loss)
-        loss.backward()
+def test_the_graph_of_a_loss_is_not_kept() -> None:
+    class Hook:
+        """Lives as long as the graph that it hangs on."""
+
+        def __call__(self, gradient: torch.Tensor) -> None:
+            pass
+
+    hook = Hook()
+    hidden = 2 * torch.ones(1, requires_grad=True)
+    hidden.register_hook(hook)
+    loss = hidden.sum()
+    alive = weakref.ref(hook)
+    log = DeviceLog(sink := Rows())
+    log.write(0, loss=loss)
+    del hidden, loss, hook
+    gc.collect()
+    assert alive() is None
+    log.close()
     assert sink.rows == [(0, {"loss": 2.0})]
 
 
