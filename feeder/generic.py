@@ -108,12 +108,13 @@ class WorkersIterator(_BaseDataLoaderIter):
         try:
             for number in range(self._num_workers):
                 self._processes.start(number, self._job(number, worker_states.get(worker_key(number))))
-            for number in range(self._num_workers):
-                self._await_beginning(number)
             self._begin(None if snapshot is None else snapshot["_main_snapshot"])
             if state is None:
-                self._fill()
-            else:
+                self._fill()  # before the workers have begun, so that the first batch waits for one round less
+            for number in range(self._num_workers):
+                self._await_beginning(number)
+            self.progress.workers = self._worker_states()
+            if state is not None:
                 self._restore(state)
         except BaseException:
             self._shutdown_workers()
@@ -445,7 +446,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             or not has_begun
             or (first is not None and first.failures >= _SAME_BATCH_LIMIT)
         ):
-            what = "" if first is None else f"; at work on the samples {_short(first.index)}"
+            what = "" if first is None or not has_begun else f"; at work on the samples {_short(first.index)}"
             self._shutdown_workers()
             raise _DeadWorkerError(cause + what)
         self.replacements.append({"worker": number, "pid": worker.process.pid, "cause": cause})
