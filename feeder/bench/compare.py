@@ -2,7 +2,7 @@
 
 Note [Beyond noise]
     A measure has changed if the 99 % rank interval of the ratio B/A leaves out 1, if the ratio of the medians is off by
-    2 % or more, and, for rates and times, by more than the rates of those peers whose versions are the same in both:
+    more than 2 %, and, for rates and times, by more than the rates of those peers whose versions are the same in both:
     what they moved by is the machine. The interval (Hodges and Lehmann's, from the Mann-Whitney distribution) takes all
     quotients of a repeat of B by one of A and leaves out as many of the smallest and largest as chance would, so it
     assumes nothing of how timings spread. It needs five repeats on either side; with fewer nothing is said.
@@ -30,8 +30,8 @@ __all__ = ["RULE", "Change", "Comparison", "compare", "comparison_page", "load",
 _LEVEL = 0.01  # a result has a hundred measures
 _LEAST = 0.02
 RULE = (
-    "changed: the 99 % rank interval of B/A leaves out 1, and the medians differ by 2 % "
-    "or more, and times and rates by more than those of peers that stayed the same"
+    "changed: the 99 % rank interval of B/A leaves out 1, and the medians differ by more "
+    "than 2 %, and times and rates by more than those of peers that stayed the same"
 )
 # What a machine's mood does not touch.
 _STEADY = ("ratio", "pss_mib", "peak_rss_mib")
@@ -257,7 +257,7 @@ def _change(path: tuple[str, ...], a: list[float], b: list[float], drift: float 
         enough = 1 + _LEAST
         if drift is not None and path[0] not in _STEADY:
             enough = max(enough, drift)
-        changed = not low <= 1 <= high and max(ratio, 1 / ratio if ratio else math.inf) >= enough
+        changed = not low <= 1 <= high and max(ratio, 1 / ratio if ratio else math.inf) > enough
         verdict = _word(path, ratio) if changed else "same"
     return Change(" ".join(path), before, after, low, high, verdict)
 
