@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import subprocess
@@ -154,7 +155,7 @@ def test_model_optimizer_and_random_state_are_as_before(had_gradients: bool) -> 
         gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         draws = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()]
-        return [weights, gradients, feeder.batch_size._on_cpu(optimizer.state_dict()), schedule.state_dict(), draws]
+        return [weights, gradients, copy.deepcopy(optimizer.state_dict()), schedule.state_dict(), draws]
 
     if had_gradients:
         train(4)
