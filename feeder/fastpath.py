@@ -191,7 +191,7 @@ class FastPath:
             "backend": self.backend,
             **meters,
             **(self.decoder.meters() if self.decoder is not None else {}),
-            **verdict(self.counts, meters, self._loader.num_workers),
+            **verdict(self.counts, meters | self._trainer_decode(stages), self._loader.num_workers),
             "stages": stages,
             "fused": fused_stages(stages, self._fused),
             "workers": worker_tables(words[2:], [r.worker for r in replaced]),
@@ -201,6 +201,13 @@ class FastPath:
             "substitutions": [s._asdict() for s in list(self.substitutions)],
             "padded": list(self.padded),
         }
+
+    def _trainer_decode(self, stages: dict[str, dict[str, int]]) -> dict[str, int]:
+        return (
+            {}
+            if self.decoder is None or "decode" not in stages
+            else {"trainer_decode_ns": stages["decode"]["total_ns"]}
+        )
 
     def stage_words(self) -> npt.NDArray[np.int64]:
         """The meters: int64 [2 + workers, METER_WORDS], this process's two first."""

@@ -99,7 +99,7 @@ def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) 
         counts: elapsed_ns (from asking for the first batch to getting the last one) and waited_ns (of that, how long
             the caller was kept waiting).
         meters: busy_ns, and of that read_ns and decode_ns, or fetch_ns, collate_ns and write_ns, summed over all
-            workers.
+            workers; trainer_decode_ns, which the caller's process has decoded for.
         workers: How many worker processes there are; 0: the caller does their work itself.
 
     Returns:
@@ -113,7 +113,9 @@ def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) 
     busy_ns = meters.get("busy_ns", 0)
     waited_ns = counts.get("waited_ns", 0) if workers else busy_ns
     waited, busy = min(1.0, waited_ns / elapsed), min(1.0, busy_ns / (elapsed * max(1, workers)))
-    if waited < _NOTICEABLE:
+    if meters.get("trainer_decode_ns", 0) / elapsed >= max(_NOTICEABLE, waited):
+        bottleneck = "decode"
+    elif waited < _NOTICEABLE:
         bottleneck = "trainer"
     elif workers and busy < 0.5:
         bottleneck = "workers"

@@ -379,3 +379,16 @@ def test_batches_decoded_on_the_gpu_stay_as_they_are(tmp_path: Path, workers: in
             assert torch.equal(index.cpu(), rest[1])
             assert (found.cpu() - wanted).abs().mean() < 1.5 / 255 / 0.25
         loader.close()
+
+
+def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) -> None:
+    loader = DaliLoader(ShardDataset(shards, RECIPE), batch_size=10, num_workers=2)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    stages = stats["stages"]
+    assert (stages["decode"]["count"], stages["decode"]["bytes"]) == (5, 50 * 3 * 16 * 16 * 4)
+    assert stages["cut"]["bytes"] == stages["write"]["bytes"] > 0
+    assert stats["fused"] == {"transform": "decode"}
+    for worker in stats["workers"]:
+        assert "decode" not in worker["stages"]

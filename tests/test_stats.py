@@ -67,6 +67,14 @@ def test_the_verdict_names_what_holds_the_loop_up(
     assert verdict({"elapsed_ns": 1000, "waited_ns": waited}, meters, workers)["bottleneck"] == expected
 
 
+def test_decoding_in_the_callers_process_can_hold_the_loop_up() -> None:
+    meters = {"busy_ns": 300, "read_ns": 200, "trainer_decode_ns": 700}
+    assert verdict({"elapsed_ns": 1000, "waited_ns": 200}, meters, 2)["bottleneck"] == "decode"
+    assert verdict({"elapsed_ns": 1000, "waited_ns": 200}, {**meters, "trainer_decode_ns": 10}, 2)["bottleneck"] == (
+        "workers"
+    )
+
+
 def test_no_verdict_before_the_first_batch() -> None:
     assert verdict({}, {}, 2) == {"waited_share": 0.0, "busy_share": 0.0, "bottleneck": None}
 
