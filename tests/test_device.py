@@ -126,7 +126,7 @@ def test_workers_end_when_an_iterator_with_a_device_is_let_go(shards: Path) -> N
 LAST_OPS = [
     [Normalize(MEAN, STD)],
     [ColorJitter(0.4, 0.4, 0.4), RandomGrayscale(0.5), Normalize(MEAN, STD), ToDtype("float16"), RandomErasing(1.0)],
-    [ColorJitter(0.4)],
+    [ColorJitter(0.4), RandomHorizontalFlip()],
     [GaussianBlur(3), ToDtype("float32", scale=True)],
     [ToDtype("float32", scale=True), RandomHorizontalFlip(), Normalize(MEAN, STD)],
 ]
@@ -150,6 +150,16 @@ def test_last_ops_are_done_on_the_device_from_uint8(shards: Path, ops: list[Any]
         assert difference.max() <= 2.01 * level  # each blend on the edge between two levels may take the other
         assert difference.mean() <= 0.1 * level  # float16 is no finer
         assert str(labels) == str(wanted)
+
+
+def test_last_ops_of_a_substitute_are_its_own(tmp_path: Path) -> None:
+    recipe = Compose([RandomResizedCrop(16), ColorJitter(0.8), Normalize(MEAN, STD)])
+    dataset = ShardDataset(write_shards(tmp_path, 16, bad=(3, 9)), recipe)
+    options: dict[str, Any] = {"batch_size": 8, "on_error": "skip"}
+    for (images, _), (expected, _) in zip(
+        DataLoader(dataset, device="cpu", **options), DataLoader(dataset, **options), strict=True
+    ):
+        assert (images - expected).abs().max() <= 2.01 / 255 / 0.22
 
 
 def test_mixing_depends_on_the_place_in_the_epoch_and_not_on_a_resume(shards: Path) -> None:
