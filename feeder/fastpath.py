@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from feeder.loader import DataLoader
     from feeder.view import LiveView
 
-__all__ = ["FastIterator", "FastPath", "Place", "current_ranks"]
+__all__ = ["FastIterator", "FastPath", "Place", "Progress", "current_ranks"]
 
 _STATE_VERSION = 1
 _LEDGER_ENTRIES = 10_000
@@ -58,6 +58,34 @@ class Place:
 
     epoch: int = 0
     start: int = 0
+
+
+@dataclass
+class Progress:
+    """How far an iterator is; outlives it, so that a loop that was broken off is known.
+
+    Attributes:
+        place: Where it started.
+        split: This rank's part of the epoch from there; None with an explicit sampler.
+        steps: How many batches it has handed out.
+        exhausted: Whether the epoch is over.
+    """
+
+    place: Place
+    split: Split | None
+    steps: int = 0
+    exhausted: bool = False
+
+    def now(self) -> Place:
+        """Where an iteration would go on after what was handed out."""
+        split = self.split
+        start = self.place.start + self.steps if split is None else split.consumed(self.steps)
+        return Place(self.place.epoch, start)
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether some batches were handed out, and some were not, as far as is known."""
+        return not self.exhausted and self.steps > 0 and (self.split is None or self.steps < len(self.split))
 
 
 class FastPath:
@@ -99,6 +127,7 @@ class FastPath:
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
         self.meters_here: dict[str, int] = {}
         self.meter = Meter()
+        self.progress: Progress | None = None
         self._next = Place()
         self._iterator: weakref.ref[FastIterator] | None = None
         self._engine: Engine | None = None
@@ -135,6 +164,8 @@ class FastPath:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
         if epoch != self._next.epoch:
             self._next = Place(epoch)
+        if self._iterator is None or self._iterator() is None:
+            self.progress = None  # of a loop that was broken off, and is not wanted any more
 
     def aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
@@ -150,7 +181,9 @@ class FastPath:
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
         iterator = self._iterator() if self._iterator is not None else None
-        place = self._next if iterator is None or iterator.exhausted else iterator.place()
+        progress = self.progress
+        goes_on = progress is not None and (progress.is_midway if iterator is None else not progress.exhausted)
+        place = progress.now() if progress is not None and goes_on else self._next
         return {
             "version": _STATE_VERSION,
             "epoch": place.epoch,
@@ -170,14 +203,17 @@ class FastPath:
                     f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
                     "with the dataset and arguments that it was saved with"
                 )
+        epoch = state.get("epoch")
+        if not isinstance(epoch, int) or not 0 <= epoch < 1 << 32:
+            raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
         start = state.get("consumed" if self.own_order else "batches")
         if not isinstance(start, int) or start < 0 or (self.own_order and start > len(self.dataset)):
             raise ArgumentError(
                 f"this state does not fit: it was saved {'with' if self.own_order else 'without'} an explicit sampler, "
                 f"or is damaged (at {start!r} of {len(self.dataset)})"
             )
-        self._next = Place(int(state["epoch"]), start)
-        self._iterator = None
+        self._next = Place(epoch, start)
+        self._iterator = self.progress = None
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
@@ -250,7 +286,9 @@ class FastPath:
                 yield Request(place.epoch, positions, self.order.ids(place.epoch, positions))
             return
         first, count = 0, len(self.dataset)
-        for number, batch in enumerate(self._loader.batch_sampler or ()):
+        sampler = self._loader.batch_sampler
+        assert sampler is not None
+        for number, batch in enumerate(sampler):
             ids = np.array([int(i) for i in batch], np.int64)
             if ids.size and (ids.min() < -count or ids.max() >= count):
                 raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {count}")
@@ -343,12 +381,9 @@ class FastIterator:
         """Starts to make batches; a second time, before any was handed out, elsewhere."""
         self.close()
         path, loader = self._path, self._loader
-        self.exhausted = False
-        self._place, self._split = place, split
-        self._steps = 0
+        self._progress = path.progress = Progress(place, split)
         self._asked_ns = time.monotonic_ns()
         self._given_ns = 0
-        self._length = len(split) if split is not None else max(0, len(loader) - place.start)
         requests = path.requests(place, split)
         self._closed = False
         self._batches: Iterator[Finished | BaseException]
@@ -377,17 +412,19 @@ class FastIterator:
         return self
 
     def __len__(self) -> int:
-        return self._length - self._steps
+        progress = self._progress
+        whole = len(progress.split) if progress.split is not None else len(self._loader) - progress.place.start
+        return max(0, whole - progress.steps)
 
     def __next__(self) -> tuple[Any, ...]:
-        if self.exhausted:
+        if self._progress.exhausted:
             raise StopIteration
         if self._given_ns:
             self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:
             finished, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:
-            self.exhausted = True
+            self._progress.exhausted = not self._closed  # closed before its end, it has not come to it
             self.close()
             raise
         except BaseException:
@@ -421,7 +458,7 @@ class FastIterator:
     @property
     def is_untouched(self) -> bool:
         """Whether no batch was asked for yet."""
-        return self._steps == 0 and not self.exhausted
+        return self._progress.steps == 0 and not self._progress.exhausted
 
     def _ready(self) -> bool:
         """Whether the next batch can be had without a wait for the workers."""
@@ -439,9 +476,7 @@ class FastIterator:
 
     def place(self) -> Place:
         """Where an iteration would go on after what was handed out."""
-        split = self._split
-        start = self._place.start + self._steps if split is None else split.consumed(self._steps)
-        return Place(self._place.epoch, start)
+        return self._progress.now()
 
     def close(self) -> None:
         """Gives up what is in the making and lets go of the workers."""
@@ -463,8 +498,8 @@ class FastIterator:
             self.close()
 
     def _account(self, finished: Finished | BaseException) -> None:
-        path, step = self._path, self._steps
-        self._steps += 1
+        path, split, step = self._path, self._progress.split, self._progress.steps
+        self._progress.steps += 1
         now = time.monotonic_ns()
         path.counts["elapsed_ns"] += now - self._asked_ns
         self._asked_ns = now
@@ -474,7 +509,7 @@ class FastIterator:
         path.counts["samples"] += len(finished.arrays.labels)
         path.counts["skipped"] += len(finished.substitutions)
         path.substitutions.extend(finished.substitutions)
-        padding = self._split.padding(step) if self._split is not None else 0
+        padding = split.padding(step) if split is not None else 0
         if padding:
             path.padded += finished.arrays.ids[-padding:].tolist()
 

@@ -192,14 +192,18 @@ class Processes:
         self._is_closed = True
         for worker in self.workers:
             worker.connection.close()
-        for worker in self.workers:
-            worker.process.join(timeout=torch_utils.MP_STATUS_CHECK_INTERVAL)
-        for worker in self.workers:
-            if worker.process.is_alive():
-                worker.process.terminate()
-                worker.process.join(timeout=torch_utils.MP_STATUS_CHECK_INTERVAL)
-                if worker.process.is_alive():
-                    worker.process.kill()
+        processes = [worker.process for worker in self.workers]
+        for end in (None, "terminate", "kill"):
+            for process in processes:
+                if end is not None:
+                    getattr(process, end)()
+            # All together: many stuck workers take no longer than one. After the last too, or it would be a zombie.
+            deadline = time.monotonic() + torch_utils.MP_STATUS_CHECK_INTERVAL
+            for process in processes:
+                process.join(timeout=max(0.0, deadline - time.monotonic()))
+            processes = [process for process in processes if process.is_alive()]
+            if not processes:
+                return
 
 
 def _kill_as_hung(worker: Process) -> None:

@@ -299,7 +299,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._need_fast("set_epoch").set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands; batches that were made ahead and not handed out yet do not count.
+        """Where the iteration stands; batches that were made ahead and not handed out yet do not count. After a
+        ``break`` it is where the loop was broken off, although the next iterator goes on to the next epoch.
 
         For a feeder dataset a few numbers, as JSON, the same on every rank. For any other dataset the state of
         torchdata's StatefulDataLoader: the sampler's place, and what dataset and iterators give as theirs.

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import tarfile
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
 
 
 class RogueReader(ShardReader):
-    """Does something to its own process when it reads a given sample."""
+    """Does something to its own process when it reads a given sample; or waits until another reads the fifth after."""
 
     def __init__(self, index: str, sample: int, deed: str, mark: str = "") -> None:
         super().__init__(index)
@@ -106,7 +107,10 @@ class RogueReader(ShardReader):
     def read(self, ids: np.ndarray) -> Encoded:  # type: ignore[type-arg]
         if self.sample in ids:
             first = not self.mark
-            if self.mark:
+            if self.deed == "wait":
+                while not os.path.exists(self.mark):
+                    time.sleep(0.001)
+            elif self.mark:
                 try:
                     os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
                     first = True
@@ -122,4 +126,6 @@ class RogueReader(ShardReader):
                 raise RuntimeError("a bug in the reader")
             elif first and self.deed == "exit":
                 os._exit(3)
+        elif self.deed == "wait" and self.sample + 5 in ids:
+            open(self.mark, "w").close()
         return super().read(ids)

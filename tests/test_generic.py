@@ -353,6 +353,18 @@ def test_no_worker_is_left(how: str) -> None:
     assert not {str(process.pid) for process in processes} & set(children)
 
 
+def test_stopped_workers_are_ended_together_and_none_is_left_a_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 1.0)
+    loader = DataLoader(_Tensors(), batch_size=2, num_workers=3)
+    iterator: Any = iter(loader)
+    next(iterator)
+    pids = [process.pid for process in iterator._workers]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    loader.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 def test_arguments_are_torchs_in_its_order_with_its_defaults() -> None:
     theirs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
     ours = inspect.signature(DataLoader.__init__).parameters

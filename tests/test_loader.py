@@ -250,6 +250,24 @@ def test_an_explicit_sampler_replaces_order_and_rank_split(
         list(DataLoader(dataset, sampler=[50], num_workers=workers))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samplers_may_have_no_end_and_no_length(shards: Path, workers: int) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            while True:
+                yield from range(7)
+
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=5, sampler=Endless(), num_workers=workers)  # type: ignore[arg-type]
+    iterator: Any = iter(loader)
+    assert [next(iterator)[2].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2]]
+    resumed = DataLoader(dataset, batch_size=5, sampler=Endless())  # type: ignore[arg-type]
+    resumed.load_state_dict(loader.state_dict())
+    assert next(iter(resumed))[2].tolist() == [3, 4, 5, 6, 0]
+    with pytest.raises(TypeError):
+        len(iterator)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_sample_raises_by_name_and_the_next_batch_follows(tmp_path: Path, workers: int) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 24, bad=(9,)), RECIPE, fields=("index",))
@@ -455,6 +473,30 @@ def test_resume_after_every_step_gives_what_an_unbroken_run_gives(shards: Path, 
         assert _same(rest, flat[step : step + len(rest)])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_state_after_a_loop_that_was_broken_off_is_where_it_was(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers}
+    epochs = [_epoch(loader := DataLoader(dataset, **options)), _epoch(loader)]
+    for how in ("break", "close"):
+        loader = DataLoader(dataset, **options)
+        for number, _ in enumerate(loader, 1):
+            if number == 3 and how == "break":
+                break
+            if number == 3:
+                loader.close()
+        state = loader.state_dict()
+        resumed = DataLoader(dataset, **options)
+        resumed.load_state_dict(state)
+        assert _same(_epoch(resumed), epochs[0][3:])
+        assert _same(_epoch(loader), epochs[1])  # as ever, the next iterator goes on to the next epoch
+    loader = DataLoader(dataset, **options)
+    for _ in loader:
+        break
+    loader.set_epoch(1)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (1, 0)
+
+
 def test_state_between_epochs_starts_the_next_one(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
     loader = DataLoader(dataset, batch_size=8, shuffle=True)
@@ -548,6 +590,7 @@ def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_pa
         (state | {"fingerprint": "0"}, "fingerprint"),
         (state | {"consumed": 51}, "51"),
         (state | {"consumed": None}, "sampler"),
+        (state | {"epoch": None}, "epoch"),
     ]:
         with pytest.raises(ArgumentError, match=reason):
             fitting.load_state_dict(bad)
