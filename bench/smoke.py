@@ -89,6 +89,8 @@ def check(result: Any) -> list[str]:
 
 
 def _figures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    if isinstance(value, list):
+        value = {str(i): inner for i, inner in enumerate(value)}
     if not isinstance(value, dict):
         return []
     if "median" in value and "all" in value:

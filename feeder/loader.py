@@ -82,7 +82,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             them apart. None: no server. Needs the extra ``metrics``.
         metrics_address: The address to listen on; "0.0.0.0" is open to other machines.
         progress: Shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, how long the caller
-            waits, slots that are full, how busy the workers are. A bar on a terminal, else a line every 5 s.
+            waits, slots that are full, how busy the workers are and, once CUDA is in use and with the extra ``nvml``,
+            the GPU. A bar on a terminal, else a line every 5 s.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gpu", "GpuSample", "Nvml", "open_nvml"]
+__all__ = ["Gpu", "GpuSample", "Nvml", "current_gpu_busy", "open_nvml"]
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,17 @@ class Nvml:
     def sample(self, gpu: Gpu) -> GpuSample:
         """Looks at a GPU; takes about 40 ms, which is how long NVML counts PCIe traffic for."""
         nvml, handle = self._nvml, self._handles[gpu.index]
-        rates = self._try(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         return GpuSample(
-            busy=None if rates is None else rates / 100,
+            busy=self.busy(gpu),
             memory_bytes=self._try(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
             received_bytes_s=self._traffic(handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
             sent_bytes_s=self._traffic(handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
         )
+
+    def busy(self, gpu: Gpu) -> float | None:
+        """The sample's ``busy`` alone, which takes no time to speak of."""
+        rates = self._try(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handles[gpu.index]).gpu)
+        return None if rates is None else rates / 100
 
     def close(self) -> None:
         """Lets the library go."""
@@ -129,6 +134,30 @@ def open_nvml() -> Nvml | str:
         return Nvml(pynvml)
     except pynvml.NVMLError as error:
         return f"NVML says: {error}"
+
+
+def current_gpu_busy() -> Callable[[], float | None]:
+    """Tells how busy the GPU is that this process trains on, 0-1; None without one, and before CUDA is in use."""
+    found: list[tuple[Nvml, Gpu] | None] = []
+
+    def look() -> float | None:
+        if not found:
+            torch = sys.modules.get("torch")
+            if torch is None or not torch.cuda.is_initialized():
+                return None  # not to be initialized by who only looks
+            found.append(_current_gpu(torch))
+        return found[0][0].busy(found[0][1]) if found[0] is not None else None
+
+    return look
+
+
+def _current_gpu(torch: Any) -> tuple[Nvml, Gpu] | None:
+    nvml = open_nvml()
+    if isinstance(nvml, str):
+        return None
+    # CUDA and NVML may number GPUs differently.
+    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    return next(((nvml, gpu) for gpu in nvml.gpus if uuid and gpu.uuid.removeprefix("GPU-") == uuid), None)
 
 
 def _text(value: str | bytes) -> str:

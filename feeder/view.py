@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO
 
+from feeder.nvml import current_gpu_busy
+
 __all__ = ["LiveView", "Pace", "bar_text", "end_view", "line_text"]
 
 _BAR_INTERVAL_S = 0.25
@@ -26,6 +28,7 @@ class Pace(NamedTuple):
         ready: Slots that are full.
         slots: Slots that there are; without any, batches that are made ahead.
         workers: How many workers.
+        gpu_share: Of its time, 0-1, that the GPU is busy, as nvidia-smi says it; None: there is none, or not known.
     """
 
     samples_per_s: float
@@ -36,6 +39,7 @@ class Pace(NamedTuple):
     ready: int
     slots: int
     workers: int
+    gpu_share: float | None = None
 
 
 class LiveView:
@@ -46,11 +50,19 @@ class LiveView:
         batches: In the epoch, or in what is left of it; None: not known.
         title: What is shown.
         stream: Where; None: standard error.
+        gpu_busy: Tells how busy the GPU is, 0-1.
     """
 
     def __init__(
-        self, stats: Callable[[], Mapping[str, Any]], batches: int | None, title: str, stream: TextIO | None = None
+        self,
+        stats: Callable[[], Mapping[str, Any]],
+        batches: int | None,
+        title: str,
+        stream: TextIO | None = None,
+        gpu_busy: Callable[[], float | None] | None = None,
     ) -> None:
+        self._gpu_busy = current_gpu_busy() if gpu_busy is None else gpu_busy
+        self._gpu_shares: list[float] = []
         self._stats, self._batches, self._title = stats, batches, title
         self._stream = sys.stderr if stream is None else stream
         self._done = 0
@@ -86,7 +98,9 @@ class LiveView:
         self._last = stats()
         seconds = max(time.monotonic() - self._started, 1e-9)
         rates = {name: value / seconds for name, value in _differences(self._first, self._last).items()}
-        whole = _as_pace(rates, self._last, None)._replace(slots=0)
+        shares = self._gpu_shares
+        gpu = sum(shares) / len(shares) if shares else None
+        whole = _as_pace(rates, self._last, None)._replace(slots=0, gpu_share=gpu)
         if self._bar is not None:
             self._draw(bar_text(whole))
             self._bar.close()
@@ -105,7 +119,10 @@ class LiveView:
         left = None
         if self._batches is not None and rates["batches"] > 0:
             left = max(0, self._batches - self._done) / rates["batches"]
-        return _as_pace(rates, stats, left)
+        gpu = self._gpu_busy()
+        if gpu is not None:
+            self._gpu_shares.append(gpu)
+        return _as_pace(rates, stats, left)._replace(gpu_share=gpu)
 
     def _draw(self, text: str) -> None:
         self._bar.unit = text
@@ -130,7 +147,11 @@ def bar_text(pace: Pace) -> str:
         parts.append(f"{_clock(pace.left_s)} left")
     if pace.workers:
         full = [f"full {pace.ready}/{pace.slots}"] if pace.slots else []
-        parts += [f"wait {pace.waited_share:.0%}", *full, f"busy {pace.busy_share:.0%}"]
+        # Beside a GPU there is no room for both, and its utilisation is what people look for.
+        busy = f"busy {pace.busy_share:.0%}" if pace.gpu_share is None else f"GPU {pace.gpu_share:.0%}"
+        parts += [f"wait {pace.waited_share:.0%}", *full, busy]
+    elif pace.gpu_share is not None:
+        parts.append(f"GPU {pace.gpu_share:.0%}")
     return " ".join(parts)
 
 
@@ -155,6 +176,8 @@ def line_text(title: str, done: int, batches: int | None, pace: Pace, seconds: f
         if seconds is None:
             parts.append(f"{pace.ready} of {pace.slots} slots full")
         parts.append(f"workers {pace.busy_share:.0%} busy")
+    if pace.gpu_share is not None:
+        parts.append(f"GPU {pace.gpu_share:.0%} busy")
     return f"{title}: {', '.join(parts)}"
 
 

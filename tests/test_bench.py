@@ -14,7 +14,7 @@ from feeder.bench.images import image_fields, listed, tars
 from feeder.bench.options import BenchOptions, default_workers
 from feeder.bench.rivals import RIVALS, Rival
 from feeder.bench.run import throughput
-from feeder.bench.show import render, result_page
+from feeder.bench.show import _limit, render, result_page
 from feeder.cli import main
 from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
 from feeder.measure import interleave, machine, spread, table
@@ -82,6 +82,18 @@ def test_fewer_images_than_a_batch_are_measured_in_smaller_batches(tree: Path) -
     assert ", webdataset, DALI (CPU): not asked for" in text
     page = result_page({"machine": machine(), **result})
     assert "batches of 32" in page
+
+
+def test_only_what_would_help_is_advised(tree: Path, shards: Path) -> None:
+    assert (bench_run._is_seekable(str(tree)), bench_run._is_seekable(str(shards))) == (False, True)
+    found: dict[str, Any] = {"bottleneck": {"2": "decode"}, "kind": "shards", "seekable": False, "usable_cores": 4}
+    assert _limit(found, "2") == "decoding: more workers, or seekable shards (feeder shard)"
+    assert _limit({**found, "seekable": True}, "2") == "decoding: more workers"
+    assert _limit({**found, "seekable": True, "usable_cores": 2}, "2") == "decoding: more cores"
+    found["bottleneck"] = {"2": "read"}
+    assert _limit(found, "2") == "reading: a faster disk"
+    assert _limit({**found, "kind": "folder"}, "2") == "reading: a faster disk, or shards in place of files"
+    assert _limit({**found, "bottleneck": {"2": None}}, "2") is None
 
 
 def test_what_a_rival_makes_is_checked_before_it_is_timed() -> None:

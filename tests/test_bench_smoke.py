@@ -33,6 +33,7 @@ def test_a_saved_result_is_well_formed(tmp_path: Path):
         ({"images_per_s": spread([1.0, float("nan")])}, "not finite and positive"),
         ({"first_s": spread([-1.0])}, "not finite and positive"),
         ({"images_per_s": {"feeder": spread([0.0])}}, "a rate of 0"),
+        ({"rows": [{"images_per_s": spread([0.0])}]}, "rows 0 images_per_s: a rate of 0"),
         ({"images_per_s": {"median": 1, "all": []}}, "no repeats"),
         ({"images_per_s": {**spread([1.0, 2.0]), "median": 3}}, "not those of the repeats"),
     ],

@@ -56,6 +56,13 @@ def test_rewrites_are_of_the_code_at_hand() -> None:
     assert "y.cuda(0, non_blocking=True)" in copies[-1]
 
 
+def test_a_ddp_that_is_only_imported_is_no_choice() -> None:
+    text = (SCRIPTS / "planted/data_parallel.py").read_text()
+    unused = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    for code, level in ((unused + text, "warning"), (f"{unused}{text}model = DDP(model)\n", "note")):
+        assert [f.level for f in check_source(parse("a.py", code))] == [level]
+
+
 def test_a_mistake_of_the_trains_wrongly_kind_makes_the_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(SCRIPTS / "planted/no_zero_grad.py")]) == 1
     assert "1 problem, 0 warnings, 0 notes" in capsys.readouterr().out

@@ -86,6 +86,14 @@ def test_one_core_can_not_do_both_at_once() -> None:
     ]
 
 
+def test_a_step_that_computes_on_all_cores_leaves_workers_less_of_them() -> None:
+    record = loader([50.0] * 21, 100, fetches=fetches(21, 45, 1.0, 0.0))
+    # 50 ms on one core and 100 ms on two of them are 250 ms of work: 125 ms a batch where there are two.
+    found = analyse(process(record, cores=2 * 250 / 150), cores=2)  # half of it in the process itself
+    gains = {advice.title: advice.gain for advice in found.advice}
+    assert gains["num_workers=1"] == pytest.approx(150 / 125)
+
+
 def test_a_loop_that_hardly_waits_is_compute_bound() -> None:
     found = analyse(process(loader([1.0] * 21, 99, workers=4)), cores=8)
     assert (found.bound, found.advice) == ("compute", [])

@@ -2,16 +2,22 @@ from __future__ import annotations
 
 import io
 import itertools
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from feeder import view
 from feeder.dataset import ShardDataset
 from feeder.loader import DataLoader
+from feeder.nvml import current_gpu_busy
 from feeder.transforms import RandomResizedCrop
 from feeder.view import LiveView, Pace, bar_text, line_text
+from tests import fake_nvml
 from tests.loader_data import write_shards
 
 _LARGEST = Pace(123456, 99_999e6, 35999, 1.0, 1.0, 128, 128, 64)
@@ -46,10 +52,16 @@ def _stats(batch: int) -> dict[str, Any]:
     }
 
 
-def _run(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, batches: int | None, steps: int) -> str:
+def _run(
+    stream: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+    batches: int | None,
+    steps: int,
+    gpu_busy: Callable[[], float | None] = lambda: None,
+) -> str:
     monkeypatch.setattr(view, "time", Clock())
     done = itertools.count()
-    shown = LiveView(lambda: _stats(shown_batches[0]), batches, "epoch 3", stream)
+    shown = LiveView(lambda: _stats(shown_batches[0]), batches, "epoch 3", stream, gpu_busy)
     for _ in range(steps):
         shown_batches[0] = next(done) + 1
         shown.step()
@@ -85,6 +97,30 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "60%" in drawn[-1]
     assert all(len(line) <= 80 for line in drawn)
     assert text.endswith("\n")
+
+
+def test_a_gpu_s_utilisation_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.cycle([0.2, 0.4])
+    lines = _run(io.StringIO(), monkeypatch, 20, 12, lambda: next(readings)).splitlines()
+    assert [line.rpartition(", ")[2] for line in lines] == ["GPU 20% busy", "GPU 40% busy", "GPU 30% busy"]
+    assert bar_text(_LARGEST._replace(gpu_share=1.0)).endswith("wait 100% full 128/128 GPU 100%")
+    assert len(bar_text(_LARGEST._replace(gpu_share=1.0))) <= 71
+
+
+def test_the_gpu_is_found_by_its_uuid_once_cuda_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(fake_nvml.install(tmp_path)))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    cuda, uuid = torch.cuda, ["10000000"]
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuid[0]))
+    monkeypatch.setattr(cuda, "is_initialized", lambda: False)
+    look = current_gpu_busy()
+    assert look() is None
+    monkeypatch.setattr(cuda, "is_initialized", lambda: True)
+    assert look() == 0.35
+    uuid[0] = "unknown"
+    assert current_gpu_busy()() is None
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
 
 
 def test_an_epoch_of_unknown_length_has_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ import numpy as np
 
 from feeder.bench.options import BenchOptions, default_workers
 from feeder.bench.rivals import RIVALS
+from feeder.cores import cores
 from feeder.errors import BackendError, FeederError
+from feeder.manifest import Manifest
 from feeder.measure import spread
 from feeder.presets import is_shards, open_dataset, preset
 
@@ -44,11 +46,11 @@ def throughput(
         note: Hears about each run.
 
     Returns:
-        JSON values: what was held equal; ``check`` (levels from Pillow); ``absent`` (rivals that were not measured,
-        and why); by rival and number of workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all
-        processes), peak_rss_mib, pss_mib, ratio (of images/s to torch's in the same turn); by rival startup_s (from
-        starting the process to the first batch, at the most workers); of feeder, by number of workers: stages_ms and
-        bottleneck.
+        JSON values: what was held equal; ``seekable`` (whether most images are decoded in part); ``usable_cores``;
+        ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why); by rival and number of
+        workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all processes), peak_rss_mib, pss_mib,
+        ratio (of images/s to torch's in the same turn); by rival startup_s (from starting the process to the first
+        batch, at the most workers); of feeder, by number of workers: stages_ms and bottleneck.
 
     Raises:
         BackendError: if feeder can't run, or its pixels are not what Pillow makes of these images.
@@ -86,6 +88,8 @@ def throughput(
     result: dict[str, Any] = {
         "dataset": os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
+        "seekable": _is_seekable(path),
+        "usable_cores": cores().usable,
         "images": images,
         "options": asdict(options) | {"workers": list(workers)},
         "check": {titles[name]: levels for name, levels in check.items()},
@@ -108,6 +112,15 @@ def throughput(
     }
     result["bottleneck"] = {str(count): ours[count][-1]["bottleneck"] for count in workers}
     return result
+
+
+def _is_seekable(path: str) -> bool:
+    """Whether most of the images were made seekable, or need no decoding."""
+    manifest = Manifest.read(path) if os.path.isdir(path) else None
+    if manifest is None:
+        return False
+    kept = sum(count for outcome, count in manifest.encoded.items() if outcome.startswith("kept"))
+    return 2 * kept < manifest.samples
 
 
 def _common(runs: list[dict[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +16,7 @@ from feeder.report import table as html_table
 __all__ = ["render", "result_page"]
 
 _LIMITS = {
-    "decode": "decoding: more workers, or seekable shards",
-    "read": "reading: a faster disk, or shards in place of files",
+    "read": "reading: a faster disk",
     "workers": "too few batches are made ahead: a larger prefetch_factor",
     "trainer": "the loop that takes the batches: feeder was not the limit",
 }
@@ -46,7 +46,7 @@ def render(result: Mapping[str, Any]) -> str:
         total = sum(stages.values()) or 1.0
         shares = ", ".join(f"{stage} {ms:.2f} ({100 * ms / total:.0f}%)" for stage, ms in stages.items())
         parts += ["", f"feeder's workers, ms an image: {shares}"]
-    if limit := _LIMITS.get(result["bottleneck"].get(most) or ""):
+    if limit := _limit(result, most):
         parts.append(f"limit: {limit}")
     for why in dict.fromkeys(result["absent"].values()):
         names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
@@ -149,7 +149,7 @@ def _counts(result: Mapping[str, Any]) -> list[int]:
 def _verdict(result: Mapping[str, Any], most: str) -> Html:
     peers = {name: values for name, values in result.get("ratio", {}).items() if name != "feeder"}
     rate = f"{result['images_per_s']['feeder'][most]['median']:,.0f} images/s with {_workers(most)}"
-    limit = _LIMITS.get(result["bottleneck"].get(most) or "")
+    limit = _limit(result, most)
     more = f" What limits it: {limit}." if limit else ""
     baseline = next((name for name in peers if name.startswith("torch")), None)
     if baseline is None:
@@ -158,6 +158,17 @@ def _verdict(result: Mapping[str, Any], most: str) -> Html:
     tone: Tone = "good" if ratio["min"] > 1 else "bad" if ratio["max"] < 1 else "note"
     spread = f"{ratio['min']:.2f} to {ratio['max']:.2f} times in each of {len(ratio['all'])} turns."
     return callout(f"{rate}: {ratio['median']:.2f} times {baseline}", spread + more, tone)
+
+
+def _limit(result: Mapping[str, Any], count: str) -> str | None:
+    """What holds feeder up with so many workers, and what of these images and this machine would help."""
+    stage = result["bottleneck"].get(count) or ""
+    if stage == "decode":
+        more = ["more workers"] * (int(count) < result.get("usable_cores", math.inf))
+        more += ["seekable shards (feeder shard)"] * (not result.get("seekable"))
+        return f"decoding: {', or '.join(more) or 'more cores'}"
+    shards = ", or shards in place of files" if stage == "read" and result["kind"] == "folder" else ""
+    return f"{_LIMITS[stage]}{shards}" if stage in _LIMITS else None
 
 
 def _lines(result: Mapping[str, Any], counts: list[int]) -> list[Line]:
@@ -201,7 +212,7 @@ def _time_parts(result: Mapping[str, Any], counts: list[int]) -> list[Html]:
         unit="ms",
         note="Medians by stage; more workers than free cores make each wait for the others",
     )
-    limit = _LIMITS.get(result["bottleneck"].get(str(counts[-1])) or "")
+    limit = _limit(result, str(counts[-1]))
     return [chart, text(f"What limits feeder with {_workers(str(counts[-1]))}: {limit}.")] if limit else [chart]
 
 

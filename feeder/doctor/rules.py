@@ -169,7 +169,9 @@ class _Checker:
 
     def everywhere(self) -> None:
         script = self.script
-        has_ddp = "DistributedDataParallel" in script.text
+        # Where it is used, not only imported.
+        named = (n for n in ast.walk(self.source.tree) if isinstance(n, ast.Name | ast.Attribute))
+        has_ddp = any((self.names.dotted(n) or "").endswith("DistributedDataParallel") for n in named)
         for call in script.calls() if script.regions else ():
             if self.names.called(call) == "torch.nn.DataParallel":
                 why = "One process drives all GPUs: it copies the model to each in every step, gathers the outputs on "

@@ -339,7 +339,9 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, found
         # Workers that compute share the cores with the step; those that wait for storage need none.
         computing = making * (main.cpu_share + main.queued_share) if record.fetches else making
         workers = max(1, cores - 1)
-        after = max(step, making / workers, (computing + min(step, making)) / cores)
+        # What the process, loop and loader in one, was seen to take of the cores it takes afterwards too.
+        seen = (found.own_cores or 0) * (wait + step)
+        after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)
         needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
         gain = (wait + step) / after
         if gain < _WORTH_SAYING:

@@ -45,7 +45,7 @@ def render(
         lines += _wrap(f"{number}. {advice.title} ({advice.expected()})", width, "   ")
         lines += _wrap(advice.text, width, "   ", "   ")
     if findings:
-        lines += _wrap(f"In the script (feeder doctor says more), gain {'not measured'}:", width)
+        lines += _wrap("In the script (feeder doctor says more), gain not measured:", width)
         for line in script_lines(findings):
             lines += _wrap(f"- {line}", width, "  ")
     return "\n".join(lines).rstrip()

@@ -11,7 +11,7 @@ namespace feeder {
 // Note [inverse DCT]
 // The arithmetic is that of libjpeg-turbo's SIMD code for the accurate integer transform ("islow"): 16-bit products and
 // sums that wrap, 32-bit sums of products, saturation when they are packed. A vector holds one block in each of its
-// 128-bit lanes, so one source serves 1, 2 and 4 blocks at a time, and no operation crosses lanes.
+// 128-bit lanes, so one source serves one and two blocks at a time, and no operation crosses lanes.
 //
 // libjpeg-turbo takes a short cut where a block has nothing but its first row, and there wraps at 16 bits what
 // otherwise saturates. No real image gets there: a first row with so great a value is told before, and libjpeg's own
@@ -37,14 +37,13 @@ struct IdctKernels {
 #if defined(__x86_64__)
 const IdctKernels& sse2_idct();
 const IdctKernels& avx2_idct();
-const IdctKernels& avx512_idct();
 #endif
 
 // The kernels of simd_level(), or nullptr where libjpeg's function has to do it all.
 inline const IdctKernels* idct_kernels() {
 #if defined(__x86_64__)
     switch (simd_level()) {
-        case SimdLevel::avx512: return &avx512_idct();
+        case SimdLevel::avx512:  // vectors of 512 bits slow down the entropy decoding that they take turns with
         case SimdLevel::avx2: return &avx2_idct();
         case SimdLevel::portable: return &sse2_idct();
     }
