@@ -24,7 +24,7 @@ from feeder.decode.fused import split_for_device
 from feeder.decode.registry import get_decoder
 from feeder.decode.room import plan_room
 from feeder.decodefeed import Decoded, DecodeFeed
-from feeder.device import feed_device, slot_guard
+from feeder.device import feed_device, map_tensors, slot_guard
 from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
 from feeder.meter import Meter
@@ -395,6 +395,8 @@ class FastIterator:
             self._assembly.fill()
         else:
             self._batches = assemble_here(path.work, requests, path.meters_here)
+        # What workers make stands in page-locked slots.
+        self._pins = not loader.num_workers and not path.is_on_device and slot_guard(loader) is not None
         if path.decoder is not None:
             self._batches = self._decoding = DecodeFeed(
                 self._batches,
@@ -453,7 +455,8 @@ class FastIterator:
 
     def _next_here(self) -> tuple[Finished | BaseException, Any]:
         finished, batch = self._next_finished()
-        return finished, self._path.complete(finished, batch)
+        batch = self._path.complete(finished, batch)
+        return finished, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
 
     @property
     def is_untouched(self) -> bool:

@@ -234,6 +234,25 @@ def test_batches_on_the_gpu_are_the_same(shards: Path, workers: int) -> None:
     _check(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
 
 
+def test_batches_made_without_workers_are_pinned_too(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(id(tensor)) or tensor)
+    for pin in (False, True):
+        batches = list(DataLoader(_dataset(shards), batch_size=25, backend="cpu", pin_memory=pin))
+        assert pinned == [id(tensor) for batch in batches for tensor in batch[:3] if pin]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_page_locked(shards: Path, workers: int) -> None:
+    for images, labels, *_ in DataLoader(_dataset(shards), batch_size=25, num_workers=workers, pin_memory=True):
+        assert images.is_pinned()
+        assert labels.is_pinned()
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards: Path) -> None:
