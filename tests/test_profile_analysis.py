@@ -178,6 +178,12 @@ def test_two_loaders_in_one_step_do_not_count_each_others_waits() -> None:
         assert times.step_s / times.batches == pytest.approx(0.05, abs=0.006)
 
 
+def test_loaders_one_after_another_have_steps_of_their_own() -> None:
+    record = loader([30.0] * 21, 10)
+    after = loader([30.0] * 21, 10, start_ms=1000)
+    assert analyse(process(record, after), cores=8).input_share == pytest.approx(0.75, abs=0.01)
+
+
 def test_the_first_batch_of_the_run_does_not_count() -> None:
     found = analyse(process(loader([5000.0] + [1.0] * 10, 99, workers=2)), 8)
     assert found.bound == "compute"

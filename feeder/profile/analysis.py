@@ -165,7 +165,9 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     if main is not None:
         trained = [times for times in used if times.trains] if main.trains else [main]
         wait = sum(times.wait_s for times in trained)
-        share = wait / (wait + main.step_s) if wait + main.step_s else 0.0
+        # Loaders that one step takes batches of share that step; those before or after have steps of their own.
+        step = main.step_s + sum(times.step_s for times in trained if not _overlap(times, main))
+        share = wait / (wait + step) if wait + step else 0.0
         if gpu is not None:
             share = min(share, 1 - gpu)
     bound: Literal["input", "compute"] | None = None
@@ -185,6 +187,12 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     )
     found.advice.extend(sorted(_advice(found, cores), key=lambda a: -(a.gain or 0)))
     return found
+
+
+def _overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
+    """Whether two loaders were in use at one time."""
+    first, second = a.record.batches, b.record.batches
+    return first[0].asked_ns < second[-1].got_ns and second[0].asked_ns < first[-1].got_ns
 
 
 def _times(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
