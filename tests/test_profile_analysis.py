@@ -86,6 +86,13 @@ def test_one_core_can_not_do_both_at_once() -> None:
     ]
 
 
+def test_batches_that_wait_for_storage_want_more_workers_than_there_are_cores() -> None:
+    record = loader([30.0] * 21, 10, fetches=fetches(21, 27, 0.1, 0.0))
+    (advice,) = analyse(process(record), cores=2).advice
+    # Three of them make a batch of 29.7 ms in less than the step of 10 ms, and take 3 ms of a core for it.
+    assert (advice.title, advice.gain) == ("num_workers=3", pytest.approx(4.0))
+
+
 def test_a_step_that_computes_on_all_cores_leaves_workers_less_of_them() -> None:
     record = loader([50.0] * 21, 100, fetches=fetches(21, 45, 1.0, 0.0))
     # 50 ms on one core and 100 ms on two of them are 250 ms of work: 125 ms a batch where there are two.

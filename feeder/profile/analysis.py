@@ -32,6 +32,7 @@ _INPUT_BOUND = 0.1
 _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _WORTH_SAYING = 1.02
+_MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
 
 
 @dataclass(frozen=True)
@@ -346,7 +347,8 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, found
         making = main.making_s if main.making_s is not None else wait
         # Workers that compute share the cores with the step; those that wait for storage need none.
         computing = making * (main.cpu_share + main.queued_share) if record.fetches else making
-        workers = max(1, cores - 1)
+        storage = max(0.0, 1 - main.cpu_share - main.queued_share) if record.fetches else 0.0
+        workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
         # What the process, loop and loader in one, was seen to take of the cores it takes afterwards too.
         seen = (found.own_cores or 0) * (wait + step)
         after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)
