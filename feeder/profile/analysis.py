@@ -32,6 +32,7 @@ _INPUT_BOUND = 0.1
 _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _WORTH_SAYING = 1.02
+_HARDLY = 0.05  # of the step: a wait that nobody notices
 _MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
 
 
@@ -325,7 +326,9 @@ def _advice(found: Analysis, cores: int) -> list[Advice]:
     wait, step = main.wait_s / n, main.step_s / n
     most = (wait + step) / step if step else float("inf")
     advice = []
-    if found.bound == "input":
+    # Waits for workers to start have a remedy of their own, below; more workers would make them longer.
+    starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < _HARDLY * step
+    if found.bound == "input" and not starts_only:
         advice += _more_workers(main, wait, step, cores, found)
         if not advice or (found.children_cores or 0) + (found.own_cores or 0) > 0.8 * cores:
             advice.append(_cheaper(main, most))
