@@ -113,6 +113,35 @@ def _check_trace(trace: dict[str, Any]) -> None:
         assert any(start - 500 <= event["ts"] and event["ts"] + event["dur"] <= end + 500 for start, end in steps)
 
 
+LOADERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(8, 1)
+
+def run(loader):
+    for x in loader:
+        if len(loader) == 6:
+            model(x[0]).sum().backward()
+
+held = DataLoader(TensorDataset(torch.ones(30, 8)), batch_size=5)
+for epoch in range(3):
+    run(DataLoader(TensorDataset(torch.ones(30, 8)), batch_size=5))
+    run(DataLoader(TensorDataset(torch.ones(20, 8)), batch_size=5))
+run(held)
+again = DataLoader(held.dataset, batch_size=5)
+run(again)
+"""
+
+
+def test_a_loader_that_each_epoch_makes_anew_is_one_loader(tmp_path: Path) -> None:
+    done = profile(tmp_path, LOADERS)
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"torch, train\.py:8 +(\w+) +0 +(\d+)", done.stderr)
+    # All batches of a record but its first. The last loader, made while a like one is there, is another.
+    assert rows == [("training", "23"), ("evaluation", "11"), ("training", "5")]
+
+
 SLOW_STEP = """
 import time
 

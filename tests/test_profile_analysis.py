@@ -86,6 +86,13 @@ def test_one_core_can_not_do_both_at_once() -> None:
     ]
 
 
+def test_batches_that_wait_for_storage_want_more_workers_than_there_are_cores() -> None:
+    record = loader([30.0] * 21, 10, fetches=fetches(21, 27, 0.1, 0.0))
+    (advice,) = analyse(process(record), cores=2).advice
+    # Three of them make a batch of 29.7 ms in less than the step of 10 ms, and take 3 ms of a core for it.
+    assert (advice.title, advice.gain) == ("num_workers=3", pytest.approx(4.0))
+
+
 def test_a_step_that_computes_on_all_cores_leaves_workers_less_of_them() -> None:
     record = loader([50.0] * 21, 100, fetches=fetches(21, 45, 1.0, 0.0))
     # 50 ms on one core and 100 ms on two of them are 250 ms of work: 125 ms a batch where there are two.
@@ -145,7 +152,8 @@ def test_the_starts_of_epochs_are_worth_persistent_workers() -> None:
     found = analyse(process(record), cores=8)
     assert found.main is not None
     assert found.main.epoch_start_s == pytest.approx(3.0, rel=0.01)
-    advice = next(a for a in found.advice if a.title == "persistent_workers=True")
+    (advice,) = found.advice  # neither more workers nor more batches ahead: but for the starts nothing waits
+    assert (found.bound, advice.title) == ("input", "persistent_workers=True")
     assert advice.gain == pytest.approx(found.main.total_s / (found.main.total_s - 3.0), rel=0.01)
     kept = loader([1.0] * 10, 99, workers=4, persistent=True)
     extend(kept, [51.0] + [1.0] * 9, 99, start_ms=kept.batches[-1].got_ns / MS, epoch=1)
@@ -176,6 +184,12 @@ def test_two_loaders_in_one_step_do_not_count_each_others_waits() -> None:
     first, second = loader([10.0] * 5, 70), loader([20.0] * 5, 60, start_ms=10)
     for times in analyse(process(first, second), 8).loaders:
         assert times.step_s / times.batches == pytest.approx(0.05, abs=0.006)
+
+
+def test_loaders_one_after_another_have_steps_of_their_own() -> None:
+    record = loader([30.0] * 21, 10)
+    after = loader([30.0] * 21, 10, start_ms=1000)
+    assert analyse(process(record, after), cores=8).input_share == pytest.approx(0.75, abs=0.01)
 
 
 def test_the_first_batch_of_the_run_does_not_count() -> None:

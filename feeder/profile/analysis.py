@@ -32,6 +32,8 @@ _INPUT_BOUND = 0.1
 _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _WORTH_SAYING = 1.02
+_HARDLY = 0.05  # of the step: a wait that nobody notices
+_MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,9 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     if main is not None:
         trained = [times for times in used if times.trains] if main.trains else [main]
         wait = sum(times.wait_s for times in trained)
-        share = wait / (wait + main.step_s) if wait + main.step_s else 0.0
+        # Loaders that one step takes batches of share that step; those before or after have steps of their own.
+        step = main.step_s + sum(times.step_s for times in trained if not _overlap(times, main))
+        share = wait / (wait + step) if wait + step else 0.0
         if gpu is not None:
             share = min(share, 1 - gpu)
     bound: Literal["input", "compute"] | None = None
@@ -185,6 +189,12 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     )
     found.advice.extend(sorted(_advice(found, cores), key=lambda a: -(a.gain or 0)))
     return found
+
+
+def _overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
+    """Whether two loaders were in use at one time."""
+    first, second = a.record.batches, b.record.batches
+    return first[0].asked_ns < second[-1].got_ns and second[0].asked_ns < first[-1].got_ns
 
 
 def _times(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
@@ -316,7 +326,9 @@ def _advice(found: Analysis, cores: int) -> list[Advice]:
     wait, step = main.wait_s / n, main.step_s / n
     most = (wait + step) / step if step else float("inf")
     advice = []
-    if found.bound == "input":
+    # Waits for workers to start have a remedy of their own, below; more workers would make them longer.
+    starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < _HARDLY * step
+    if found.bound == "input" and not starts_only:
         advice += _more_workers(main, wait, step, cores, found)
         if not advice or (found.children_cores or 0) + (found.own_cores or 0) > 0.8 * cores:
             advice.append(_cheaper(main, most))
@@ -338,7 +350,8 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, found
         making = main.making_s if main.making_s is not None else wait
         # Workers that compute share the cores with the step; those that wait for storage need none.
         computing = making * (main.cpu_share + main.queued_share) if record.fetches else making
-        workers = max(1, cores - 1)
+        storage = max(0.0, 1 - main.cpu_share - main.queued_share) if record.fetches else 0.0
+        workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
         # What the process, loop and loader in one, was seen to take of the cores it takes afterwards too.
         seen = (found.own_cores or 0) * (wait + step)
         after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)

@@ -89,6 +89,8 @@ class Meter:
         self._count = 0
         self._local = threading.local()
         self._records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+        self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
+        self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -182,7 +184,7 @@ class Meter:
         if record is None:
             kind = type(loader)
             root = kind.__module__.partition(".")[0]
-            record = LoaderRecord(
+            fresh = LoaderRecord(
                 place=_place(frame),
                 kind=root if root in ("torch", "feeder") else kind.__name__,
                 workers=int(loader.num_workers),
@@ -190,12 +192,32 @@ class Meter:
                 pin_memory=bool(loader.pin_memory) or getattr(loader, "target_device", None) is not None,
                 persistent=bool(loader.persistent_workers),
             )
+            record = self._successor_of(loader, fresh)
+            if record is fresh:
+                self.record.loaders.append(record)
             self._records[loader] = record
-            self.record.loaders.append(record)
             if root == "feeder":
                 self._loaders.add(loader)
         if hasattr(loader, "stats"):
             self._note_stats(loader)
+        return record
+
+    def _successor_of(self, loader: Any, fresh: LoaderRecord) -> LoaderRecord:
+        """The record of the like loader that this one takes the place of, as where each epoch makes its own; or fresh.
+
+        One that is still there is another loader, even if the same line iterates over both.
+        """
+        try:
+            length = len(loader.dataset)
+        except Exception:  # whatever a data set may be, a meter must not end the training
+            length = -1
+        likeness = repr(fresh), type(loader.dataset), length
+        before, record = self._likes.get(likeness, (None, fresh))
+        if before is not None and before() is not None:
+            record = fresh
+        elif record is not fresh:
+            self._stages_before[loader] = dict(record.stage_ns)
+        self._likes[likeness] = weakref.ref(loader), record
         return record
 
     def _note_stats(self, loader: Any) -> None:
@@ -206,6 +228,8 @@ class Meter:
             stages = found.get("stages", {})
             times = {name: int(stage["total_ns"]) for name, stage in stages.items() if name in _MAKING}
             if record is not None:
+                before = self._stages_before.get(loader, {})
+                times = {name: before.get(name, 0) + times.get(name, 0) for name in {**before, **times}}
                 record.stage_ns = {name: value for name, value in times.items() if value}
                 record.bottleneck = found.get("bottleneck")
 
