@@ -139,7 +139,7 @@ class GenericMeters:
 def batch_rows(batch: Any) -> int:
     """How many samples a batch of any kind has: the length of the first tensor in it; 1 if there is none."""
     if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.dim() else 1
+        return batch.size(0) if batch.dim() else 1  # a nested tensor has no len()
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (tuple, list)):

@@ -265,3 +265,8 @@ def test_what_another_datasets_batches_take_is_the_callers_also_on_a_device(work
 )
 def test_a_batch_has_as_many_samples_as_its_first_tensor_is_long(batch: Any, rows: int) -> None:
     assert batch_rows(batch) == rows
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_has_rows_too() -> None:
+    assert batch_rows([torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]) == 2

@@ -77,7 +77,7 @@ def step_rate(step: Callable[[Any], Any], batch: Any, seconds: float) -> float:
 def rows_of(batch: Any) -> int:
     """How many samples a batch has: the length of the first tensor in it."""
     if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 1
+        return batch.size(0) if batch.dim() else 1  # a nested tensor has no len()
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, (list, tuple)):
