@@ -6,7 +6,7 @@ find_batch_size finds; autocast. The last row goes back to the loader of the fou
 feeder's decoding. Equal in all: the images, RandomResizedCrop(224), flip and normalize to float32, a random order, a
 warm page cache. The window of each row starts after its first batches; the rows run in turn, `--repeats` times over.
 
-On a GPU this trains ResNet-50 and reads the utilisation as nvidia-smi reports it. Without one the device is
+On a GPU this trains ResNet-50 and reads its utilisation by NVML. Without one the device is
 bench/standin.py, whose rates are fixed from published figures, and every output says "simulated accelerator".
 
     python -m bench.ladder --images FOLDER [--shards DIR] [--seconds 15] [--repeats 3] [--json OUT]
@@ -40,6 +40,7 @@ from feeder.batch_size import BatchSizeResult
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
 from feeder.cli import main as shard
+from feeder.cores import cores as given_cores
 from feeder.measure import interleave, save, spread, table
 from feeder.presets import preset
 
@@ -188,7 +189,9 @@ def climb(setup: Setup, batch_size: int, images: str, shards: str, seconds: floa
     if isinstance(loader, feeder.DataLoader):
         loader.close()
     rate = steps * batch_size / took
-    used = (device.busy_s - busy) / took if isinstance(device, StandIn) else (utilisation.mean or 0.0) / 100
+    if isinstance(device, Gpu) and utilisation.mean is None:
+        raise SystemExit("NVML does not tell the GPU's utilisation; the ladder needs it: pip install nvidia-ml-py")
+    used = (device.busy_s - busy) / took if isinstance(device, StandIn) else utilisation.mean / 100
     return {
         "images_per_s": rate,
         "epoch_min": IMAGENET / rate / 60,
@@ -201,9 +204,9 @@ def climb(setup: Setup, batch_size: int, images: str, shards: str, seconds: floa
 def measure(images: str, shards: str, seconds: float, repeats: int, batch_size: int, maximum: int) -> dict[str, Any]:
     simulated = not torch.cuda.is_available()
     found = right_batch_size(maximum)
-    rows = ladder(len(os.sched_getaffinity(0)), batch_size)
+    rows = ladder(given_cores().usable, batch_size)
     results: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows}
-    print(f"right batch size: {found.batch_size}")
+    print(f"{standin.NAME + ', ' if simulated else ''}right batch size: {found.batch_size}")
 
     def run(row: Setup) -> float:
         results[row.name].append(climb(row, row.batch_size or found.batch_size, images, shards, seconds))

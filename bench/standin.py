@@ -24,12 +24,13 @@ hides behind the step before.
 from __future__ import annotations
 
 import bisect
-import os
 import time
 from collections import deque
 from pathlib import Path
 
 import torch
+
+from feeder.cores import cores as given_cores
 
 __all__ = ["StandIn", "physical_cores"]
 
@@ -45,7 +46,7 @@ CURVES = {"amp": _INFERENCE, "float32": tuple(r / s for r, s in zip(_INFERENCE, 
 
 def physical_cores() -> float:
     """The cores that this process may use; two threads of one core count as one."""
-    usable = len(os.sched_getaffinity(0))
+    usable = given_cores().usable
     siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     threads = 1
     if siblings.exists():

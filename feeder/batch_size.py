@@ -107,8 +107,8 @@ def find_batch_size(
         try:
             trials.append(_try(step, size, steps, gauge))
         finally:
+            gauge.free(collect=not trials or not trials[-1].fits)  # first: to put back takes room, too
             snapshot.put_back()
-            gauge.free(collect=not trials or not trials[-1].fits)
         return trials[-1].fits
 
     good, bad = 0, maximum + 1

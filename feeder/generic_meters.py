@@ -138,12 +138,15 @@ class GenericMeters:
 
 def batch_rows(batch: Any) -> int:
     """How many samples a batch of any kind has: the length of the first tensor in it; 1 if there is none."""
+    rows = _rows(batch)
+    return 1 if rows is None else rows
+
+
+def _rows(batch: Any) -> int | None:
     if isinstance(batch, torch.Tensor):
         return batch.size(0) if batch.dim() else 1  # a nested tensor has no len()
     if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (tuple, list)):
-        for item in batch:
-            if isinstance(item, (torch.Tensor, Mapping, tuple, list)):
-                return batch_rows(item)
-    return 1
+        batch = batch.values()
+    elif not isinstance(batch, (tuple, list)):
+        return None
+    return next((rows for item in batch if (rows := _rows(item)) is not None), None)

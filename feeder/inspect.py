@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.cores import cores
 from feeder.errors import FormatError
 from feeder.files import file_sha256
 from feeder.index import INDEX_NAME, Index
@@ -192,7 +193,7 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
 
     progress = progress or Progress()
     progress.begin(len(index), sum(shard.size_bytes for shard in index.shards), 0, 0)
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(workers or cores().usable) as pool:
         for number, found_damages in enumerate(pool.map(check, range(len(index.shards)))):
             damages += found_damages
             progress.advance(int(starts[number + 1] - starts[number]), index.shards[number].size_bytes)

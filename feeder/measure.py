@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from feeder.cores import cores
 from feeder.files import write_text
 
 __all__ = ["interleave", "machine", "save", "spread", "table"]
@@ -27,7 +28,7 @@ def machine() -> dict[str, Any]:
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {
         "processor": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores().usable,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release().partition("-")[0],
         "commit": _commit(),

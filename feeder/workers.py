@@ -134,11 +134,6 @@ class Pool:
             raise
 
     @property
-    def outstanding(self) -> int:
-        """Parts that were given out and are not back."""
-        return len(self._outstanding)
-
-    @property
     def unfinished(self) -> int:
         """Parts that were given out and that no worker has sent off yet."""
         return self._board.unfinished()

@@ -25,7 +25,7 @@ from feeder.shard import shard
 from feeder.tuning.report import Budget, Tuning
 from feeder.tuning.search import Outcome
 from feeder.tuning.setting import Gain, Point, Setting, Trial
-from feeder.tuning.trial import family_cpu_s, rows_of, run
+from feeder.tuning.trial import family_cpu_s, run
 from tests.images import make_tree
 
 WORK = ["--image-size", "16", "--batch-size", "8", "--dtype", "uint8"]
@@ -225,13 +225,6 @@ def test_errors_of_a_run_close_the_loader(tree: Path) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         run(feeder.DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True), 0.1, step)
     assert len(family() - before) <= 1  # the fork server
-
-
-def test_rows_of_any_batch() -> None:
-    four = torch.zeros(4, 2)
-    assert rows_of(four) == rows_of([four, 1]) == rows_of({"a": "x", "b": (four,)}) == 4
-    assert rows_of(torch.tensor(1)) == 1
-    assert rows_of("none") == 0
 
 
 class Endless(IterableDataset[torch.Tensor]):

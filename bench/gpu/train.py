@@ -1,7 +1,7 @@
 """ResNet-50 training, AMP, channels_last, batch 256: fed by each backend against fed from one resident batch.
 
 Goals: the best backend at least 0.98 of the resident batch's images/s; GPU utilisation at least 97 %. Equal: the model,
-the step, the batch. GPU utilisation is NVML's, as nvidia-smi reports it ten times a second.
+the step, the batch. GPU utilisation is NVML's, looked at ten times a second.
 
     python -m bench.gpu.train --seekable SHARDS --json OUT [--workers 16] [--steps 100] [--repeats 3]
 """
@@ -9,7 +9,7 @@ the step, the batch. GPU utilisation is NVML's, as nvidia-smi reports it ten tim
 from __future__ import annotations
 
 import statistics
-import subprocess
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -20,34 +20,31 @@ from bench.gpu.common import arguments, loader_feed, on_gpu
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.measure import interleave, spread, table
+from feeder.nvml import current_gpu_busy
 
 
 class Utilisation:
-    """The GPU's utilisation while the context is open, percent; None where nvidia-smi does not tell."""
+    """The GPU's utilisation while the context is open, percent; None where NVML does not tell."""
 
     def __enter__(self) -> Utilisation:
-        command = [
-            "nvidia-smi",
-            "--query-gpu=utilization.gpu",
-            "--format=csv,noheader,nounits",
-            "-lms",
-            "100",
-            "-i",
-            "0",
-        ]
         self.mean: float | None = None
-        try:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        except OSError:
-            self._process = None
+        self._found: list[float] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            text, _ = self._process.communicate()
-            found = [float(line) for line in text.split() if line.strip().isdigit()]
-            self.mean = statistics.mean(found) if found else None
+        self._end.set()
+        self._thread.join()
+        self.mean = statistics.mean(self._found) if self._found else None
+
+    def _look(self) -> None:
+        busy = current_gpu_busy()
+        while not self._end.wait(0.1):
+            share = busy()
+            if share is not None:
+                self._found.append(100 * share)
 
 
 class Trainer:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feeder.cores import cores
 from feeder.errors import ShardError, SourceError
 from feeder.files import atomic_file, file_sha256
 from feeder.index import INDEX_NAME, Index, ShardEntry, merge_indexes
@@ -97,7 +98,7 @@ class Run:
     def _write_all(self, plan: list[range], done: dict[int, _Written]) -> dict[int, _Written]:
         written = dict(done)
         # One more than there are cores: at any time one of them waits for the disk.
-        workers = self._options.workers or len(os.sched_getaffinity(0)) + 1
+        workers = self._options.workers or cores().usable + 1
         pool = ThreadPoolExecutor(workers, thread_name_prefix="feeder-shard")
         try:
             todo = {pool.submit(self._write, n, positions): n for n, positions in enumerate(plan) if n not in done}

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from feeder.errors import ArgumentError
+from feeder.generic_meters import batch_rows
 from feeder.tuning.setting import Trial
 
-__all__ = ["family_cpu_s", "rows_of", "run", "step_rate"]
+__all__ = ["family_cpu_s", "run", "step_rate"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A run goes on past its time until it has so many batches: fewer say nothing.
@@ -74,21 +75,10 @@ def step_rate(step: Callable[[Any], Any], batch: Any, seconds: float) -> float:
     return images / (time.perf_counter() - begun)
 
 
-def rows_of(batch: Any) -> int:
-    """How many samples a batch has: the length of the first tensor in it."""
-    if isinstance(batch, torch.Tensor):
-        return batch.size(0) if batch.dim() else 1  # a nested tensor has no len()
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        return next((rows for value in batch if (rows := rows_of(value))), 0)
-    return 0
-
-
 def _consume(batch: Any, step: Callable[[Any], Any] | None) -> int:
     if step is not None:
         step(batch)
-    return max(1, rows_of(batch))
+    return batch_rows(batch)
 
 
 def _forever(loader: Any) -> Iterator[Any]:

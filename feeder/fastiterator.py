@@ -1,0 +1,231 @@
+"""The fast path's iterator over finished batches, and its place in the epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from feeder.assembly import Assembly, Finished, assemble_here
+from feeder.decodefeed import Decoded, DecodeFeed
+from feeder.device import feed_device, map_tensors, slot_guard
+from feeder.engine import Engine
+from feeder.order import Split
+
+if TYPE_CHECKING:
+    from feeder.fastpath import FastPath
+    from feeder.loader import DataLoader
+    from feeder.view import LiveView
+
+__all__ = ["FastIterator", "Place", "Progress"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an iteration starts.
+
+    Args:
+        epoch: The epoch.
+        start: What was consumed of it before: positions of the whole job, or, with an explicit sampler, batches.
+    """
+
+    epoch: int = 0
+    start: int = 0
+
+
+@dataclass
+class Progress:
+    """How far an iterator is; outlives it, so that a loop that was broken off is known.
+
+    Attributes:
+        place: Where it started.
+        split: This rank's part of the epoch from there; None with an explicit sampler.
+        steps: How many batches it has handed out.
+        exhausted: Whether the epoch is over.
+    """
+
+    place: Place
+    split: Split | None
+    steps: int = 0
+    exhausted: bool = False
+
+    def now(self) -> Place:
+        """Where an iteration would go on after what was handed out."""
+        split = self.split
+        start = self.place.start + self.steps if split is None else split.consumed(self.steps)
+        return Place(self.place.epoch, start)
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether some batches were handed out, and some were not, as far as is known."""
+        return not self.exhausted and self.steps > 0 and (self.split is None or self.steps < len(self.split))
+
+
+class FastIterator:
+    """Yields ``(images, labels, *fields)``; its length is what is left.
+
+    Args:
+        path: What it shares with other iterators of the loader.
+        loader: The loader.
+        place: Where to start.
+        split: This rank's part of the epoch from there; None with an explicit sampler.
+    """
+
+    def __init__(self, path: FastPath, loader: DataLoader[Any], place: Place, split: Split | None) -> None:
+        self._path, self._loader = path, loader
+        self.view: LiveView | None = None
+        self._engine: Engine | None = None
+        self._assembly: Assembly | None = None
+        self._decoding: DecodeFeed | None = None
+        self.begin(place, split)
+
+    def begin(self, place: Place, split: Split | None) -> None:
+        """Starts to make batches; a second time, before any was handed out, elsewhere."""
+        self.close()
+        path, loader = self._path, self._loader
+        self._progress = path.progress = Progress(place, split)
+        self._asked_ns = time.monotonic_ns()
+        self._given_ns = 0
+        requests = path.requests(place, split)
+        self._closed = False
+        self._batches: Iterator[Finished | BaseException]
+        if loader.num_workers:
+            self._engine = path.engine()
+            self._engine.busy = True
+            self._assembly = Assembly(self._engine, requests, loader.timeout, loader.batch_size)
+            self._batches = self._assembly
+            self._assembly.fill()
+        else:
+            self._batches = assemble_here(path.work, requests, path.meters_here)
+        # What workers make stands in page-locked slots.
+        self._pins = not loader.num_workers and not path.is_on_device and slot_guard(loader) is not None
+        if path.decoder is not None:
+            self._batches = self._decoding = DecodeFeed(
+                self._batches,
+                path.work,
+                path.decoder,
+                self._assembly.ready if self._assembly is not None else lambda: False,
+                mixing=path.completion.mixing,
+                channels_last=loader.channels_last,
+                stream=loader.feeding_stream,
+                meter=path.meter,
+            )
+        self._feed = feed_device(loader, self._next_finished, self._ready, path.meter, path.complete)
+
+    def __iter__(self) -> FastIterator:
+        return self
+
+    def __len__(self) -> int:
+        progress = self._progress
+        whole = len(progress.split) if progress.split is not None else len(self._loader) - progress.place.start
+        return max(0, whole - progress.steps)
+
+    def __next__(self) -> tuple[Any, ...]:
+        if self._progress.exhausted:
+            raise StopIteration
+        if self._given_ns:
+            self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
+        try:
+            finished, batch = self._next_here() if self._feed is None else next(self._feed)
+        except StopIteration:
+            self._progress.exhausted = not self._closed  # closed before its end, it has not come to it
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._account(finished)
+        if isinstance(finished, BaseException):
+            raise finished
+        if self.view is not None:
+            self.view.step()
+        self._given_ns = time.monotonic_ns()
+        return tuple(batch)
+
+    def _next_finished(self) -> tuple[Finished | BaseException, Any]:
+        finished = next(self._batches)
+        if self._assembly is not None:
+            waited_ns = self._assembly.take_waited_ns()
+            self._path.counts["waited_ns"] += waited_ns
+            self._path.meter.add("wait_batch", waited_ns)
+        if isinstance(finished, BaseException):
+            return finished, None
+        batch = self._batch(finished)
+        if self._path.is_on_device and not isinstance(finished, Decoded):
+            finished.let_go()  # the tensors alone say how long the slot is needed
+        return finished, batch
+
+    def _next_here(self) -> tuple[Finished | BaseException, Any]:
+        finished, batch = self._next_finished()
+        batch = self._path.complete(finished, batch)
+        return finished, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no batch was asked for yet."""
+        return self._progress.steps == 0 and not self._progress.exhausted
+
+    def _ready(self) -> bool:
+        """Whether the next batch can be had without a wait for the workers."""
+        if self._decoding is not None:
+            return self._decoding.ready()
+        return self._assembly is not None and self._assembly.ready()
+
+    def slots(self) -> dict[str, int]:
+        """How many slots there are, are held by the caller, are being filled, and are full."""
+        engine, assembly = self._engine, self._assembly
+        if engine is None or assembly is None or not len(assembly):
+            return {"total": 0, "held": 0, "making": 0, "ready": 0}
+        ring, ready = engine.ring, assembly.made()
+        return {"total": ring.slots, "held": ring.held, "making": max(0, len(assembly) - ready), "ready": ready}
+
+    def place(self) -> Place:
+        """Where an iteration would go on after what was handed out."""
+        return self._progress.now()
+
+    def close(self) -> None:
+        """Gives up what is in the making and lets go of the workers."""
+        self._closed = True
+        view, self.view = self.view, None
+        if view is not None:
+            view.end()
+        self._feed = None
+        decoding, self._decoding = self._decoding, None
+        if decoding is not None:
+            decoding.close()
+        engine, self._engine = self._engine, None
+        if engine is not None and self._assembly is not None:
+            engine.end_iterator(self._assembly.abandon())
+        self._batches = iter(())
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    def _account(self, finished: Finished | BaseException) -> None:
+        path, split, step = self._path, self._progress.split, self._progress.steps
+        self._progress.steps += 1
+        now = time.monotonic_ns()
+        path.counts["elapsed_ns"] += now - self._asked_ns
+        self._asked_ns = now
+        if isinstance(finished, BaseException):
+            return
+        path.counts["batches"] += 1
+        path.counts["samples"] += len(finished.arrays.labels)
+        path.counts["skipped"] += len(finished.substitutions)
+        path.substitutions.extend(finished.substitutions)
+        padding = split.padding(step) if split is not None else 0
+        if padding:
+            path.padded += finished.arrays.ids[-padding:].tolist()
+
+    def _batch(self, finished: Finished) -> tuple[Any, ...]:
+        fields = [
+            torch.tensor(values, dtype=torch.int64) if name == "index" else values
+            for name, values in zip(self._path.dataset.fields, finished.fields, strict=True)
+        ]
+        images = finished.images if isinstance(finished, Decoded) else self._path.completion.stored(finished)
+        labels = finished.arrays.labels
+        return (images, torch.from_numpy(labels.copy() if self._path.is_on_device else labels), *fields)
