@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from bench import ladder
 from bench.make_images import make_images
+from feeder.bench import show
 from feeder.cli import main
 
 if sys.version_info >= (3, 11):
@@ -127,3 +130,36 @@ def test_system_check_prints_the_python_to_use() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, f"{sys.executable}\n"), done.stderr
+
+
+def committed(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "bench/results" / f"{name}.json").read_text())
+
+
+def test_readmes_ladder_is_the_committed_one() -> None:
+    assert ladder.render(committed("ladder"), markdown=True) in (ROOT / "README.md").read_text()
+
+
+def test_readmes_bench_session_is_the_committed_one() -> None:
+    assert f"\n{show.render(committed('throughput'))}\n" in (ROOT / "README.md").read_text()
+
+
+def test_readmes_decode_table_is_the_committed_one() -> None:
+    found = committed("decode")
+    rates = {name: spread["median"] for name, spread in found["images_per_cpu_s"].items()}
+    beside = {(entry["name"], entry["rival"]): entry["ratio"] for entry in found["ratios"]}
+    cells = {
+        "feeder, seekable shards": "feeder-seekable",
+        "feeder, ordinary JPEGs (`--encode keep`)": "feeder-keep",
+        "DALI 2.4, CPU, ordinary JPEGs": "dali",
+        "torch DataLoader with Pillow": "torch",
+    }
+    lines = (ROOT / "README.md").read_text().splitlines()
+    for label, name in cells.items():
+        rate, beside_torch, beside_dali = next(
+            [cell.strip() for cell in line.split("|")[2:5]] for line in lines if line.startswith(f"| {label} |")
+        )
+        assert rate == f"{rates[name]:,.0f}"
+        for shown, rival in ((beside_torch, "torch"), (beside_dali, "dali")):
+            if shown and shown != "1":
+                assert shown == f"{beside.get((name, rival), rates[name] / rates[rival]):.1f}x"

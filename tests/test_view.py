@@ -99,6 +99,16 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.endswith("\n")
 
 
+@pytest.mark.parametrize(
+    ("shell", "bar"), [(SimpleNamespace(kernel=0), True), (SimpleNamespace(), False), (None, False)]
+)
+def test_a_notebook_gets_a_bar_although_it_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, shell: SimpleNamespace | None, bar: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert ("60%|" in _run(io.StringIO(), monkeypatch, 20, 12)) is bar
+
+
 def test_a_gpu_s_utilisation_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = itertools.cycle([0.2, 0.4])
     lines = _run(io.StringIO(), monkeypatch, 20, 12, lambda: next(readings)).splitlines()
