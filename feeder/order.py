@@ -19,8 +19,8 @@ __all__ = ["Order", "Split", "Window", "permute", "philox", "substitute", "unifo
 _MASK32 = np.uint64(0xFFFFFFFF)
 _SHIFT32 = np.uint64(32)
 _ROUNDS = 10
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)[:, None, None]
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)[:, None, None]
 
 # Stream numbers 0..65,533 belong to the ops of a recipe.
 _ORDER_STREAM = 65_535
@@ -52,20 +52,19 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
     _check("stream", stream, 1 << 16)
     _check("blocks", blocks - 1, 1 << 16)
     ids = np.asarray(sample_ids).astype(np.uint64)[:, None]
-    high_word = np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64)
-    c0, c1, c2, c3 = np.broadcast_arrays(ids & _MASK32, ids >> _SHIFT32, np.uint64(epoch), high_word[None, :])
-    k0, k1 = seed & 0xFFFFFFFF, seed >> 32
+    # Words 0 and 2 of the counter, and words 1 and 3, side by side: half as many calls of numpy.
+    even = np.empty((2, len(ids), blocks), np.uint64)
+    odd = np.empty_like(even)
+    even[0], odd[0] = ids & _MASK32, ids >> _SHIFT32
+    even[1], odd[1] = np.uint64(epoch), np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64)
+    key = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint64)[:, None, None]
     for _ in range(_ROUNDS):
-        p0 = c0 * _MULTIPLIERS[0]
-        p1 = c2 * _MULTIPLIERS[1]
-        c0 = (p1 >> _SHIFT32) ^ c1 ^ np.uint64(k0)
-        c1 = p1 & _MASK32
-        c2 = (p0 >> _SHIFT32) ^ c3 ^ np.uint64(k1)
-        c3 = p0 & _MASK32
-        k0 = (k0 + _WEYL[0]) & 0xFFFFFFFF
-        k1 = (k1 + _WEYL[1]) & 0xFFFFFFFF
-    words = np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
-    return words.reshape(words.shape[0], 4 * blocks)
+        product = even * _MULTIPLIERS
+        even = (product[::-1] >> _SHIFT32) ^ odd ^ key
+        odd = product[::-1] & _MASK32
+        key = (key + _WEYL) & _MASK32
+    words = np.stack([even[0], odd[0], even[1], odd[1]], axis=-1).astype(np.uint32)
+    return words.reshape(len(ids), 4 * blocks)
 
 
 def uniform(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, count: int) -> npt.NDArray[np.float64]:

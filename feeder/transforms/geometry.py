@@ -82,8 +82,8 @@ class RandomResizedCrop(Op):
         self, height: IntArray, width: IntArray, uniform: FloatArray
     ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        area = height * width * (self.scale[0] + uniform[:, 0] * (self.scale[1] - self.scale[0]))
-        aspect = np.exp(low + uniform[:, 1] * (high - low))
+        area = height * width * (self.scale[0] + uniform[..., 0] * (self.scale[1] - self.scale[0]))
+        aspect = np.exp(low + uniform[..., 1] * (high - low))
         crop_width = np.rint(np.sqrt(area * aspect)).astype(np.int64)
         crop_height = np.rint(np.sqrt(area / aspect)).astype(np.int64)
         fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
@@ -95,13 +95,14 @@ class RandomResizedCrop(Op):
         crop_height, crop_width = self._fallback(height, width)
         top = (height - crop_height) // 2
         left = (width - crop_width) // 2
-        # Later attempts first, so that the earliest that fits is the one that stays.
-        for attempt in reversed(range(1, _ATTEMPTS)):
-            h, w, fits = self._attempt(height, width, uniform[:, 2 + 2 * attempt : 4 + 2 * attempt])
-            crop_height = np.where(fits, h, crop_height)
-            crop_width = np.where(fits, w, crop_width)
-            top = np.where(fits, np.floor(uniform[:, 0] * (height - h + 1)).astype(np.int64), top)
-            left = np.where(fits, np.floor(uniform[:, 1] * (width - w + 1)).astype(np.int64), left)
+        # All further attempts at once, [N, attempts, 2]; the earliest that fits is the one that stays.
+        attempts = uniform[:, 4:].reshape(len(uniform), -1, 2)
+        heights, widths, fit = self._attempt(height[:, None], width[:, None], attempts)
+        rows = np.flatnonzero(fit.any(axis=1))
+        chosen = rows, fit[rows].argmax(axis=1)
+        crop_height[rows], crop_width[rows] = heights[chosen], widths[chosen]
+        top[rows] = np.floor(uniform[rows, 0] * (height[rows] - crop_height[rows] + 1)).astype(np.int64)
+        left[rows] = np.floor(uniform[rows, 1] * (width[rows] - crop_width[rows] + 1)).astype(np.int64)
         return top, left, crop_height, crop_width
 
     def _fallback(self, height: IntArray, width: IntArray) -> tuple[IntArray, IntArray]:
