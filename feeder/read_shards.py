@@ -7,6 +7,7 @@ Note [Shards are untrusted]
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,9 +27,11 @@ from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek
 __all__ = ["ShardReader"]
 
 # Of a thread. All threads together take a quarter of the descriptors that the process may have, if that is less.
-_OPEN_SHARDS = 64
+_OPEN_SHARDS = 512
 _FEWEST_SHARDS = 2
 _SHARE = 4
+# Less than this is read at once, so that the disk needs no word of it beforehand.
+_READ_AHEAD_BYTES = 1 << 18
 _JPEG = ("jpeg", "jpg")
 
 
@@ -80,7 +83,8 @@ class ShardReader:
         return len(self.index)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
-        """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
+        """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk, which is told
+        at once of all that will be read."""
         index, count = self.index, len(ids)
         shards, offsets = index.shard[ids], index.offset[ids]
         lengths = index.length[ids]
@@ -108,7 +112,13 @@ class ShardReader:
             files.arena = bytearray(max(starts[-1], 2 * len(files.arena)))
         view = memoryview(files.arena)
         buffers = [view[:0]] * count
-        for i in np.lexsort((offsets, shards)).tolist():
+        stored_order = np.lexsort((offsets, shards)).tolist()
+        if count and starts[-1] > _READ_AHEAD_BYTES:
+            with contextlib.suppress(OSError):  # it is only advice
+                for i in filter(inside.__getitem__, stored_order):
+                    descriptor = self._open(int(shards[i]))[0]
+                    os.posix_fadvise(descriptor, int(offsets[i]), int(lengths[i]), os.POSIX_FADV_WILLNEED)
+        for i in stored_order:
             shard, offset, length = int(shards[i]), int(offsets[i]), int(lengths[i])
             if errors[i] is not None:
                 continue

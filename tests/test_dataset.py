@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from feeder import read_shards
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.index import _DTYPES, INDEX_NAME, Index, _write
@@ -154,7 +155,8 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
         dataset[17]
 
 
-def test_many_shards_keep_few_descriptors_open(tmp_path: Path) -> None:
+def test_many_shards_keep_few_descriptors_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_shards, "_OPEN_SHARDS", 64)
     dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1))
     before = len(os.listdir("/proc/self/fd"))
     labels = [dataset[i][1] for i in range(200)]
@@ -168,7 +170,8 @@ def open_shards(folder: Path) -> int:
     return sum(os.readlink(link).startswith(f"{folder}/shard-") for link in links if os.path.lexists(link))
 
 
-def test_threads_share_a_dataset(tmp_path: Path) -> None:
+def test_threads_share_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_shards, "_OPEN_SHARDS", 64)
     dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1), fields=("json",))
     asked = [i * 37 % 200 for i in range(800)]
     expected = [dataset[i] for i in range(200)]
