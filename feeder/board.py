@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -127,6 +128,12 @@ class Board:
                 if place < end and int(queue[place % self.capacity]) == number:
                     return None  # killed between writing its row and moving the head
         return number
+
+    def holder(self, parts: Sequence[int]) -> int | None:
+        """The worker that has the latest of these parts in hand, as far as is seen without a lock."""
+        claimed = self._workers[:, _PART].tolist()
+        held = [part for part in claimed if part in parts]
+        return claimed.index(max(held)) if held else None
 
     def pending(self) -> bool:
         """Whether there are parts that nobody has claimed."""

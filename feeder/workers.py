@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ _GRACE_S = 1.0
 _CLOSE_S = 5.0
 _START_S = 60.0
 _LOOK_S = 1.0
+_GATHER_MS = 100  # the longest that a part of one worker keeps those of others waiting
 _RECEIVE_BYTES = 1 << 16  # larger buffers are mapped and unmapped at every call
 
 
@@ -86,6 +87,7 @@ class Replacement:
 class _Worker:
     process: Process
     channel: socket.socket
+    poll: select.poll
     buffer: bytearray = field(default_factory=bytearray)
     waited_from_ns: int = 0
     gone: bool = False
@@ -158,8 +160,13 @@ class Pool:
         self._board.publish(parts)
         return [part.number for part in parts]
 
-    def take(self, timeout_s: float | None) -> list[tuple[int, Report | BaseException]]:
+    def take(self, timeout_s: float | None, wanted: Sequence[int] = ()) -> list[tuple[int, Report | BaseException]]:
         """What came back since the last call; waits for something, but not longer than the timeout (0: not at all).
+
+        Args:
+            timeout_s: How long; None: until there is something.
+            wanted: Parts that the caller has to have all of. It is not woken for each: every time costs it more than
+                what there is to do.
 
         Raises:
             WorkerError: if workers can't be started, or die again and again without finishing anything.
@@ -172,7 +179,7 @@ class Pool:
         while not results:
             wait = min(_LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
-            for descriptor, _ in self._poll.poll(max(0, math.ceil(left * 1000))):
+            for descriptor, _ in self._sleep(max(0, math.ceil(left * 1000)), wanted):
                 number = self._numbers[descriptor]
                 results += self._read(number)
                 if self._workers[number].gone:
@@ -186,6 +193,15 @@ class Pool:
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return results
+
+    def _sleep(self, most_ms: int, wanted: Sequence[int]) -> list[tuple[int, int]]:
+        """Waits for word from the worker that has the latest of the wanted parts in hand, but not for long; without
+        one, from any. Returns whose word is there."""
+        holder = self._board.holder(wanted) if most_ms and wanted else None
+        if holder is None:
+            return self._poll.poll(most_ms)
+        self._workers[holder].poll.poll(min(most_ms, _GATHER_MS))
+        return self._poll.poll(0)
 
     def abandon(self) -> None:
         """Gives up all parts that are out. Those that a worker has in hand are waited for and dropped."""
@@ -265,9 +281,11 @@ class Pool:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # died already: found at the next look at it
             socket.send_fds(mine, [hello], descriptors)
         mine.setblocking(False)
-        self._poll.register(mine, select.POLLIN)
+        alone = select.poll()
+        for poll in (alone, self._poll):
+            poll.register(mine, select.POLLIN)
         self._numbers[mine.fileno()] = number
-        return _Worker(process, mine, waited_from_ns=time.monotonic_ns())
+        return _Worker(process, mine, alone, waited_from_ns=time.monotonic_ns())
 
     def _read(self, number: int) -> list[tuple[int, Report | BaseException]]:
         worker = self._workers[number]

@@ -129,3 +129,39 @@ class RogueReader(ShardReader):
         elif self.deed == "wait" and self.sample + 5 in ids:
             open(self.mark, "w").close()
         return super().read(ids)
+
+
+class DyingAndWaitingReader(ShardReader):
+    """At sample 12, waits until sample 8 was read twice. At the first time that 8 is, waits for a word, and kills its
+    process."""
+
+    def __init__(self, index: str, marks: str) -> None:
+        super().__init__(index)
+        self.marks = marks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DyingAndWaitingReader, (self.index.path, self.marks)
+
+    def read(self, ids: np.ndarray) -> Encoded:  # type: ignore[type-arg]
+        if 8 in ids:
+            if self.mark("dying"):
+                self.wait("die")
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.mark("again")
+        elif 12 in ids:
+            self.mark("waiting")
+            self.wait("again")
+        return super().read(ids)
+
+    def mark(self, name: str) -> bool:
+        """Leaves a mark; returns whether it is new."""
+        try:
+            os.close(os.open(os.path.join(self.marks, name), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def wait(self, name: str) -> None:
+        """Waits for a mark."""
+        while not os.path.exists(os.path.join(self.marks, name)):
+            time.sleep(0.001)

@@ -20,7 +20,7 @@ from feeder.dataset import ShardDataset
 from feeder.errors import WorkerError
 from feeder.loader import DataLoader
 from feeder.transforms import RandomResizedCrop
-from tests.loader_data import RogueReader, write_shards
+from tests.loader_data import DyingAndWaitingReader, RogueReader, write_shards
 
 RECIPE = RandomResizedCrop(16)
 
@@ -88,6 +88,21 @@ def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
     assert cause in event["cause"]
     assert "00000021" in event["keys"]
     assert cause in caplog.text
+
+
+def test_a_workers_end_is_seen_while_the_batchs_last_part_is_waited_for(shards: Path, tmp_path: Path) -> None:
+    dataset = _dataset(shards)
+    dataset.reader = reader = DyingAndWaitingReader(str(shards / "index.bin"), str(tmp_path))
+    loader = DataLoader(dataset, batch_size=8, num_workers=2)
+    batches = []
+    for batch in loader:
+        batches.append(tuple(x.clone() for x in batch))
+        if len(batches) == 1:
+            reader.wait("dying")
+            reader.wait("waiting")
+            reader.mark("die")
+    _check(batches, _expected(shards, batch_size=8))
+    assert len(loader.stats()["replaced_workers"]) == 1
 
 
 def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:
