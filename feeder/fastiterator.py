@@ -75,6 +75,8 @@ class FastIterator:
     """
 
     def __init__(self, path: FastPath, loader: DataLoader[Any], place: Place, split: Split | None) -> None:
+        if loader.timeout and not loader.num_workers:
+            raise AssertionError("without workers, timeout must be 0")
         self._path, self._loader = path, loader
         self.view: LiveView | None = None
         self._engine: Engine | None = None

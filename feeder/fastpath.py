@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import os
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from feeder.device import slot_guard
 from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
 from feeder.fastiterator import FastIterator, Place, Progress
+from feeder.generic_worker import introduce
 from feeder.meter import Meter
 from feeder.order import Order, Split, Window
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
@@ -220,7 +222,12 @@ class FastPath:
         if context is None and (loader.worker_init_fn is not None or not _travels(self.work)):
             context = torch.multiprocessing.get_context()
         assert loader.hang_timeout_s is not None
-        pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, loader.worker_init_fn)
+        init = loader.worker_init_fn
+        if init is not None:
+            # Torch seeds are of 64 bits, with the worker's number added.
+            seed = (loader.seed or 0) % (1 << 62)
+            init = functools.partial(_begin_worker, init, seed, loader.num_workers, self.dataset)
+        pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, init)
         ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
         on_the_way = loader.prefetch_to_device if loader.target_device is not None and self.decoder is None else 0
         held = HELD_BATCHES + on_the_way
@@ -306,6 +313,11 @@ def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
         device="cpu" if loader.target_device is None else str(loader.target_device),
         gpu_memory_limit_bytes=loader.gpu_memory_limit_bytes,
     )
+
+
+def _begin_worker(init: Callable[[int], None], seed: int, workers: int, dataset: FeederDataset, number: int) -> None:
+    introduce(seed, number, workers, dataset)
+    init(number)
 
 
 def _travels(work: Work) -> bool:

@@ -37,6 +37,7 @@ __all__ = [
     "Task",
     "decode_head",
     "encode_task",
+    "introduce",
     "worker_main",
     "worker_state",
 ]
@@ -195,16 +196,19 @@ def worker_main(connection: socket.socket, job: Job) -> None:
         _run(Channel(connection), job)
 
 
-def _run(channel: Channel, job: Job) -> None:
-    torch.set_num_threads(1)
-    seed = job.base_seed + job.worker
+def introduce(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
+    """Seeds a worker and tells ``get_worker_info()`` of it, as torch does before it calls ``worker_init_fn``."""
+    seed = base_seed + worker
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(job.base_seed, job.worker))  # type: ignore[no-untyped-call]
+    np.random.seed(torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+
+
+def _run(channel: Channel, job: Job) -> None:
+    torch.set_num_threads(1)
     worker = _Worker(job)
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=job.worker, num_workers=job.workers, seed=seed, dataset=worker.dataset
-    )
+    introduce(job.base_seed, job.worker, job.workers, worker.dataset)
     error: ExceptionWrapper | None = None
     state = None
     where = f"in DataLoader worker process {job.worker}"

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,9 +23,9 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
 from feeder.order import Window
 from feeder.shard import shard
-from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
+from feeder.transforms import Compose, Lambda, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
 from tests import images
-from tests.loader_data import encode, write_shards
+from tests.loader_data import add_noise, encode, write_shards
 
 RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 
@@ -103,6 +105,33 @@ def test_same_pixels_and_order_whatever_the_workers(shards: Path) -> None:
     epochs = [_ids(epoch) for epoch in runs[0]]
     assert all(sorted(ids) == list(range(50)) for ids in epochs)
     assert len({tuple(ids) for ids in epochs}) == 3
+
+
+def test_threads_in_a_worker_make_the_same(tmp_path: Path) -> None:
+    tree, out = images.make_tree(tmp_path / "images"), str(tmp_path / "shards")
+    shard(str(tree), out)
+    dataset = ShardDataset(out, Compose([RandomResizedCrop(32), RandomHorizontalFlip()]))
+    alone = _epoch(DataLoader(dataset, batch_size=12, shuffle=True, seed=5))
+    threads = DataLoader(dataset, batch_size=12, shuffle=True, seed=5, num_workers=1, worker_threads=3)
+    assert _same(_epoch(threads), alone)
+
+
+def test_what_a_function_draws_is_keyed_by_seed_epoch_and_sample(shards: Path) -> None:
+    dataset = ShardDataset(shards, Compose([RandomResizedCrop(8), Lambda(add_noise)]), fields=("index",))
+    alone, other = DataLoader(dataset, batch_size=8, seed=5), DataLoader(dataset, batch_size=8, seed=6)
+    workers = DataLoader(dataset, batch_size=16, num_workers=2, seed=5)
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    first, second, different = ([image for batch in loader for image in batch[0]] for loader in (alone, alone, other))
+    drawn = random.random(), np.random.random(), torch.rand(1).item()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert drawn == (random.random(), np.random.random(), torch.rand(1).item())
+    assert all(map(torch.equal, first, [image for batch in workers for image in batch[0]]))
+    assert not any(map(torch.equal, first, second))
+    assert not any(map(torch.equal, first, different))
 
 
 def test_workers_under_spawn_make_the_same(shards: Path) -> None:
@@ -381,6 +410,22 @@ def test_worker_init_fn_runs_in_every_worker(shards: Path, tmp_path: Path) -> No
     )
     _epoch(loader)
     assert sorted(os.listdir(tmp_path)) == ["worker0", "worker1"]
+
+
+def test_worker_init_fn_finds_torchs_worker_info(shards: Path, tmp_path: Path) -> None:
+    def init(number: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        seen = info.id, info.num_workers, len(info.dataset), info.seed == torch.initial_seed()
+        (tmp_path / f"worker{number}").write_text(repr(seen))
+
+    _epoch(DataLoader(ShardDataset(shards, RECIPE), num_workers=2, seed=2**64 - 1, worker_init_fn=init))
+    assert [(tmp_path / f"worker{k}").read_text() for k in (0, 1)] == [repr((k, 2, 50, True)) for k in (0, 1)]
+
+
+def test_a_timeout_without_workers_is_refused_as_torch_does(shards: Path) -> None:
+    with pytest.raises(AssertionError, match="timeout must be 0"):
+        iter(DataLoader(ShardDataset(shards, RECIPE), timeout=5))
 
 
 def test_it_is_torchs_loader_with_its_attributes(shards: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -224,9 +227,29 @@ def _erase_array(array: npt.NDArray[Any], op: RandomErasing, row: Row) -> npt.ND
     return changed
 
 
+@contextlib.contextmanager
+def _seeded(key: int) -> Iterator[None]:
+    """The global generators start from a key of 64 bits, and go on afterwards from where they were."""
+    torch = sys.modules.get("torch")  # who has not imported it does not draw from it
+    numbers, arrays = random.getstate(), np.random.get_state()
+    tensors = None if torch is None else torch.default_generator.get_state()
+    random.seed(key)
+    np.random.seed([key & 0xFFFFFFFF, key >> 32])
+    if torch is not None:
+        torch.default_generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        random.setstate(numbers)
+        np.random.set_state(arrays)
+        if torch is not None:
+            torch.default_generator.set_state(tensors)
+
+
 def _call_array(array: npt.NDArray[Any], op: Lambda, row: Row) -> npt.NDArray[Any]:
     own = np.array(array, order="C")
-    result: Any = op.lambd(own)
+    with _seeded(int(row["key"])):
+        result: Any = op.lambd(own)
     if not isinstance(result, np.ndarray) or result.shape != array.shape or result.dtype != array.dtype:
         got = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else repr(type(result))
         raise ArgumentError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.transforms.op import Op
+from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
 __all__ = ["Lambda"]
 
@@ -18,8 +18,9 @@ __all__ = ["Lambda"]
 class Lambda(Op):
     """Calls a function on every image, in the worker.
 
-    With worker processes the function must be picklable, so a module's function and no ``lambda``. What it draws
-    itself is not keyed by seed, epoch and sample: for that, draw nothing in it.
+    With worker processes the function must be picklable, so a module's function and no ``lambda``. What it draws from
+    the global generators of ``random``, numpy and torch is a function of (seed, epoch, sample) too: the same whatever
+    the workers, the ranks or a resume. Those of the calling process go on as if it had drawn nothing.
 
     Args:
         lambd: Takes and gives an array [3, H, W]: uint8, 0-255, or float32 after ``ToDtype`` or ``Normalize``. It may
@@ -36,3 +37,6 @@ class Lambda(Op):
         if not callable(lambd):
             raise ArgumentError(f"lambd must be a function of an array, got {lambd!r}")
         self._set(lambd=lambd)
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"key": uniforms.keys()}, sizes)
