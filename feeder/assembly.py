@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -242,7 +243,7 @@ class Assembly:
                     f"{ring.leased} batches are held at a time, so further ones are copied to ordinary memory; "
                     "if they are kept by mistake, let go of them, or copy what is needed",
                     RuntimeWarning,
-                    stacklevel=4,
+                    stacklevel=_callers_level(),
                 )
             arrays = ring.views[making.slot].head(rows).copy()
             ring.put_back(making.slot)
@@ -257,6 +258,14 @@ class Assembly:
             edges,
             {first + row: data for (first, _), report in made for row, data in report.left_over.items()},
         )
+
+
+def _callers_level() -> int:
+    """The ``stacklevel`` of the first frame that is not this package's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def part_rows(rows: int, workers: int) -> list[tuple[int, int]]:

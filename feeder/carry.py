@@ -53,9 +53,10 @@ class Slot:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """A contiguous tensor in the slot, or None if it doesn't fit."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        offset = self.take(size) if size else None
-        if offset is None:
+        if not size or self.used + size > self.memory.size:  # wanted all the same: counted when it is placed
             return None
+        offset = self.take(size)
+        assert offset is not None
         return torch.from_numpy(self.memory[offset : offset + size]).view(dtype).view(shape)
 
     def place(self, tensor: torch.Tensor) -> int | None:

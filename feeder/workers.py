@@ -91,6 +91,7 @@ class _Worker:
     buffer: bytearray = field(default_factory=bytearray)
     waited_from_ns: int = 0
     gone: bool = False
+    hung: bool = False
 
 
 class Pool:
@@ -327,11 +328,11 @@ class Pool:
         if time.monotonic_ns() - heard < timeout_s * 1e9:
             return False
         worker.process.kill()
+        worker.hung = True
         return True
 
     def _replace(self, number: int) -> list[tuple[int, Report | BaseException]]:
         worker = self._workers[number]
-        hung = not worker.gone
         end = time.monotonic() + _CLOSE_S
         while (code := worker.process.ended()) is None and time.monotonic() < end:
             if time.monotonic() > end - _CLOSE_S + _GRACE_S:
@@ -350,7 +351,7 @@ class Pool:
             if len(worker.buffer) == before and not worker.gone:
                 break
         part = self._outstanding.get(claimed) if (claimed := self._board.claimed(number)) is not None else None
-        cause = f"silent for {self.options.hang_timeout_s:g} s" if hung else _cause(code)
+        cause = f"silent for {self.options.hang_timeout_s:g} s" if worker.hung else _cause(code)
         keys = self._keys(part) if part is not None else ()
         event = Replacement(number, worker.process.pid(), cause, keys)
         self.replacements.append(event)

@@ -49,7 +49,9 @@ def test_other_formats_go_to_pillow_and_are_counted_apart() -> None:
     assert np.abs(out[2].mean() - image.mean()) < 40
 
 
-@pytest.mark.parametrize("last", [T.RandomRotation(30), T.Pad(3), T.Lambda(lambda image: 255 - image)], ids=lambda op: type(op).__name__)
+@pytest.mark.parametrize(
+    "last", [T.RandomRotation(30), T.Pad(3), T.Lambda(lambda image: 255 - image)], ids=lambda op: type(op).__name__
+)
 def test_ops_after_the_base_path_are_pillows(last: T.Op) -> None:
     recipe = T.Recipe.of([*BASE.ops, last, T.Normalize((0.5,) * 3, (0.25,) * 3)])
     buffers = [jpeg(i, subsampling="4:4:4") for i in range(4)] + [encode(pixels(9, 80, 60), "PNG")]

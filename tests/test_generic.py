@@ -486,6 +486,12 @@ def test_batch_too_large_for_its_slot_says_what_it_wants() -> None:
     assert all(torch.equal(a, b) for a, b in zip(result, value, strict=True))
 
 
+def test_collated_batch_too_large_for_its_slot_is_wanted_once() -> None:
+    slot = Slot(np.zeros(1 << 16, np.uint8))
+    batch = slot_collate(torch.utils.data.default_collate)([torch.ones(6400)] * 4, slot)
+    assert pack(batch, slot).wanted == 4 * 6400 * 4
+
+
 def test_leaves_that_require_grad_and_subclasses_are_left_to_torch() -> None:
     leaf = torch.ones(300, requires_grad=True)
     parameter = torch.nn.Parameter(torch.ones(300))
