@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import random
 import signal
 import tarfile
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from feeder.index import INDEX_NAME, IndexBuilder, ShardEntry, merge_indexes
@@ -94,12 +92,6 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
     return tar.offset - (-(-len(data) // 512) * 512)
-
-
-def add_noise(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-    """Noise from three generators, for :class:`feeder.transforms.Lambda`."""
-    noise = np.random.randint(0, 80, image.shape) + random.randrange(80) + int(torch.randint(80, (1,)))
-    return (image // 2 + noise).clip(0, 255).astype(np.uint8)
 
 
 class RogueReader(ShardReader):

@@ -25,7 +25,8 @@ from feeder.order import Window
 from feeder.shard import shard
 from feeder.transforms import Compose, Lambda, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
 from tests import images
-from tests.loader_data import add_noise, encode, write_shards
+from tests.loader_data import encode, write_shards
+from tests.noise import add_noise
 
 RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 

@@ -170,6 +170,8 @@ def test_worker_that_cannot_start_says_why(shards: Path) -> None:
 def test_timeout_means_what_torchs_means(shards: Path) -> None:
     loader = DataLoader(_dataset(shards, 5, "stop"), batch_size=4, num_workers=1, timeout=3)
     iterator = iter(loader)
+    while not loader.stats()["slots"]["ready"]:  # however long the worker takes to start
+        os.sched_yield()
     next(iterator)
     with pytest.raises(RuntimeError, match=r"timed out after 3 seconds"):
         next(iterator)
