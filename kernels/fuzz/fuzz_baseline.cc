@@ -3,7 +3,6 @@
 // nothing to compare.
 //
 // The input's last 5 bytes choose the box, whether it is the whole image instead, and the level; the rest is the file.
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include "cpu/jpeg_baseline.h"
 #include "cpu/jpeg_header.h"
 #include "cpu/jpeg_libjpeg.h"
+#include "cpu/jpeg_planes.h"
 #include "cpu/simd.h"
 
 using namespace feeder;
@@ -21,26 +21,13 @@ namespace {
 constexpr size_t kChoiceBytes = 5;
 constexpr int64_t kMaxPixels = 1 << 16;
 
-// The place in plane i of a full-resolution coordinate that is a multiple of the sample size, or rounds up to one.
-int sample(int position, int origin, int factor, int most) {
-    return (position * factor + most - 1) / most - origin * factor / most;
-}
-
-bool same_box(const Planes& a, const Planes& b, const PixelBox& box) {
+bool same_samples(const Planes& a, const Planes& b, const PixelBox& box) {
     for (int i = 0; i < a.count; ++i) {
-        const auto rows = [&](const Planes& planes, int y) {
-            return sample(y, planes.origin_y, planes.v_factor[i], planes.v_max);
-        };
-        const auto columns = [&](const Planes& planes, int x) {
-            return sample(x, planes.origin_x, planes.h_factor[i], planes.h_max);
-        };
-        const size_t width = static_cast<size_t>(columns(a, box.right) - columns(a, box.left));
-        for (int y = 0; y < rows(a, box.bottom) - rows(a, box.top); ++y) {
-            const uint8_t* const row_a =
-                a.plane[i].data + (rows(a, box.top) + y) * a.plane[i].stride_bytes + columns(a, box.left);
-            const uint8_t* const row_b =
-                b.plane[i].data + (rows(b, box.top) + y) * b.plane[i].stride_bytes + columns(b, box.left);
-            if (std::memcmp(row_a, row_b, width) != 0) return false;
+        const PixelBox in_a = samples_of(a, i, box), in_b = samples_of(b, i, box);
+        for (int y = 0; y < in_a.bottom - in_a.top; ++y) {
+            const uint8_t* const row_a = a.plane[i].data + (in_a.top + y) * a.plane[i].stride_bytes + in_a.left;
+            const uint8_t* const row_b = b.plane[i].data + (in_b.top + y) * b.plane[i].stride_bytes + in_b.left;
+            if (std::memcmp(row_a, row_b, static_cast<size_t>(in_a.right - in_a.left)) != 0) return false;
         }
     }
     return true;
@@ -93,6 +80,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (same_stream(header, box)) std::abort();
         return 0;
     }
-    if (!same_box(planes[0], planes[1], box)) std::abort();
+    if (!same_samples(planes[0], planes[1], box)) std::abort();
     return 0;
 }

@@ -99,10 +99,12 @@ def files() -> Iterator[tuple[str, bytes]]:
         for sampling in ("4:4:4", "4:2:2", "4:2:0", "4:1:1"):
             label = sampling.replace(":", "")
             yield f"{label}_{name}", encoded(image, subsampling=sampling, quality=50)
-            yield f"{label}_{name}_restart", encoded(
-                image, subsampling=sampling, quality=50, optimize=True, restart_marker_blocks=1
+            yield (
+                f"{label}_{name}_restart",
+                encoded(image, subsampling=sampling, quality=50, optimize=True, restart_marker_blocks=1),
             )
-        yield f"440_{name}", upright(encoded(image.transpose(Image.Transpose.ROTATE_90), subsampling="4:2:2", quality=50))
+        standing = image.transpose(Image.Transpose.ROTATE_90)
+        yield f"440_{name}", upright(encoded(standing, subsampling="4:2:2", quality=50))
         gray = image.convert("L")
         yield f"gray_{name}", encoded(gray, quality=50)
         yield f"gray_{name}_long_codes", with_long_codes(encoded(gray, quality=90))
