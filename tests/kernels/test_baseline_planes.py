@@ -125,14 +125,20 @@ def test_outputs_do_not_depend_on_the_decoder(kind: str) -> None:
 
 
 ONE = ([1], [0])  # one code, 0, for one symbol, 0
-NO_FF = b"\x3f"
+
+
+def stray_bytes() -> bytes:
+    """Of 48 x 40 pixels, with what belongs to nothing between two segments of its header."""
+    data = jpegs.jpeg("4:2:0", (48, 40))
+    tables = data.index(b"\xff\xdb")
+    return data[:tables] + b"\1\2\xff\xd3\3" + data[tables:]
 
 
 def odd_files() -> dict[str, tuple[bytes, native.Status]]:
-    """Files beyond what an encoder writes, of 40 x 40 pixels and more, and the status that libjpeg gives them."""
+    """Files that feeder's own decoder must leave to libjpeg, of 40 x 40 pixels and more, and libjpeg's status."""
     data = jpegs.jpeg("restart blocks", (48, 40))
     frame, scan = jpegs.frame_offset(data), jpegs.entropy_offset(data)
-    tables, interval = data.index(b"\xff\xdb"), data.index(b"\xff\xdd")
+    interval = data.index(b"\xff\xdd")
     restart = data.index(b"\xff\xd0", scan)
 
     def lengthened(at: int, end: int) -> bytes:
@@ -147,8 +153,8 @@ def odd_files() -> dict[str, tuple[bytes, native.Status]]:
     gray = ((0x11,), (40, 40))
     ok, damaged, corrupt = native.Status.OK, native.Status.DAMAGED, native.Status.CORRUPT
     return {
-        "a DC code of all ones": (jpegs.built(*gray, ([2], [0, 1]), ONE, NO_FF * 30), corrupt),
-        "an AC code of all ones": (jpegs.built(*gray, ONE, ([1, 2], [0, 1, 2]), NO_FF * 30), corrupt),
+        "a DC code of all ones": (jpegs.built(*gray, ([2], [0, 1]), ONE, bytes(30)), corrupt),
+        "an AC code of all ones": (jpegs.built(*gray, ONE, ([1, 2], [0, 1, 2]), bytes(30)), corrupt),
         "a DC difference of 16 bits": (jpegs.built(*gray, ([1, 1], [0, 16]), ONE, bytes(30)), corrupt),
         "a long frame header": (lengthened(frame, frame_end), corrupt),
         "a long scan header": (lengthened(data.index(b"\xff\xda"), scan), corrupt),
@@ -157,7 +163,6 @@ def odd_files() -> dict[str, tuple[bytes, native.Status]]:
         "an extension": (jpegs.with_segments(data, b"\xff\xc8\0\2"), native.Status.UNSUPPORTED),
         "a bad arithmetic table": (jpegs.with_segments(data, b"\xff\xcc\0\4\x7f\0"), corrupt),
         "too wide": (jpegs.built((0x11,), (65501, 1), ONE, ONE, bytes(9000)), corrupt),
-        "stray bytes and markers in front": (data[:tables] + b"\1\2\xff\xd3\3" + data[tables:], ok),
         "predictions beyond 32 bits": (jpegs.built((0x11,), (2056, 2056), ([1], [15]), ONE, wrapped), ok),
         "coefficients beyond the block": (jpegs.built(*gray, ONE, ([0, 2], [0xF1, 0]), bytes(300)), ok),
         "a byte left over": (data[:restart] + b"\0" + data[restart:], ok),
@@ -169,9 +174,14 @@ def odd_files() -> dict[str, tuple[bytes, native.Status]]:
 
 
 def test_odd_files_have_libjpegs_status_at_both_fidelities() -> None:
-    for name, (data, expected) in odd_files().items():
+    for name, (data, expected) in {**odd_files(), "stray bytes": (stray_bytes(), native.Status.OK)}.items():
         frame = data.index(b"\xff\xc0")
         width, height = (int.from_bytes(data[frame + at : frame + at + 2], "big") for at in (7, 5))
+        if name == "stray bytes":
+            assert_libjpegs(data, (0, 0, width, height), name)
+        else:
+            with pytest.raises(native.Unsupported):
+                native.jpeg_planes(data, (0, 0, width, height))
         box = np.array([[0, 0, width, height]])
         one = np.ones(1, np.uint8)
         outputs = []
