@@ -118,9 +118,7 @@ def libjpeg_decode(data: _Buffer) -> npt.NDArray[np.uint8]:
         Unsupported: with the reason, also where the data is damaged.
     """
 
-def jpeg_planes(
-    data: _Buffer, box: tuple[int, int, int, int], *, libjpeg: bool = False
-) -> list[npt.NDArray[np.uint8]]:
+def jpeg_planes(data: _Buffer, box: tuple[int, int, int, int], *, libjpeg: bool = False) -> list[npt.NDArray[np.uint8]]:
     """Decodes a box of a JPEG to planes, each at its own resolution, for tests.
 
     Args:
