@@ -1,26 +1,29 @@
 """Decode, random resized crop to 224, flip and normalize to float32 NCHW on one core: feeder beside its rivals.
 
 Held equal: the images (warm in the page cache), the batch of 64, the distribution of crops, the output; one core for
-everything that a contestant starts. Each contestant is a process of its own; runs take turns. feeder's pixels are
-checked against the Pillow reference first. The "keep" run decodes the original files, "seekable" their lossless
-transcode, "raw" uint8 arrays of at most 500 pixels a side; "uint8" is "seekable" without normalizing, as tf.data's
-images are. "avx2" and "portable" are "seekable" on lesser CPUs. The "entropy" rows decode the Huffman codes of whole
-images and do nothing else. The yardstick is libjpeg-turbo alone: whole images to RGB. Ratios are of images per
-CPU-second, which on one core are images per second where nothing else runs.
+everything that a contestant starts. Each contestant is a process of its own. Runs take turns, and who has no turn is
+stopped (SIGSTOP), so that no thread works on at another's cost. feeder's pixels are checked against the Pillow
+reference first. The "keep" run decodes the original files, "seekable" their lossless transcode, "raw" uint8 arrays of
+at most 500 pixels a side; "uint8" is "seekable" without normalizing, as tf.data's images are. "avx2" and "portable"
+are "seekable" on lesser CPUs. The "entropy" rows decode the Huffman codes of whole images and do nothing else. The
+yardstick is libjpeg-turbo alone: whole images to RGB. Ratios are of images per CPU-second, which on one core are
+images per second where nothing else runs.
 
-    python -m bench.decode IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
-        [--tensorflow PYTHON] [--out FILE]
+    python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
+        [--tensorflow PYTHON] [--only NAMES] [--json OUT]
 
 --pillow-simd names a folder with pillow-simd (pip install --no-deps --target DIR pillow-simd); without it, that
 contestant is left out. --tensorflow names a Python interpreter that has tensorflow-cpu and numpy; without it, likewise.
+--only names contestants, by commas.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,6 +35,7 @@ import numpy as np
 from PIL import Image
 
 from bench import decode_rivals
+from bench.smoke import arguments
 from feeder.measure import interleave, save, spread, table
 
 __all__ = ["main"]
@@ -50,6 +54,7 @@ TARGETS = (
 RAW_SIDE_PX = 500
 RAW_IMAGES_PER_CPU_S = 3000
 RESIZE_320_US = 180
+_SMOKE = "feeder-seekable,feeder-keep,feeder-raw,feeder-validation,entropy-seekable,entropy-seekable-libjpeg,libjpeg"
 
 
 def prepare(source: Path, work: Path) -> dict[str, Path]:
@@ -103,7 +108,7 @@ def check(folder: Path) -> float:
 
 
 class Contestant:
-    """A rival's process, pinned to the core."""
+    """A rival's process, pinned to the core, and stopped while it is not asked."""
 
     def __init__(self, name: str, folder: Path, core: int, python: str, pillow_simd: str | None) -> None:
         script = str(Path(decode_rivals.__file__))
@@ -118,6 +123,7 @@ class Contestant:
         self._name = name
         self.images_per_s: list[float] = []
         self._answer("ready")
+        self._process.send_signal(signal.SIGSTOP)
 
     def _answer(self, expected: str = "{") -> str:
         assert self._process.stdout is not None
@@ -128,9 +134,12 @@ class Contestant:
 
     def ask(self, line: str) -> dict:
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
-        return json.loads(self._answer())
+        answer = json.loads(self._answer())
+        self._process.send_signal(signal.SIGSTOP)
+        return answer
 
     def images_per_cpu_s(self, seconds: float) -> float:
         found = self.ask(str(seconds))
@@ -138,25 +147,26 @@ class Contestant:
         return found["images"] / found["cpu_seconds"]
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.kill()  # it would not see the end of its input while it is stopped, and holds nothing to save
+        self._process.communicate()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("images", type=Path, help="a folder with JPEGs, searched recursively")
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one run at least")
-    parser.add_argument("--pillow-simd", metavar="DIR")
-    parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has tensorflow-cpu and numpy")
-    parser.add_argument("--only", metavar="NAMES", help="contestants, by commas")
-    parser.add_argument("--out", default="bench/results/decode.json")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__,
+        "decode",
+        smoke={"core": min(os.sched_getaffinity(0)), "repeats": 1, "seconds": 0.01, "only": _SMOKE},
+        images=None,
+        core=0,
+        repeats=9,
+        seconds=1.0,
+        pillow_simd="",
+        tensorflow="",
+        only="",
+    )
 
-    with tempfile.TemporaryDirectory() as work:
-        folders = prepare(args.images, Path(work))
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as closing:
+        folders = prepare(Path(args.images), Path(work))
         level = check(folders["seekable"])
         print(f"feeder is {level:.3f} levels from Pillow on average")
         seekable = ("feeder-seekable", "feeder-validation", "feeder-uint8", "feeder-avx2", "feeder-portable")
@@ -167,23 +177,21 @@ def main() -> int:
             names.remove("torch-simd")
         if not args.tensorflow and "tensorflow" in names:
             names.remove("tensorflow")
-        contestants = {
-            name: Contestant(
+        contestants = {}
+        for name in names:
+            contestants[name] = Contestant(
                 name,
                 folders[inputs.get(name, "keep")],
                 args.core,
                 args.tensorflow if name == "tensorflow" else sys.executable,
                 args.pillow_simd if name == "torch-simd" else None,
             )
-            for name in names
-        }
+            closing.callback(contestants[name].close)
         found = interleave(
             {name: lambda c=c: c.images_per_cpu_s(args.seconds) for name, c in contestants.items()}, args.repeats
         )
         stages = contestants["feeder-seekable"].ask("stages") if "feeder-seekable" in contestants else {}
         wall = {name: contestant.images_per_s for name, contestant in contestants.items()}
-        for contestant in contestants.values():
-            contestant.close()
 
     rows = [["contestant", "images/CPU-s", "min", "max", "CPU ms/image", "of libjpeg", "images/s"]]
     yardstick = statistics.median(found["libjpeg"]) if "libjpeg" in found else float("nan")
@@ -237,9 +245,9 @@ def main() -> int:
         "mean_levels_from_pillow": level,
         "core": args.core,
     }
-    print(f"written: {save('decode', results, args.out)}")
+    print(f"written: {save('decode', results, args.json)}")
     print("all targets met" if good else "a target was missed")
-    return 0 if good else 1
+    return 0 if good or args.smoke else 1
 
 
 if __name__ == "__main__":
