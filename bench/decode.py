@@ -3,11 +3,11 @@
 Held equal: the images (warm in the page cache), the batch of 64, the distribution of crops, the output; one core for
 everything that a contestant starts. Each contestant is a process of its own. Runs take turns, and who has no turn is
 stopped (SIGSTOP), so that no thread works on at another's cost. feeder's pixels are checked against the Pillow
-reference first. The "keep" run decodes the original files, "seekable" their lossless transcode, "raw" uint8 arrays of
-at most 500 pixels a side; "uint8" is "seekable" without normalizing, as tf.data's images are. "avx2" and "portable"
-are "seekable" on lesser CPUs. The "entropy" rows decode the Huffman codes of whole images and do nothing else. The
-yardstick is libjpeg-turbo alone: whole images to RGB. Ratios are of images per CPU-second, which on one core are
-images per second where nothing else runs.
+reference first, and its planes against libjpeg-turbo's to the bit. The "keep" run decodes the original files,
+"seekable" their lossless transcode, "raw" uint8 arrays of at most 500 pixels a side; "uint8" is "seekable" without
+normalizing, as tf.data's images are. "avx2" and "portable" are "seekable" on lesser CPUs. The "entropy" rows decode
+the Huffman codes of whole images and do nothing else. The yardstick is libjpeg-turbo alone: whole images to RGB.
+Ratios are of images per CPU-second, which on one core are images per second where nothing else runs.
 
     python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
         [--tensorflow PYTHON] [--only NAMES] [--json OUT]
@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ TARGETS = (
 RAW_SIDE_PX = 500
 RAW_IMAGES_PER_CPU_S = 3000
 RESIZE_320_US = 180
+BOXES = 3  # of each file, beside the whole
 _SMOKE = "feeder-seekable,feeder-keep,feeder-raw,feeder-validation,entropy-seekable,entropy-seekable-libjpeg,libjpeg"
 
 
@@ -105,6 +107,43 @@ def check(folder: Path) -> float:
     if levels.mean() > 0.6:
         raise SystemExit(f"feeder is {levels.mean():.2f} levels from Pillow on average, more than 0.6: nothing to time")
     return float(levels.mean())
+
+
+def check_planes(folders: Iterable[Path]) -> dict[str, Any]:
+    """Compares the planes of feeder's own decoder with libjpeg-turbo's, to the bit: whole images and boxes in them.
+
+    Returns:
+        How many files and boxes were compared at which SIMD levels, and how many files are not for feeder's decoder.
+
+    Raises:
+        SystemExit: where they differ.
+    """
+    from feeder import _native
+
+    best, rng = _native.simd_level(), np.random.default_rng(0)
+    levels = [level for level in ("portable", "avx2", "avx512") if _native.set_simd_level(level)]
+    files = boxes = others = 0
+    for path in sorted(path for folder in folders for path in folder.iterdir()):
+        data = path.read_bytes()
+        width, height = Image.open(path).size
+        corners = rng.random((BOXES, 2, 2)) * (height, width)
+        wanted = [(0, 0, width, height)]
+        for (top, left), (bottom, right) in np.sort(corners, axis=1).astype(int).tolist():
+            wanted.append((left, top, right + 1, bottom + 1))
+        try:
+            for level in levels:
+                _native.set_simd_level(level)
+                for box in wanted:
+                    pairs = zip(
+                        _native.jpeg_planes(data, box), _native.jpeg_planes(data, box, libjpeg=True), strict=True
+                    )
+                    if not all(np.array_equal(ours, theirs) for ours, theirs in pairs):
+                        raise SystemExit(f"{path.name}: feeder's planes are not libjpeg-turbo's in {box} at {level}")
+            files, boxes = files + 1, boxes + len(wanted)
+        except _native.Unsupported:
+            others += 1
+    _native.set_simd_level(best)
+    return {"files": files, "boxes": boxes, "levels": levels, "files_of_other_kinds": others}
 
 
 class Contestant:
@@ -169,6 +208,8 @@ def main() -> int:
         folders = prepare(Path(args.images), Path(work))
         level = check(folders["seekable"])
         print(f"feeder is {level:.3f} levels from Pillow on average")
+        planes = check_planes([folders["keep"], folders["seekable"]])
+        print(f"equal to libjpeg-turbo's planes to the bit: {planes}")
         seekable = ("feeder-seekable", "feeder-validation", "feeder-uint8", "feeder-avx2", "feeder-portable")
         inputs = dict.fromkeys((*seekable, "entropy-seekable", "entropy-seekable-libjpeg"), "seekable")
         inputs["feeder-raw"] = "raw"
@@ -243,6 +284,7 @@ def main() -> int:
         "ratios": ratios,
         "stages_us": stages,
         "mean_levels_from_pillow": level,
+        "planes_equal_to_libjpegs": planes,
         "core": args.core,
     }
     print(f"written: {save('decode', results, args.json)}")
