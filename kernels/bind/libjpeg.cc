@@ -73,8 +73,9 @@ nb::list jpeg_planes(nb::handle data, const std::array<int, 4>& asked, bool with
                                  static_cast<size_t>(part.right - part.left)};
         auto samples = std::make_unique<uint8_t[]>(shape[0] * shape[1]);
         for (size_t y = 0; y < shape[0]; ++y) {
-            const uint8_t* const row =
-                planes.plane[i].data + (part.top + static_cast<ptrdiff_t>(y)) * planes.plane[i].stride_bytes + part.left;
+            const uint8_t* const row = planes.plane[i].data +
+                                       (part.top + static_cast<ptrdiff_t>(y)) * planes.plane[i].stride_bytes +
+                                       part.left;
             std::copy_n(row, shape[1], samples.get() + y * shape[1]);
         }
         uint8_t* const first = samples.release();

@@ -41,7 +41,8 @@ uint32_t for_codes(const HuffmanCodes& codes, int lookup_bits, const Entry& entr
     int index = 0;
     for (int length = 1; length <= lookup_bits; ++length) {
         const uint32_t span = 1u << (lookup_bits - length);
-        for (int n = codes.source[length - 1]; n > 0; --n, ++index, at += span) entry(codes.values[index], length, at, span);
+        for (int n = codes.source[length - 1]; n > 0; --n, ++index, at += span)
+            entry(codes.values[index], length, at, span);
     }
     return at;
 }
@@ -56,8 +57,9 @@ bool DcTable::build(ByteSpan payload) {
         return false;
     }
     const uint32_t end = for_codes(codes, kLookupBits, [&](int size, int length, uint32_t at, uint32_t span) {
-        std::fill_n(lookup + at, span, static_cast<uint32_t>(length + size) | static_cast<uint32_t>(size) << 8 |
-                                           static_cast<uint32_t>(length) << 16);
+        std::fill_n(lookup + at, span,
+                    static_cast<uint32_t>(length + size) | static_cast<uint32_t>(size) << 8 |
+                        static_cast<uint32_t>(length) << 16);
     });
     std::fill(lookup + end, lookup + (1 << kLookupBits), 0u);
     return true;

@@ -11,9 +11,7 @@ constexpr int kMostSidePx = 65500;  // libjpeg's own limit
 int big_endian16(const uint8_t* bytes) { return bytes[0] << 8 | bytes[1]; }
 
 // What is left when all that may precede a scan is taken away: frame headers, tables, DNL, DRI, APPn and comments.
-bool is_reserved(uint8_t code) {
-    return code < 0xC0 || (code > 0xDD && code < 0xE0) || (code > 0xEF && code != 0xFE);
-}
+bool is_reserved(uint8_t code) { return code < 0xC0 || (code > 0xDD && code < 0xE0) || (code > 0xEF && code != 0xFE); }
 
 bool is_sof(uint8_t code) { return code >= 0xC0 && code <= 0xCF && code != 0xC4 && code != 0xC8 && code != 0xCC; }
 

@@ -62,7 +62,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint8_t* const choice = data + size - kChoiceBytes;
     const std::vector<uint8_t> file(data, data + size - kChoiceBytes);
     JpegHeader header;
-    if (!parse_jpeg_header(file, header).ok() || static_cast<int64_t>(header.width) * header.height > kMaxPixels) return 0;
+    if (!parse_jpeg_header(file, header).ok() || static_cast<int64_t>(header.width) * header.height > kMaxPixels)
+        return 0;
     PixelBox box = {0, 0, header.width, header.height};
     if ((choice[4] & 0x80) == 0) {
         box.left = choice[0] % header.width;

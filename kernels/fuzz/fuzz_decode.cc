@@ -80,6 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (!outcomes[i].ok() && outcomes[i].reason.empty()) std::abort();
     }
     if (outcomes[0].status != outcomes[1].status || outcomes[0].reason != outcomes[1].reason) std::abort();
-    if (outcomes[0].status <= Status::damaged && std::memcmp(pixels[0], pixels[1], sizeof(pixels[0])) != 0) std::abort();
+    if (outcomes[0].status <= Status::damaged && std::memcmp(pixels[0], pixels[1], sizeof(pixels[0])) != 0)
+        std::abort();
     return 0;
 }
