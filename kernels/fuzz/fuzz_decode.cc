@@ -19,7 +19,7 @@ namespace {
 
 int little_endian16(const uint8_t* bytes) { return bytes[0] | bytes[1] << 8; }
 
-constexpr int64_t kMaxPixels = 1 << 16;
+constexpr int64_t kMaxPixels = 1 << 14;
 constexpr size_t kChoiceBytes = 12;
 
 }  // namespace
