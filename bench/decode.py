@@ -39,7 +39,7 @@ from bench import decode_rivals
 from bench.smoke import arguments
 from feeder.measure import interleave, save, spread, table
 
-__all__ = ["main"]
+__all__ = ["main", "markdown"]
 
 # (name, what it is divided by, the least it should be)
 TARGETS = (
@@ -56,7 +56,7 @@ RAW_SIDE_PX = 500
 RAW_IMAGES_PER_CPU_S = 3000
 RESIZE_320_US = 180
 BOXES = 3  # of each file, beside the whole
-_SMOKE = "feeder-seekable,feeder-keep,feeder-raw,feeder-validation,entropy-seekable,entropy-seekable-libjpeg,libjpeg"
+_SMOKE = "feeder-seekable,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg"
 
 
 def prepare(source: Path, work: Path) -> dict[str, Path]:
@@ -190,6 +190,60 @@ class Contestant:
         self._process.communicate()
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The table of a run with all contestants: images per CPU-second, and the ratios that mean something."""
+    found = result["images_per_cpu_s"]
+
+    def rate(*names: str) -> str:
+        return " / ".join(f"{found[name]['median']:,.0f}" for name in names)
+
+    def times(rival: str, *names: str, digits: int = 1) -> str:
+        turns = [[a / b for a, b in zip(found[name]["all"], found[rival]["all"], strict=True)] for name in names]
+        return " / ".join(f"{statistics.median(ratios):.{digits}f}" for ratios in turns)
+
+    beside_libjpeg = [times(f"{name}-libjpeg", name) for name in ("entropy-seekable", "entropy-keep")]
+    rows = [
+        ("", "images/CPU-s", ""),
+        ("---", "---", "---"),
+        (
+            "feeder, seekable",
+            rate("feeder-seekable"),
+            f"{times('torch', 'feeder-seekable')} times torch, {times('dali', 'feeder-seekable')} times DALI",
+        ),
+        ("feeder, ordinary JPEG", rate("feeder-keep"), f"{times('dali', 'feeder-keep')} times DALI"),
+        (
+            "feeder, seekable, AVX2 / portable",
+            rate("feeder-avx2", "feeder-portable"),
+            f"{times('dali', 'feeder-avx2', 'feeder-portable')} times DALI",
+        ),
+        (
+            "feeder, seekable, uint8 output",
+            rate("feeder-uint8"),
+            f"{times('tensorflow', 'feeder-uint8')} times tf.data's `decode_and_crop_jpeg` ({rate('tensorflow')})",
+        ),
+        (f"feeder, raw arrays of at most {RAW_SIDE_PX} pixels a side", rate("feeder-raw"), ""),
+        (
+            "feeder, seekable, Resize 256 and CenterCrop 224",
+            rate("feeder-validation"),
+            f"{times('dali-validation', 'feeder-validation')} times DALI ({rate('dali-validation')})",
+        ),
+        (
+            "entropy decoding alone, seekable / ordinary",
+            rate("entropy-seekable", "entropy-keep"),
+            f"{' / '.join(beside_libjpeg)} times libjpeg-turbo's",
+        ),
+        ("DALI on the CPU, original files", rate("dali"), ""),
+        ("torch DataLoader with pillow-simd / with Pillow", rate("torch-simd", "torch"), ""),
+        ("libjpeg-turbo alone, whole images to RGB", rate("libjpeg"), ""),
+        (
+            "lossless transcode",
+            rate("transcode"),
+            f"{times('libjpeg', 'transcode', digits=2)} of libjpeg-turbo's decode",
+        ),
+    ]
+    return "\n".join(f"| {a} | {b} | {c} |".replace("|  |", "| |") for a, b, c in rows).replace(" --- ", "---")
+
+
 def main() -> int:
     args = arguments(
         __doc__,
@@ -288,6 +342,8 @@ def main() -> int:
         "core": args.core,
     }
     print(f"written: {save('decode', results, args.json)}")
+    if not absent and not args.only:
+        print(markdown(results))
     print("all targets met" if good else "a target was missed")
     return 0 if good or args.smoke else 1
 

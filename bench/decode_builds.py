@@ -4,7 +4,7 @@ Held equal: the images and their lossless transcodes, the crops (random resized 
 NCHW), the batch of 64, one core. Each build is in a process of its own, which sleeps outside its turn. The pixels of
 both must be equal at both fidelities, or nothing is timed.
 
-us_per_image   CPU time of the decode, a pass over all images in each turn
+us_per_image   CPU time of the decode, a pass over all images in each turn; the least, and the median of ratios
 stages_us      of it, by stage: for each batch the least of a pass in each turn; reading the clock is in it
 
     python -m bench.decode_builds --images IMAGES --before OLD/feeder/_native.*.so [--before-commit HASH]
@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import math
 import multiprocessing
 import os
-import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,12 +26,21 @@ from typing import Any
 import numpy as np
 
 from bench.smoke import arguments
-from feeder.measure import save, spread, table
+from feeder.measure import save, spread
 
-__all__ = ["main"]
+__all__ = ["main", "markdown"]
 
 BATCH, SIZE = 64, 224
 LEVELS = ("avx512", "avx2", "portable")
+KINDS = ("seekable", "ordinary")
+LABELS = {
+    "tables": "Huffman and quantization tables",
+    "markers": "finding the restart markers",
+    "unstuff": "unstuffing",
+    "entropy": "Huffman decoding",
+    "idct": "inverse DCT",
+    "resize": "resize, color, flip, normalize, store",
+}
 STAGES = ("header", "tables", "markers", "unstuff", "entropy", "idct", "libjpeg", "resize")
 _SCALE = (1 / (255 * np.array([0.229, 0.224, 0.225]))).astype(np.float32)
 _BIAS = (-np.array([0.485, 0.456, 0.406]) / np.array([0.229, 0.224, 0.225])).astype(np.float32)
@@ -118,7 +125,7 @@ def _work(folder: Path) -> tuple[dict[str, list[bytes]], Any, Any]:
     from feeder.imageinfo import image_info
     from feeder.transforms import RandomHorizontalFlip, RandomResizedCrop, Recipe
 
-    files: dict[str, list[bytes]] = {"seekable": [], "ordinary": []}
+    files: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
     sizes = []
     for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")):
         data = path.read_bytes()
@@ -144,6 +151,31 @@ def _least(passes: Sequence[list[dict[str, int]]], images: int) -> dict[str, flo
         stage: sum(min(times.get(f"{stage}_ns", 0) for times in batch) for batch in batches) / images / 1000
         for stage in STAGES
     }
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """A result's two tables: the stages at the best SIMD level, and the whole decode at each."""
+    best = next(iter(found["stages_us"])).partition(",")[0]
+    columns = [found["stages_us"][f"{best}, {kind}"][name] for kind in KINDS for name in ("before", "after")]
+    sums = [sum(column.values()) for column in columns]
+    rows = [[LABELS[stage], *(column[stage] for column in columns)] for stage in STAGES if stage in LABELS]
+    lines = [
+        "| us an image | seekable, before | after | ordinary, before | after |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {label} | "
+            + " | ".join(f"{v:.0f} ({v / total:.0%})" for v, total in zip(values, sums, strict=True))
+            + " |"
+            for label, *values in rows
+        ),
+        "",
+        "| CPU us an image | before | after | times as fast |",
+        "|---|---|---|---|",
+    ]
+    for where, both in found["us_per_image"].items():
+        ratio = found["times_as_fast"][where]["median"]
+        lines.append(f"| {where} | {both['before']['min']:.0f} | {both['after']['min']:.0f} | {ratio:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -185,26 +217,14 @@ def main() -> None:
                     stages.setdefault(key, []).append(build("stages_ns", kind))
         print(f"  {turn + 1}/{options.repeats}", flush=True)
 
-    rows = [["CPU us an image, least", "before", "after", "times as fast, median"]]
     found: dict[str, Any] = {"us_per_image": {}, "times_as_fast": {}, "stages_us": {}}
     for level in levels:
         for kind in files:
-            both = [cpu[level, kind, name] for name in builds]
-            ratio = [a / b for a, b in zip(*both, strict=True)]
-            where = f"{level}, {kind}"
-            rows.append([where, *(f"{min(values):.0f}" for values in both), f"{statistics.median(ratio):.2f}"])
+            where, both = f"{level}, {kind}", [cpu[level, kind, name] for name in builds]
             found["us_per_image"][where] = {name: spread(cpu[level, kind, name]) for name in builds}
-            found["times_as_fast"][where] = spread(ratio)
+            found["times_as_fast"][where] = spread([a / b for a, b in zip(*both, strict=True)])
             found["stages_us"][where] = {name: _least(stages[level, kind, name], images) for name in builds}
-    print(table(rows))
-    for kind in files:
-        shown = found["stages_us"][f"{levels[0]}, {kind}"]
-        sums = {name: math.fsum(shares.values()) for name, shares in shown.items()}
-        lines = [[f"{levels[0]}, {kind}: us an image", *shown]]
-        for stage in STAGES:
-            cells = [f"{shares[stage]:.0f} ({shares[stage] / sums[name]:.0%})" for name, shares in shown.items()]
-            lines.append([stage, *cells])
-        print(table([*lines, ["sum", *(f"{value:.0f}" for value in sums.values())]]))
+    print(markdown(found))
     about = {"images": images, "before_commit": options.before_commit or None, "core": options.core}
     print(f"written to {save('decode_builds', {**about, **found}, options.json)}")
 
