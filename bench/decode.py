@@ -1,30 +1,34 @@
 """Decode, random resized crop to 224, flip and normalize to float32 NCHW on one core: feeder beside its rivals.
 
 Held equal: the images (warm in the page cache), the batch of 64, the distribution of crops, the output; one core for
-everything that a contestant starts. Each contestant is a process of its own; runs take turns. feeder's pixels are
-checked against the Pillow reference first. The "keep" run decodes the original files, "seekable" their lossless
-transcode, "raw" uint8 arrays of at most 500 pixels a side; "uint8" is "seekable" without normalizing, as tf.data's
-images are. "avx2" and "portable" are "seekable" on lesser CPUs. The "entropy" rows decode the Huffman codes of whole
-images and do nothing else. The yardstick is libjpeg-turbo alone: whole images to RGB. Ratios are of images per
-CPU-second, which on one core are images per second where nothing else runs.
+everything that a contestant starts. Each contestant is a process of its own. Runs take turns, and who has no turn is
+stopped (SIGSTOP), so that no thread works on at another's cost. feeder's pixels are checked against the Pillow
+reference first, and its planes against libjpeg-turbo's to the bit. The "keep" run decodes the original files,
+"seekable" their lossless transcode, "raw" uint8 arrays of at most 500 pixels a side; "uint8" is "seekable" without
+normalizing, as tf.data's images are. "avx2" and "portable" are "seekable" on lesser CPUs. The "entropy" rows decode
+the Huffman codes of whole images and do nothing else. The yardstick is libjpeg-turbo alone: whole images to RGB.
+Ratios are of images per CPU-second, which on one core are images per second where nothing else runs.
 
-    python -m bench.decode IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
-        [--tensorflow PYTHON] [--out FILE]
+    python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
+        [--tensorflow PYTHON] [--only NAMES] [--json OUT]
 
 --pillow-simd names a folder with pillow-simd (pip install --no-deps --target DIR pillow-simd); without it, that
 contestant is left out. --tensorflow names a Python interpreter that has tensorflow-cpu and numpy; without it, likewise.
+--only names contestants, by commas.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +36,10 @@ import numpy as np
 from PIL import Image
 
 from bench import decode_rivals
+from bench.smoke import arguments
 from feeder.measure import interleave, save, spread, table
 
-__all__ = ["main"]
+__all__ = ["main", "markdown"]
 
 # (name, what it is divided by, the least it should be)
 TARGETS = (
@@ -50,6 +55,8 @@ TARGETS = (
 RAW_SIDE_PX = 500
 RAW_IMAGES_PER_CPU_S = 3000
 RESIZE_320_US = 180
+BOXES = 3  # of each file, beside the whole
+_SMOKE = "feeder-seekable,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg"
 
 
 def prepare(source: Path, work: Path) -> dict[str, Path]:
@@ -102,8 +109,45 @@ def check(folder: Path) -> float:
     return float(levels.mean())
 
 
+def check_planes(folders: Iterable[Path]) -> dict[str, Any]:
+    """Compares the planes of feeder's own decoder with libjpeg-turbo's, to the bit: whole images and boxes in them.
+
+    Returns:
+        How many files and boxes were compared at which SIMD levels, and how many files are not for feeder's decoder.
+
+    Raises:
+        SystemExit: where they differ.
+    """
+    from feeder import _native
+
+    best, rng = _native.simd_level(), np.random.default_rng(0)
+    levels = [level for level in ("portable", "avx2", "avx512") if _native.set_simd_level(level)]
+    files = boxes = others = 0
+    for path in sorted(path for folder in folders for path in folder.iterdir()):
+        data = path.read_bytes()
+        width, height = Image.open(path).size
+        corners = rng.random((BOXES, 2, 2)) * (height, width)
+        wanted = [(0, 0, width, height)]
+        for (top, left), (bottom, right) in np.sort(corners, axis=1).astype(int).tolist():
+            wanted.append((left, top, right + 1, bottom + 1))
+        try:
+            for level in levels:
+                _native.set_simd_level(level)
+                for box in wanted:
+                    pairs = zip(
+                        _native.jpeg_planes(data, box), _native.jpeg_planes(data, box, libjpeg=True), strict=True
+                    )
+                    if not all(np.array_equal(ours, theirs) for ours, theirs in pairs):
+                        raise SystemExit(f"{path.name}: feeder's planes are not libjpeg-turbo's in {box} at {level}")
+            files, boxes = files + 1, boxes + len(wanted)
+        except _native.Unsupported:
+            others += 1
+    _native.set_simd_level(best)
+    return {"files": files, "boxes": boxes, "levels": levels, "files_of_other_kinds": others}
+
+
 class Contestant:
-    """A rival's process, pinned to the core."""
+    """A rival's process, pinned to the core, and stopped while it is not asked."""
 
     def __init__(self, name: str, folder: Path, core: int, python: str, pillow_simd: str | None) -> None:
         script = str(Path(decode_rivals.__file__))
@@ -118,6 +162,7 @@ class Contestant:
         self._name = name
         self.images_per_s: list[float] = []
         self._answer("ready")
+        self._process.send_signal(signal.SIGSTOP)
 
     def _answer(self, expected: str = "{") -> str:
         assert self._process.stdout is not None
@@ -128,9 +173,12 @@ class Contestant:
 
     def ask(self, line: str) -> dict:
         assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
-        return json.loads(self._answer())
+        answer = json.loads(self._answer())
+        self._process.send_signal(signal.SIGSTOP)
+        return answer
 
     def images_per_cpu_s(self, seconds: float) -> float:
         found = self.ask(str(seconds))
@@ -138,27 +186,84 @@ class Contestant:
         return found["images"] / found["cpu_seconds"]
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.kill()  # it would not see the end of its input while it is stopped, and holds nothing to save
+        self._process.communicate()
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table of a run with all contestants: images per CPU-second, and the ratios that mean something."""
+    found = result["images_per_cpu_s"]
+
+    def rate(*names: str) -> str:
+        return " / ".join(f"{found[name]['median']:,.0f}" for name in names)
+
+    def times(rival: str, *names: str, digits: int = 1) -> str:
+        turns = [[a / b for a, b in zip(found[name]["all"], found[rival]["all"], strict=True)] for name in names]
+        return " / ".join(f"{statistics.median(ratios):.{digits}f}" for ratios in turns)
+
+    beside_libjpeg = [times(f"{name}-libjpeg", name) for name in ("entropy-seekable", "entropy-keep")]
+    rows = [
+        ("", "images/CPU-s", ""),
+        ("---", "---", "---"),
+        (
+            "feeder, seekable",
+            rate("feeder-seekable"),
+            f"{times('torch', 'feeder-seekable')} times torch, {times('dali', 'feeder-seekable')} times DALI",
+        ),
+        ("feeder, ordinary JPEG", rate("feeder-keep"), f"{times('dali', 'feeder-keep')} times DALI"),
+        (
+            "feeder, seekable, AVX2 / portable",
+            rate("feeder-avx2", "feeder-portable"),
+            f"{times('dali', 'feeder-avx2', 'feeder-portable')} times DALI",
+        ),
+        (
+            "feeder, seekable, uint8 output",
+            rate("feeder-uint8"),
+            f"{times('tensorflow', 'feeder-uint8')} times tf.data's `decode_and_crop_jpeg` ({rate('tensorflow')})",
+        ),
+        (f"feeder, raw arrays of at most {RAW_SIDE_PX} pixels a side", rate("feeder-raw"), ""),
+        (
+            "feeder, seekable, Resize 256 and CenterCrop 224",
+            rate("feeder-validation"),
+            f"{times('dali-validation', 'feeder-validation')} times DALI ({rate('dali-validation')})",
+        ),
+        (
+            "entropy decoding alone, seekable / ordinary",
+            rate("entropy-seekable", "entropy-keep"),
+            f"{' / '.join(beside_libjpeg)} times libjpeg-turbo's",
+        ),
+        ("DALI on the CPU, original files", rate("dali"), ""),
+        ("torch DataLoader with pillow-simd / with Pillow", rate("torch-simd", "torch"), ""),
+        ("libjpeg-turbo alone, whole images to RGB", rate("libjpeg"), ""),
+        (
+            "lossless transcode",
+            rate("transcode"),
+            f"{times('libjpeg', 'transcode', digits=2)} of libjpeg-turbo's decode",
+        ),
+    ]
+    return "\n".join(f"| {a} | {b} | {c} |".replace("|  |", "| |") for a, b, c in rows).replace(" --- ", "---")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("images", type=Path, help="a folder with JPEGs, searched recursively")
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one run at least")
-    parser.add_argument("--pillow-simd", metavar="DIR")
-    parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has tensorflow-cpu and numpy")
-    parser.add_argument("--only", metavar="NAMES", help="contestants, by commas")
-    parser.add_argument("--out", default="bench/results/decode.json")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__,
+        "decode",
+        smoke={"core": min(os.sched_getaffinity(0)), "repeats": 1, "seconds": 0.01, "only": _SMOKE},
+        images=None,
+        core=0,
+        repeats=9,
+        seconds=1.0,
+        pillow_simd="",
+        tensorflow="",
+        only="",
+    )
 
-    with tempfile.TemporaryDirectory() as work:
-        folders = prepare(args.images, Path(work))
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as closing:
+        folders = prepare(Path(args.images), Path(work))
         level = check(folders["seekable"])
         print(f"feeder is {level:.3f} levels from Pillow on average")
+        planes = check_planes([folders["keep"], folders["seekable"]])
+        print(f"equal to libjpeg-turbo's planes to the bit: {planes}")
         seekable = ("feeder-seekable", "feeder-validation", "feeder-uint8", "feeder-avx2", "feeder-portable")
         inputs = dict.fromkeys((*seekable, "entropy-seekable", "entropy-seekable-libjpeg"), "seekable")
         inputs["feeder-raw"] = "raw"
@@ -167,23 +272,21 @@ def main() -> int:
             names.remove("torch-simd")
         if not args.tensorflow and "tensorflow" in names:
             names.remove("tensorflow")
-        contestants = {
-            name: Contestant(
+        contestants = {}
+        for name in names:
+            contestants[name] = Contestant(
                 name,
                 folders[inputs.get(name, "keep")],
                 args.core,
                 args.tensorflow if name == "tensorflow" else sys.executable,
                 args.pillow_simd if name == "torch-simd" else None,
             )
-            for name in names
-        }
+            closing.callback(contestants[name].close)
         found = interleave(
             {name: lambda c=c: c.images_per_cpu_s(args.seconds) for name, c in contestants.items()}, args.repeats
         )
         stages = contestants["feeder-seekable"].ask("stages") if "feeder-seekable" in contestants else {}
         wall = {name: contestant.images_per_s for name, contestant in contestants.items()}
-        for contestant in contestants.values():
-            contestant.close()
 
     rows = [["contestant", "images/CPU-s", "min", "max", "CPU ms/image", "of libjpeg", "images/s"]]
     yardstick = statistics.median(found["libjpeg"]) if "libjpeg" in found else float("nan")
@@ -235,11 +338,14 @@ def main() -> int:
         "ratios": ratios,
         "stages_us": stages,
         "mean_levels_from_pillow": level,
+        "planes_equal_to_libjpegs": planes,
         "core": args.core,
     }
-    print(f"written: {save('decode', results, args.out)}")
+    print(f"written: {save('decode', results, args.json)}")
+    if not absent and not args.only:
+        print(markdown(results))
     print("all targets met" if good else "a target was missed")
-    return 0 if good else 1
+    return 0 if good or args.smoke else 1
 
 
 if __name__ == "__main__":

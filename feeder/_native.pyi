@@ -118,6 +118,22 @@ def libjpeg_decode(data: _Buffer) -> npt.NDArray[np.uint8]:
         Unsupported: with the reason, also where the data is damaged.
     """
 
+def jpeg_planes(data: _Buffer, box: tuple[int, int, int, int], *, libjpeg: bool = False) -> list[npt.NDArray[np.uint8]]:
+    """Decodes a box of a JPEG to planes, each at its own resolution, for tests.
+
+    Args:
+        data: The JPEG.
+        box: left, top, right, bottom in stored pixels.
+        libjpeg: By libjpeg-turbo, not by feeder's own decoder.
+
+    Returns:
+        uint8 [H, W] for each component: its samples that show something of the box.
+
+    Raises:
+        Unsupported: with the reason, also where the data is damaged.
+        ValueError: the box does not lie in the image.
+    """
+
 def entropy_decode(data: _Buffer, *, libjpeg: bool = False) -> int:
     """Decodes the Huffman codes of a whole JPEG and throws the coefficients away, for benchmarks.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench import ladder
+from bench import decode, decode_builds, ladder
 from bench.make_images import make_images
 from feeder.bench import show
 from feeder.cli import main
@@ -163,3 +163,10 @@ def test_readmes_decode_table_is_the_committed_one() -> None:
         for shown, rival in ((beside_torch, "torch"), (beside_dali, "dali")):
             if shown and shown != "1":
                 assert shown == f"{beside.get((name, rival), rates[name] / rates[rival]):.1f}x"
+
+
+def test_kernels_readme_has_the_committed_tables() -> None:
+    text = (ROOT / "kernels/README.md").read_text()
+    for script in (decode, decode_builds):
+        name = script.__name__.rpartition(".")[2]
+        assert f"\n{script.markdown(committed(name))}\n" in text, f"kernels/README.md: another table than {name}.json's"

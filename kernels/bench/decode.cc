@@ -114,20 +114,20 @@ int main(int argc, char** argv) {
             if (decoder.decode(job, DecodeOptions(), times).status > Status::damaged) std::abort();
         };
         const double whole = time_us(images, passes, [&](Image& image) { decode(image, nullptr); });
-        const double ours = time_us(
-            images, passes, [&](Image& image) {
-                JpegHeader header;
+        const double ours = time_us(images, passes, [&](Image& image) {
+            JpegHeader header;
             if (!parse_jpeg_header(image.bytes[kind], header).ok()) std::abort();
             baseline.read_coefficients(image.bytes[kind], header, nullptr);
         });
         const double libjpeg = time_us(images, passes, [&](Image& image) {
             JpegHeader header;
-            if (!parse_jpeg_header(image.bytes[kind], header).ok() || !read_with_libjpeg(image.bytes[kind], header).ok())
+            if (!parse_jpeg_header(image.bytes[kind], header).ok() ||
+                !read_with_libjpeg(image.bytes[kind], header).ok())
                 std::abort();
         });
         StageTimes least[1];
         std::vector<StageTimes> best(images.size());
-        int64_t StageTimes::*const stages[] = {&StageTimes::header, &StageTimes::tables,  &StageTimes::markers,
+        int64_t StageTimes::*const stages[] = {&StageTimes::header,  &StageTimes::tables,  &StageTimes::markers,
                                                &StageTimes::unstuff, &StageTimes::entropy, &StageTimes::idct,
                                                &StageTimes::libjpeg, &StageTimes::resize};
         const char* const names[] = {"header", "tables", "markers", "unstuff", "entropy", "idct", "libjpeg", "resize"};
@@ -143,7 +143,8 @@ int main(int argc, char** argv) {
                     kind == 1 ? "seekable" : "ordinary", whole, ours, libjpeg);
         for (int s = 0; s < 8; ++s) {
             for (const StageTimes& times : best) least->*stages[s] += times.*stages[s];
-            std::printf(" %s %.1f", names[s], static_cast<double>(least->*stages[s]) / 1000 / static_cast<double>(images.size()));
+            std::printf(" %s %.1f", names[s],
+                        static_cast<double>(least->*stages[s]) / 1000 / static_cast<double>(images.size()));
         }
         std::printf("\n");
     }

@@ -1,7 +1,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -13,12 +15,15 @@
 #include "cpu/idct_libjpeg.h"
 #include "cpu/jpeg_baseline.h"
 #include "cpu/jpeg_libjpeg.h"
+#include "cpu/jpeg_planes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace feeder::bind {
 namespace {
+
+Outcome not_ours() { return {Status::unsupported, "JPEG: not one for feeder's own decoder, or damaged"}; }
 
 nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>> libjpeg_decode(nb::handle data) {
     const BufferView file(data);
@@ -42,6 +47,44 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>> libjpeg_decode(nb::handle data) {
     return nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>>(samples, 3, shape, owner);
 }
 
+nb::list jpeg_planes(nb::handle data, const std::array<int, 4>& asked, bool with_libjpeg) {
+    const BufferView file(data);
+    const PixelBox box = {asked[0], asked[1], asked[2], asked[3]};
+    Bytes pixels;
+    JpegHeader header;
+    Planes planes;
+    Outcome outcome = parse_jpeg_header(file.bytes(), header);
+    if (outcome.ok() && !(box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom &&
+                          box.right <= header.width && box.bottom <= header.height)) {
+        throw nb::value_error("the box does not lie in the image");
+    }
+    if (outcome.ok() && header.components == 4) outcome = {Status::unsupported, "JPEG: four components"};
+    if (outcome.ok() && with_libjpeg) {
+        outcome = decode_with_libjpeg(file.bytes(), header, box, Fidelity::fast, pixels, planes);
+    } else if (outcome.ok()) {
+        static thread_local const auto decoder = std::make_unique<BaselineDecoder>();
+        if (!decoder->decode(file.bytes(), header, box, pixels, planes)) outcome = not_ours();
+    }
+    if (!outcome.ok()) raise_unsupported(outcome);
+    nb::list found;
+    for (int i = 0; i < planes.count; ++i) {
+        const PixelBox part = samples_of(planes, i, box);
+        const size_t shape[2] = {static_cast<size_t>(part.bottom - part.top),
+                                 static_cast<size_t>(part.right - part.left)};
+        auto samples = std::make_unique<uint8_t[]>(shape[0] * shape[1]);
+        for (size_t y = 0; y < shape[0]; ++y) {
+            const uint8_t* const row = planes.plane[i].data +
+                                       (part.top + static_cast<ptrdiff_t>(y)) * planes.plane[i].stride_bytes +
+                                       part.left;
+            std::copy_n(row, shape[1], samples.get() + y * shape[1]);
+        }
+        uint8_t* const first = samples.release();
+        nb::capsule owner(first, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+        found.append(nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(first, 2, shape, owner));
+    }
+    return found;
+}
+
 int64_t entropy_decode(nb::handle data, bool with_libjpeg) {
     const BufferView file(data);
     JpegHeader header;
@@ -55,7 +98,7 @@ int64_t entropy_decode(nb::handle data, bool with_libjpeg) {
         } else if (outcome.ok()) {
             static thread_local const auto decoder = std::make_unique<BaselineDecoder>();
             blocks = decoder->read_coefficients(file.bytes(), header, nullptr);
-            if (blocks < 0) outcome = {Status::unsupported, "JPEG: not one for feeder's own decoder, or damaged"};
+            if (blocks < 0) outcome = not_ours();
         }
     }
     if (!outcome.ok()) raise_unsupported(outcome);
@@ -105,6 +148,16 @@ void add_libjpeg(nb::module_& module) {
                "    uint8 [H, W, C], as stored: RGB, gray or CMYK.\n\n"
                "Raises:\n"
                "    Unsupported: with the reason, also where the data is damaged.");
+    module.def("jpeg_planes", &jpeg_planes, "data"_a, "box"_a, nb::kw_only(), "libjpeg"_a = false,
+               "Decodes a box of a JPEG to planes, each at its own resolution, for tests.\n\n"
+               "Args:\n"
+               "    box: left, top, right, bottom in stored pixels.\n"
+               "    libjpeg: By libjpeg-turbo, not by feeder's own decoder.\n\n"
+               "Returns:\n"
+               "    uint8 [H, W] for each component: its samples that show something of the box.\n\n"
+               "Raises:\n"
+               "    Unsupported: with the reason, also where the data is damaged.\n"
+               "    ValueError: the box does not lie in the image.");
     module.def("entropy_decode", &entropy_decode, "data"_a, nb::kw_only(), "libjpeg"_a = false,
                "Decodes the Huffman codes of a whole JPEG and throws the coefficients away, for benchmarks.\n\n"
                "Args:\n"

@@ -17,8 +17,7 @@ bool HuffmanCodes::build(ByteSpan payload) {
         value_offset[length] = index - static_cast<int32_t>(code);
         index += payload[static_cast<size_t>(length) - 1];
         code += payload[static_cast<size_t>(length) - 1];
-        // The code of all ones is not allowed either, but libjpeg takes it, and so must we.
-        if (index > value_count || code > (1u << length)) return false;
+        if (index > value_count || code >= (1u << length)) return false;
         first_code_after[length] = code << (16 - length);
         code <<= 1;
     }
@@ -26,6 +25,10 @@ bool HuffmanCodes::build(ByteSpan payload) {
     std::memcpy(source, payload.data(), payload.size());
     source_length = payload.size();
     return true;
+}
+
+bool HuffmanCodes::are_sizes() const {
+    return std::all_of(values, values + value_count, [](uint8_t symbol) { return symbol <= 15; });
 }
 
 namespace {
@@ -38,7 +41,8 @@ uint32_t for_codes(const HuffmanCodes& codes, int lookup_bits, const Entry& entr
     int index = 0;
     for (int length = 1; length <= lookup_bits; ++length) {
         const uint32_t span = 1u << (lookup_bits - length);
-        for (int n = codes.source[length - 1]; n > 0; --n, ++index, at += span) entry(codes.values[index], length, at, span);
+        for (int n = codes.source[length - 1]; n > 0; --n, ++index, at += span)
+            entry(codes.values[index], length, at, span);
     }
     return at;
 }
@@ -48,15 +52,14 @@ uint32_t for_codes(const HuffmanCodes& codes, int lookup_bits, const Entry& entr
 bool DcTable::build(ByteSpan payload) {
     if (codes.built_from(payload)) return true;
     if (!codes.build(payload)) return false;
-    bool good = true;
-    for (int i = 0; i < codes.value_count; ++i) good = good && codes.values[i] <= 15;
-    if (!good) {
+    if (!codes.are_sizes()) {
         codes.source_length = 0;
         return false;
     }
     const uint32_t end = for_codes(codes, kLookupBits, [&](int size, int length, uint32_t at, uint32_t span) {
-        std::fill_n(lookup + at, span, static_cast<uint32_t>(length + size) | static_cast<uint32_t>(size) << 8 |
-                                           static_cast<uint32_t>(length) << 16);
+        std::fill_n(lookup + at, span,
+                    static_cast<uint32_t>(length + size) | static_cast<uint32_t>(size) << 8 |
+                        static_cast<uint32_t>(length) << 16);
     });
     std::fill(lookup + end, lookup + (1 << kLookupBits), 0u);
     return true;

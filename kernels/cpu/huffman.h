@@ -24,8 +24,10 @@ struct HuffmanCodes {
         return source_length != 0 && source_length == payload.size() &&
                std::memcmp(source, payload.data(), source_length) == 0;
     }
-    // False: not a prefix code of at most 16 bits.
+    // False: not a prefix code of at most 16 bits, without the code of all ones.
     bool build(ByteSpan payload);
+    // Whether its symbols can be the sizes of DC differences, as libjpeg asks even of those that do not occur.
+    bool are_sizes() const;
 
     // The symbol of the code that the next 16 bits start with, and its length; -1: no such code.
     FEEDER_INLINE int find(uint32_t next16, int& length) const {

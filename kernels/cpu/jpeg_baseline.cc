@@ -13,6 +13,8 @@ constexpr uint8_t kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 3
                                        12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
                                        35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                        58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+// A run of MCUs changes a DC prediction by less than this, so what is beyond it has not wrapped yet.
+constexpr unsigned kMostPrediction = 1u << 30;
 constexpr int kCornerBlocks = 10;  // zigzag indices below it are in the upper left 4 x 4
 
 // What the inverse DCT makes of a block whose AC coefficients are all zero.
@@ -54,7 +56,7 @@ bool BaselineDecoder::build_tables(ByteSpan file, const JpegHeader& header) {
 // False: a JPEG that is not for us.
 bool BaselineDecoder::prepare(ByteSpan file, const JpegHeader& original, JpegHeader& header) {
     if (!original.huffman_sequential() || original.precision_bits != 8 || !original.interleaved_scan) return false;
-    if (original.components == 4) return false;
+    if (original.components == 4 || original.arithmetic_tables) return false;
     header = original;
     if (header.components == 1) {  // an MCU is one block, whatever the factors say
         header.component[0].h = header.component[0].v = 1;
@@ -80,7 +82,8 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
     size_t room = kReadAheadBytes;
     for (size_t s = 0; s < count; ++s) {
         const int first_mcu = static_cast<int>(s) * interval;
-        const int end_mcu = static_cast<int>(std::min<int64_t>(window.mcus, static_cast<int64_t>(first_mcu) + interval));
+        const int end_mcu =
+            static_cast<int>(std::min<int64_t>(window.mcus, static_cast<int64_t>(first_mcu) + interval));
         // The last MCU of the segment that is wanted, if any is.
         const int last_row = std::min((end_mcu - 1) / window.columns, window.end_row - 1);
         int last_wanted = -1;
@@ -136,6 +139,13 @@ bool BaselineDecoder::at_end(const Lane& lane) const {
     return lane.task->may_have_rest || lane.stream.end_bit - lane.stream.position() < 8;
 }
 
+// Whether no DC prediction has grown beyond all reason. libjpeg's versions differ in what they make of one that wraps.
+bool BaselineDecoder::sane(const EntropyStream& stream) const {
+    bool sane = true;
+    for (const unsigned prediction : stream.dc) sane = sane && prediction + kMostPrediction <= 2 * kMostPrediction;
+    return sane;
+}
+
 // Decodes the tasks, kStreams at a time, and gives take() every run that is wanted.
 template <typename Take>
 bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& lap) {
@@ -165,7 +175,7 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
         if (over == active) over = kernels.run[active - 1](streams, plan_);
         lap.add_to(&StageTimes::entropy);
         Lane& lane = *lanes[over];
-        if (lane.stream.bad) {
+        if (lane.stream.bad || !sane(lane.stream)) {
             good = false;
             break;
         }
@@ -183,7 +193,7 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
         }
         if (lane.mcu < lane.task->end_mcu) {
             start_run(lane, window);
-            } else if (!at_end(lane)) {
+        } else if (!at_end(lane)) {
             good = false;
         } else if (next < tasks_.size()) {
             start_task(lane);
@@ -273,7 +283,8 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
     window.end_row = (pixel_window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px;
     window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
     if (!plan_tasks(file, header, window, lap)) return false;
-    return decode_tasks(window, [&](Lane& lane) { transform(header, window, lane, planes); }, lap);
+    return decode_tasks(
+        window, [&](Lane& lane) { transform(header, window, lane, planes); }, lap);
 }
 
 int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& original, int16_t* coefficients) {

@@ -70,8 +70,10 @@ class BaselineDecoder {
     bool decode_tasks(const Window& window, const Take& take, Lap& lap);
     void start_run(Lane& lane, const Window& window);
     bool at_end(const Lane& lane) const;
+    bool sane(const EntropyStream& stream) const;
     void transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes);
-    void transform_blocks(const IdctBlock* blocks, int count, bool corner, const int16_t* quant, ptrdiff_t stride_bytes);
+    void transform_blocks(const IdctBlock* blocks, int count, bool corner, const int16_t* quant,
+                          ptrdiff_t stride_bytes);
 
     LibjpegIdct libjpeg_idct_;
     DcTable dc_tables_[4];

@@ -6,8 +6,12 @@ namespace feeder {
 namespace {
 
 constexpr uint8_t kSos = 0xDA;
+constexpr int kMostSidePx = 65500;  // libjpeg's own limit
 
 int big_endian16(const uint8_t* bytes) { return bytes[0] << 8 | bytes[1]; }
+
+// What is left when all that may precede a scan is taken away: frame headers, tables, DNL, DRI, APPn and comments.
+bool is_reserved(uint8_t code) { return code < 0xC0 || (code > 0xDD && code < 0xE0) || (code > 0xEF && code != 0xFE); }
 
 bool is_sof(uint8_t code) { return code >= 0xC0 && code <= 0xCF && code != 0xC4 && code != 0xC8 && code != 0xCC; }
 
@@ -20,7 +24,7 @@ const char* parse_sof(const uint8_t* bytes, size_t length, JpegHeader& header) {
     header.components = bytes[5];
     if (header.components < 1 || header.components > 4)
         return "frame header with a number of components other than 1-4";
-    if (length < 6 + 3 * static_cast<size_t>(header.components)) return "frame header too short";
+    if (length != 6 + 3 * static_cast<size_t>(header.components)) return "frame header of a wrong length";
     for (int i = 0; i < header.components; ++i) {
         const uint8_t* entry = bytes + 6 + 3 * i;
         JpegComponent& component = header.component[i];
@@ -73,7 +77,7 @@ const char* parse_dht(const uint8_t* bytes, size_t offset, size_t length, JpegHe
 const char* parse_sos(const uint8_t* bytes, size_t length, JpegHeader& header) {
     if (header.sof_offset == 0) return "a scan before the frame header";
     const int count = length > 0 ? bytes[0] : 0;
-    if (count < 1 || count > 4 || length < 4 + 2 * static_cast<size_t>(count)) return "scan header too short";
+    if (count < 1 || count > 4 || length != 4 + 2 * static_cast<size_t>(count)) return "scan header of a wrong length";
     bool in_order = count == header.components;
     for (int i = 0; i < count; ++i) {
         const uint8_t* entry = bytes + 1 + 2 * i;
@@ -156,7 +160,7 @@ Outcome parse_jpeg_header(ByteSpan file, JpegHeader& header) {
         } else if (segment.code == 0xC4) {
             error = parse_dht(bytes, segment.offset, segment.length, header);
         } else if (segment.code == 0xDD) {
-            if (segment.length < 2) return corrupt("restart interval too short");
+            if (segment.length != 2) return corrupt("restart interval of a wrong length");
             header.restart_interval_mcus = big_endian16(bytes);
         } else if (segment.code == 0xE0) {
             header.jfif = header.jfif || (segment.length >= 14 && std::memcmp(bytes, "JFIF", 5) == 0);
@@ -165,11 +169,18 @@ Outcome parse_jpeg_header(ByteSpan file, JpegHeader& header) {
         } else if (segment.code == kSos) {
             error = parse_sos(bytes, segment.length, header);
             header.entropy_offset = segment.offset + segment.length;
+        } else if (segment.code == 0xC8) {
+            return {Status::unsupported, "JPEG: an extension (JPG marker)"};
+        } else if (segment.code == 0xCC) {
+            header.arithmetic_tables = true;
+        } else if (is_reserved(segment.code)) {
+            error = "a reserved marker";
         }
         if (error != nullptr) return corrupt(error);
     }
     if (walker.error() != nullptr) return corrupt(walker.error());
     if (header.width == 0) return corrupt("a width of 0");
+    if (header.width > kMostSidePx || header.height > kMostSidePx) return corrupt("more than 65500 pixels on a side");
     if (header.height == 0)
         return {Status::unsupported, "JPEG: height of 0 (given by a DNL marker after the first scan)"};
     return {};

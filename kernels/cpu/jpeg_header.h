@@ -37,6 +37,7 @@ struct JpegHeader {
     int restart_interval_mcus = 0;  // 0: none
     int adobe_transform = -1;       // -1: no Adobe marker
     bool jfif = false;
+    bool arithmetic_tables = false;  // a DAC marker, whose contents are not looked at
     bool interleaved_scan = false;  // the first scan has all components, in order, and all coefficients
     TableRef quant[4];
     TableRef dc_huffman[4];

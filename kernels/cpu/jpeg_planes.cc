@@ -81,4 +81,11 @@ bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel
     return true;
 }
 
+PixelBox samples_of(const Planes& planes, int i, const PixelBox& box) {
+    const int h = planes.h_factor[i], v = planes.v_factor[i];
+    const int left = planes.origin_x * h / planes.h_max, top = planes.origin_y * v / planes.v_max;
+    return {box.left * h / planes.h_max - left, box.top * v / planes.v_max - top,
+            ceil_div(box.right * h, planes.h_max) - left, ceil_div(box.bottom * v, planes.v_max) - top};
+}
+
 }  // namespace feeder

@@ -24,4 +24,7 @@ PixelBox mcu_window(const JpegHeader& header, const PixelBox& box);
 // and gives each plane its place in `pixels`, with rows of whole blocks. False: no memory.
 bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes);
 
+// The samples of plane i that show something of `box`, counted from the plane's first one.
+PixelBox samples_of(const Planes& planes, int i, const PixelBox& box);
+
 }  // namespace feeder

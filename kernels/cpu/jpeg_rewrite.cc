@@ -116,7 +116,8 @@ class Reader {
             const TableRef& dc = header.dc_huffman[component.dc_table];
             const TableRef& ac = header.ac_huffman[component.ac_table];
             if (dc.length == 0 || ac.length == 0 || header.quant[component.quant_table].length == 0) return false;
-            if (!dc_[component.dc_table].build(file.subspan(dc.offset, dc.length))) return false;
+            SymbolTable& dc_table = dc_[component.dc_table];
+            if (!dc_table.build(file.subspan(dc.offset, dc.length)) || !dc_table.codes.are_sizes()) return false;
             if (!ac_[component.ac_table].build(file.subspan(ac.offset, ac.length))) return false;
             blocks_ += component.h * component.v;
         }
@@ -326,7 +327,7 @@ void append_header(ByteSpan file, const JpegHeader& header, const RewriteOptions
 
 bool rewrite_jpeg(ByteSpan file, const JpegHeader& header, const RewriteOptions& options, Bytes& out) {
     if (!header.huffman_sequential() || header.precision_bits != 8 || !header.interleaved_scan ||
-        header.components > 3) {
+        header.components > 3 || header.arithmetic_tables) {
         return false;
     }
     const int interval = choose_segment_mcus(mcu_grid(header), options.segment_px);

@@ -1,7 +1,8 @@
-// Our own entropy decoder against libjpeg: what it accepts must have libjpeg's samples.
+// Our own entropy decoder against libjpeg, at every SIMD level: what it accepts must have libjpeg's samples, and must
+// have been good for libjpeg too, wherever both read the same bytes. What it refuses is libjpeg's to judge, so there is
+// nothing to compare.
 //
-// The input's last 4 bytes choose the box; the rest is the file.
-#include <algorithm>
+// The input's last 5 bytes choose the box, whether it is the whole image instead, and the level; the rest is the file.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -10,57 +11,76 @@
 #include "cpu/jpeg_baseline.h"
 #include "cpu/jpeg_header.h"
 #include "cpu/jpeg_libjpeg.h"
+#include "cpu/jpeg_planes.h"
+#include "cpu/simd.h"
 
 using namespace feeder;
 
 namespace {
 
-constexpr size_t kChoiceBytes = 4;
+constexpr size_t kChoiceBytes = 5;
+constexpr int64_t kMaxPixels = 1 << 16;
 
-// The place in plane i of a full-resolution coordinate that is a multiple of the sample size, or rounds up to one.
-int sample(int position, int origin, int factor, int most) {
-    return (position * factor + most - 1) / most - origin * factor / most;
-}
-
-bool same_box(const Planes& a, const Planes& b, const PixelBox& box) {
+bool same_samples(const Planes& a, const Planes& b, const PixelBox& box) {
     for (int i = 0; i < a.count; ++i) {
-        const auto rows = [&](const Planes& planes, int y) {
-            return sample(y, planes.origin_y, planes.v_factor[i], planes.v_max);
-        };
-        const auto columns = [&](const Planes& planes, int x) {
-            return sample(x, planes.origin_x, planes.h_factor[i], planes.h_max);
-        };
-        const size_t width = static_cast<size_t>(columns(a, box.right) - columns(a, box.left));
-        for (int y = 0; y < rows(a, box.bottom) - rows(a, box.top); ++y) {
-            const uint8_t* const row_a =
-                a.plane[i].data + (rows(a, box.top) + y) * a.plane[i].stride_bytes + columns(a, box.left);
-            const uint8_t* const row_b =
-                b.plane[i].data + (rows(b, box.top) + y) * b.plane[i].stride_bytes + columns(b, box.left);
-            if (std::memcmp(row_a, row_b, width) != 0) return false;
+        const PixelBox in_a = samples_of(a, i, box), in_b = samples_of(b, i, box);
+        for (int y = 0; y < in_a.bottom - in_a.top; ++y) {
+            const uint8_t* const row_a = a.plane[i].data + (in_a.top + y) * a.plane[i].stride_bytes + in_a.left;
+            const uint8_t* const row_b = b.plane[i].data + (in_b.top + y) * b.plane[i].stride_bytes + in_b.left;
+            if (std::memcmp(row_a, row_b, static_cast<size_t>(in_a.right - in_a.left)) != 0) return false;
         }
     }
     return true;
 }
 
+// Whether ours reads all the entropy-coded bytes that libjpeg does. libjpeg decodes whole rows of MCUs, from the first
+// one on; ours leaves out the restart segments beside and above the box, and what follows the box's last MCU.
+bool same_stream(const JpegHeader& header, const PixelBox& box) {
+    if (box.right != header.width) return false;
+    if (header.restart_interval_mcus != 0 && (box.left != 0 || box.top != 0)) return false;
+    // In a file of one component with factors above 1 libjpeg's rows are higher than ours.
+    return header.components > 1 || box.bottom == header.height;
+}
+
 }  // namespace
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
+
+// Nearly every change of a header makes a file that is refused at once: most changes are to the entropy-coded bytes and
+// the choices.
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned seed) {
+    JpegHeader header;
+    if (seed % 4 == 0 || size < kChoiceBytes || !parse_jpeg_header({data, size - kChoiceBytes}, header).ok()) {
+        return LLVMFuzzerMutate(data, size, most);
+    }
+    const size_t kept = header.entropy_offset;
+    return kept + LLVMFuzzerMutate(data + kept, size - kept, most - kept);
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < kChoiceBytes) return 0;
     const uint8_t* const choice = data + size - kChoiceBytes;
     const std::vector<uint8_t> file(data, data + size - kChoiceBytes);
     JpegHeader header;
-    if (!parse_jpeg_header(file, header).ok() || static_cast<int64_t>(header.width) * header.height > 1 << 18) return 0;
-    PixelBox box;
-    box.left = choice[0] % header.width;
-    box.top = choice[1] % header.height;
-    box.right = box.left + 1 + choice[2] % (header.width - box.left);
-    box.bottom = box.top + 1 + choice[3] % (header.height - box.top);
+    if (!parse_jpeg_header(file, header).ok() || static_cast<int64_t>(header.width) * header.height > kMaxPixels)
+        return 0;
+    PixelBox box = {0, 0, header.width, header.height};
+    if ((choice[4] & 0x80) == 0) {
+        box.left = choice[0] % header.width;
+        box.top = choice[1] % header.height;
+        box.right = box.left + 1 + choice[2] % (header.width - box.left);
+        box.bottom = box.top + 1 + choice[3] % (header.height - box.top);
+    }
+    set_simd_level(static_cast<SimdLevel>(choice[4] % 3));  // where this CPU has it
 
     static BaselineDecoder decoder;
-    Bytes pixels[2];
+    static Bytes pixels[2];
     Planes planes[2];
     if (!decoder.decode(file, header, box, pixels[0], planes[0])) return 0;
-    if (!decode_with_libjpeg(file, header, box, Fidelity::fast, pixels[1], planes[1]).ok()) return 0;
-    if (!same_box(planes[0], planes[1], box)) std::abort();
+    if (!decode_with_libjpeg(file, header, box, Fidelity::fast, pixels[1], planes[1]).ok()) {
+        if (same_stream(header, box)) std::abort();
+        return 0;
+    }
+    if (!same_samples(planes[0], planes[1], box)) std::abort();
     return 0;
 }

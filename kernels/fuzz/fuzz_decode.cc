@@ -1,14 +1,17 @@
-// Any bytes, any box: the parser, the marker search, the cut, both decoders and the resize.
+// Any bytes, any box: the parser, the marker search, the cut, both decoders and the resize. Every SIMD level must give the
+// same status and the same pixels.
 //
-// The input's last 12 bytes choose the box, orientation, flip and fidelity; the rest is the file.
+// The input's last 12 bytes choose the box, orientation, flip, fidelity and level; the rest is the file.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "cpu/decode.h"
 #include "cpu/jpeg_cut.h"
 #include "cpu/jpeg_header.h"
+#include "cpu/simd.h"
 
 using namespace feeder;
 
@@ -16,7 +19,7 @@ namespace {
 
 int little_endian16(const uint8_t* bytes) { return bytes[0] | bytes[1] << 8; }
 
-constexpr int64_t kMaxPixels = 1 << 20;
+constexpr int64_t kMaxPixels = 1 << 14;
 constexpr size_t kChoiceBytes = 12;
 
 }  // namespace
@@ -64,11 +67,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     job.source_box[3] -= choice[11] / 256.0 * (job.support_box[3] - job.support_box[1]) / 2;
 
     static ImageDecoder decoder;
-    static uint8_t pixels[3 * 24 * 16];
-    job.out.data = pixels;
+    static uint8_t pixels[2][3 * 24 * 16];
     job.out.height = 24;
     job.out.width = 16;
-    const Outcome outcome = decoder.decode(job, options);
-    if (!outcome.ok() && outcome.reason.empty()) std::abort();
+    Outcome outcomes[2];
+    const SimdLevel levels[2] = {SimdLevel::portable, static_cast<SimdLevel>(1 + (choice[1] >> 1) % 2)};
+    for (int i = 0; i < 2; ++i) {
+        set_simd_level(levels[i]);  // where this CPU has it
+        std::memset(pixels[i], 0, sizeof(pixels[i]));
+        job.out.data = pixels[i];
+        outcomes[i] = decoder.decode(job, options);
+        if (!outcomes[i].ok() && outcomes[i].reason.empty()) std::abort();
+    }
+    if (outcomes[0].status != outcomes[1].status || outcomes[0].reason != outcomes[1].reason) std::abort();
+    if (outcomes[0].status <= Status::damaged && std::memcmp(pixels[0], pixels[1], sizeof(pixels[0])) != 0)
+        std::abort();
     return 0;
 }

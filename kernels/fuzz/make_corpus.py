@@ -1,45 +1,135 @@
-"""Writes a small starting corpus for the fuzz targets: JPEGs of every kind that the decoder knows, and an .npy."""
+"""Writes a small starting corpus for the fuzz targets: tiny JPEGs of every kind that the decoders know, and an .npy."""
 
 from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 __all__ = ["main"]
 
+SIZES = ((1, 1), (7, 9), (17, 33), (40, 24))
+# What the last bytes of an input choose: a box, orientation, flip, fidelity, SIMD level. The baseline target's whole
+# image at each level, and a box.
+CHOICES = tuple(bytes([1, 0, 5, 0, 3, 0, 40, 2, 3, 30, 20, level]) for level in (0x80, 0x81, 0x82, 0x01))
+
+
+def picture(width: int, height: int) -> Image.Image:
+    """A smooth image with grain, so that codes of many lengths occur."""
+    rng = np.random.default_rng(width)
+    coarse = Image.fromarray(rng.integers(0, 256, (3, 4, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float64)
+    return Image.fromarray((smooth + rng.normal(0, 8, smooth.shape)).clip(0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, **options: Any) -> bytes:
+    """The image as a JPEG, without Pillow's JFIF header."""
+    buffer = io.BytesIO()
+    image.save(buffer, "jpeg", **options)
+    return buffer.getvalue()
+
+
+def segment(data: bytes, code: int, number: int = 0) -> tuple[int, int]:
+    """Offsets of the FF of the number-th marker segment with this code, and of its end."""
+    at = 2
+    while True:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at + 1] == code:
+            if number == 0:
+                return at, end
+            number -= 1
+        at = end
+
+
+def upright(data: bytes) -> bytes:
+    """A 4:2:2 file as 4:4:0: its pairs of blocks stand up. Pillow writes no 4:4:0."""
+    frame, _ = segment(data, 0xC0)
+    width, height = data[frame + 7 : frame + 9], data[frame + 5 : frame + 7]
+    return data[: frame + 5] + width + height + data[frame + 9 : frame + 11] + b"\x12" + data[frame + 12 :]
+
+
+def with_quant16(data: bytes) -> bytes:
+    """The first quantization table with 16-bit entries."""
+    start, end = segment(data, 0xDB)
+    wide = b"".join(bytes([0, value]) for value in data[start + 5 : start + 69])
+    return data[:start] + b"\xff\xdb\x00\x83\x10" + wide + data[start + 69 :] if end - start == 69 else data
+
+
+def with_long_codes(data: bytes) -> bytes:
+    """A grayscale file whose Huffman codes are 9 to 16 bits long: one that no lookup table has whole."""
+    frame, frame_end = segment(data, 0xC0)
+    dc_bits, dc_symbols = [0] * 8 + [1] * 8, [0, 1, 2, 3, 4, 5, 6, 7]
+    ac_bits, ac_symbols = [0] * 8 + [1] * 8, [0x00, 0x01, 0x02, 0x11, 0xF0, 0x03, 0x51, 0x0A]
+    tables = b"".join(
+        b"\xff\xc4" + (19 + len(symbols)).to_bytes(2, "big") + bytes([kind, *bits, *symbols])
+        for kind, bits, symbols in ((0x00, dc_bits, dc_symbols), (0x10, ac_bits, ac_symbols))
+    )
+    quant, quant_end = segment(data, 0xDB)
+    scan = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+
+    def code(index: int) -> str:
+        value, length = 0, 9
+        for _ in range(index):
+            value, length = (value + 1) << 1, length + 1
+        return f"{value:0{length}b}"
+
+    width, height = (int.from_bytes(data[frame + at : frame + at + 2], "big") for at in (7, 5))
+    blocks = -(-width // 8) * -(-height // 8)
+    bits = ""
+    for number in range(blocks):
+        size = number % 8
+        bits += code(size) + "10110110"[:size]
+        for index, extra in ((7, "1011001101"), (3, "1"), (4, ""), (6, "0"), (5, "010")):
+            bits += code(index) + extra
+        bits += code(0)
+    bits += "1" * (-len(bits) % 8)
+    entropy = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\x00")
+    return b"\xff\xd8" + data[quant:quant_end] + data[frame:frame_end] + tables + scan + entropy + b"\xff\xd9"
+
+
+def files() -> Iterator[tuple[str, bytes]]:
+    """Names and bytes of the seeds."""
+    for size in SIZES:
+        image, name = picture(*size), f"{size[0]}x{size[1]}"
+        for sampling in ("4:4:4", "4:2:2", "4:2:0", "4:1:1"):
+            label = sampling.replace(":", "")
+            yield f"{label}_{name}", encoded(image, subsampling=sampling, quality=50)
+            yield (
+                f"{label}_{name}_restart",
+                encoded(image, subsampling=sampling, quality=50, optimize=True, restart_marker_blocks=1),
+            )
+        standing = image.transpose(Image.Transpose.ROTATE_90)
+        yield f"440_{name}", upright(encoded(standing, subsampling="4:2:2", quality=50))
+        gray = image.convert("L")
+        yield f"gray_{name}", encoded(gray, quality=50)
+        yield f"gray_{name}_long_codes", with_long_codes(encoded(gray, quality=90))
+        for quality in (1, 100):
+            yield f"gray_{name}_q{quality}", encoded(gray, quality=quality, optimize=True, restart_marker_blocks=2)
+            yield f"420_{name}_q{quality}", encoded(image, quality=quality, optimize=True, subsampling="4:2:0")
+        yield f"quant16_{name}", with_quant16(encoded(gray, quality=50, optimize=True))
+    image = picture(17, 33)
+    yield "rgb", encoded(image, keep_rgb=True)
+    yield "restart_rows", encoded(image, restart_marker_rows=1, optimize=True)
+    yield "progressive", encoded(image, progressive=True)
+    yield "progressive_gray", encoded(image.convert("L"), progressive=True)
+    yield "cmyk", encoded(image.convert("CMYK"))
+    array = io.BytesIO()
+    np.save(array, np.asarray(image))
+    yield "npy", array.getvalue()
+
 
 def main(folder: str) -> None:
     """Writes the corpus into ``folder``."""
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    small = rng.integers(0, 256, (7, 9, 3), dtype=np.uint8)
-    image = Image.fromarray(small).resize((75, 43), Image.Resampling.BICUBIC)
-    kinds = {
-        "420": (image, {"subsampling": "4:2:0"}),
-        "422": (image, {"subsampling": "4:2:2"}),
-        "444": (image, {"subsampling": "4:4:4"}),
-        "411": (image, {"subsampling": "4:1:1"}),
-        "rgb": (image, {"keep_rgb": True}),
-        "progressive": (image, {"progressive": True}),
-        "restart": (image, {"restart_marker_blocks": 1}),
-        "restart_rows": (image, {"restart_marker_rows": 1, "optimize": True}),
-        "gray": (image.convert("L"), {}),
-        "gray_restart": (image.convert("L"), {"restart_marker_blocks": 2}),
-        "cmyk": (image.convert("CMYK"), {}),
-    }
-    choice = bytes([1, 0, 5, 0, 3, 0, 40, 0, 30, 0, 9, 9])
-    for name, (picture, options) in kinds.items():
-        buffer = io.BytesIO()
-        picture.save(buffer, "jpeg", quality=80, **options)
-        (out / name).write_bytes(buffer.getvalue() + choice)
-    array = io.BytesIO()
-    np.save(array, np.asarray(image))
-    (out / "npy").write_bytes(array.getvalue() + choice)
+    for name, data in files():
+        for number, choice in enumerate(CHOICES):
+            (out / f"{name}_{number}").write_bytes(data + choice)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 __all__ = [
     "KINDS",
     "SIZES",
+    "built",
     "encode",
     "entropy_offset",
     "frame_offset",
@@ -19,7 +21,9 @@ __all__ = [
     "patched",
     "photo",
     "pixels_of",
+    "random_codes",
     "restart_interval",
+    "with_segments",
 ]
 
 # (width, height): whole MCUs, partial ones, a single pixel, a single column and row.
@@ -73,6 +77,59 @@ def jpeg(kind: str, size: tuple[int, int] = (128, 96), seed: int = 0) -> bytes:
     data = encode(photo(seed, 2 * width, (height + 1) // 2), **options)
     frame = frame_offset(data)
     return patched(patched(data, frame + 5, *height.to_bytes(2, "big"), *width.to_bytes(2, "big")), frame + 11, 0x12)
+
+
+def built(
+    factors: Sequence[int],
+    size: tuple[int, int],
+    dc: tuple[Sequence[int], Sequence[int]],
+    ac: tuple[Sequence[int], Sequence[int]],
+    entropy: bytes,
+    quant: bytes = bytes([1] * 64),
+) -> bytes:
+    """A baseline JPEG of parts: a component for each byte of sampling factors, one table of each kind for all.
+
+    Args:
+        size: (width, height).
+        dc, ac: How many codes there are of each length from 1 bit on, and their symbols.
+        entropy: The scan's bytes, stuffed.
+    """
+
+    def segment(code: int, *payload: int) -> bytes:
+        return bytes([0xFF, code]) + (len(payload) + 2).to_bytes(2, "big") + bytes(payload)
+
+    def table(kind: int, codes: tuple[Sequence[int], Sequence[int]]) -> bytes:
+        return segment(0xC4, kind, *codes[0], *[0] * (16 - len(codes[0])), *codes[1])
+
+    numbers = range(1, len(factors) + 1)
+    frame = [value for number, both in zip(numbers, factors, strict=True) for value in (number, both, 0)]
+    edges = [*size[1].to_bytes(2, "big"), *size[0].to_bytes(2, "big")]
+    parts = [
+        segment(0xDB, 0, *quant),
+        segment(0xC0, 8, *edges, len(factors), *frame),
+        table(0x00, dc),
+        table(0x10, ac),
+        segment(0xDA, len(factors), *[value for number in numbers for value in (number, 0)], 0, 63, 0),
+    ]
+    return b"\xff\xd8" + b"".join(parts) + entropy + b"\xff\xd9"
+
+
+def random_codes(factors: Sequence[int], size: tuple[int, int], seed: int = 0) -> bytes:
+    """A JPEG whose entropy-coded bytes are random: codes of 1 to 16 bits, of which nearly any bits are a sequence,
+    coefficients of 0 to 15 bits, any number of them in a block."""
+    rng = np.random.default_rng(seed)
+    ac = rng.permutation(16)
+    where = int(rng.integers(0, 5))  # an end of block that is not too rare, or the image takes too many bytes
+    ac[np.flatnonzero(ac == 0)[0]], ac[where] = ac[where], 0
+    count = 64 * sum((both >> 4) * (both & 15) for both in factors) * (size[0] // 8 + 4) * (size[1] // 8 + 4)
+    entropy = rng.integers(0, 255, min(count, 60_000), dtype=np.uint8).tobytes()
+    quant = rng.integers(1, 256, 64, dtype=np.uint8).tobytes()
+    return built(factors, size, ([1] * 16, rng.permutation(16).tolist()), ([1] * 16, ac.tolist()), entropy, quant)
+
+
+def with_segments(data: bytes, *segments: bytes) -> bytes:
+    """The file with more bytes right behind its start of image."""
+    return data[:2] + b"".join(segments) + data[2:]
 
 
 def pixels_of(data: bytes) -> npt.NDArray[np.uint8]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 
 from feeder import _native as native
 from tests.kernels import jpegs
@@ -80,6 +85,28 @@ def test_pixels_are_libjpegs_to_the_bit(level: str, kind: str) -> None:
     assert statuses.tolist() == [native.Status.OK, native.Status.OK, native.Status.DAMAGED]
     np.testing.assert_array_equal(out[0], out[2])
     np.testing.assert_array_equal(out[1], out[2])
+
+
+def test_fuzz_seeds_are_what_they_are_for(tmp_path: Path) -> None:
+    """All but the kinds that are libjpeg's are decoded by feeder's own decoder, and as libjpeg does it."""
+    script = Path(__file__).parents[2] / "kernels/fuzz/make_corpus.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+    files = {path.name.removesuffix("_0"): path.read_bytes()[:-12] for path in sorted(tmp_path.glob("*_0"))}
+    refused = set()
+    for name, data in files.items():
+        if name == "npy":
+            continue
+        width, height = Image.open(io.BytesIO(data)).size
+        expected = None if name == "cmyk" else native.jpeg_planes(data, (0, 0, width, height), libjpeg=True)
+        try:
+            found = native.jpeg_planes(data, (0, 0, width, height))
+        except native.Unsupported:
+            refused.add(name)
+            continue
+        assert expected is not None
+        assert all(map(np.array_equal, found, expected)), name
+    assert refused == {"cmyk", "progressive", "progressive_gray"}
+    assert len(files) > 60
 
 
 def test_entropy_decoding_alone_counts_blocks_and_refuses_damage() -> None:
