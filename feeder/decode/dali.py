@@ -16,11 +16,11 @@ from feeder import _gpu
 from feeder._gpu import Mix
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
 from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions, import_dali, resize_with_pillow
-from feeder.decode.finish import Finisher, to_device
+from feeder.decode.finish import Finisher
 from feeder.decode.fused import check_fused
 from feeder.decode.staged import Kind, Staged, Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.tensors import as_tensor
+from feeder.tensors import as_tensor, to_device
 from feeder.transforms import Draws, Recipe
 from feeder.transforms.op import Params
 
