@@ -190,7 +190,7 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
     batches, stats = _epoch(loader), loader.stats()
     assert [len(batch[0]) for batch in batches] == [8] * 5
     assert [entry["key"] for entry in stats["substitutions"]] == ["00000010", "00000017"]
-    assert stats["skipped"] == 2
+    assert (stats["skipped"], stats["dali_images"] > 0, stats["redone_images"] > 0) == (2, True, True)
     for entry in stats["substitutions"]:
         batch, row = batches[entry["position"] // 8], entry["position"] % 8
         substitute = entry["substitute"]
@@ -202,7 +202,8 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
         assert torch.equal(batch[0][row], expected[substitute // 8][0][substitute % 8])
     for row in range(40):
         if row not in (10, 17):
-            assert torch.equal(batches[row // 8][0][row % 8], expected[row // 8][0][row % 8])
+            difference = batches[row // 8][0][row % 8] - expected[row // 8][0][row % 8]
+            assert difference.abs().max() <= 1.01 / 255 / 0.25  # a level, as their batch may have been redone
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -259,7 +260,7 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     expected = _epoch(DaliLoader(dataset, batch_size=16))
-    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
+    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 2 * 3 * 24 * 32)
     assert _same(_epoch(limited), expected)
     assert limited.stats()["dali_images"] == 33
 
