@@ -1,30 +1,32 @@
 """images/s on one GPU: RandomResizedCrop(224), flip and normalize to float16 channels_last, batch 256.
 
-Rows, each with 4, 8 and 16 CPU workers or threads: feeder.DataLoader with DALI on seekable shards and on kept ones,
-and with feeder's CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings;
-torch's DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own.
-Goals at each number of workers: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0; at
-4 workers 4 times torch's DataLoader.
+Rows, with so many CPU workers or threads: feeder.DataLoader with DALI on seekable shards and on kept ones, and with
+feeder's CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings; torch's
+DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own.
+Goals: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0; at 4 workers the best of
+feeder's 4 times torch's DataLoader.
 
-    python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--seconds 10] [--repeats 3]
+    python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--workers 4] [--seconds 5]
 """
 
 from __future__ import annotations
 
 import os
-import statistics
+import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
-from bench.gpu.common import MEAN, STD, arguments, loader_feed, on_gpu, rate
+from bench.gpu.common import MEAN, STD, Result, Row, arguments, interleaved, loader_feed, on_gpu, rate
+from feeder.bench.images import image_fields, tars
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
-from feeder.measure import interleave, spread, table
+from feeder.measure import table
 
 BATCH = 256
-WORKERS = (4, 8, 16)
+# Of hw_decoder_load; the first is DALI's default.
+LOADS = (0.65, 0.0, 0.35, 0.85, 1.0)
 
 
 def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]:
@@ -42,15 +44,21 @@ def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[
     """DALI as its documentation has it."""
     from nvidia.dali import fn, pipeline_def, types
 
+    indexes = [os.path.splitext(path)[0] + ".idx" for path in tars(shards)]
+    reader = {"index_paths": indexes} if all(map(os.path.exists, indexes)) else {}
+
     @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth)  # type: ignore[misc]
     def pipeline() -> Any:
-        tars = sorted(os.path.join(shards, name) for name in os.listdir(shards) if name.endswith(".tar"))
-        encoded, label = fn.readers.webdataset(
-            paths=tars, ext=["jpg", "cls"], random_shuffle=True, initial_fill=4 * BATCH, name="reader"
-        )
-        images = fn.decoders.image_random_crop(encoded, device="mixed", output_type=types.RGB, hw_decoder_load=load)
-        images = fn.resize(images, resize_x=224, resize_y=224)
-        images = fn.crop_mirror_normalize(
+        (encoded,) = fn.readers.webdataset(
+            paths=tars(shards), ext=[";".join(image_fields(shards))], random_shuffle=True, initial_fill=4 * BATCH,
+            name="reader", **reader,
+        )  # fmt: skip
+        images = fn.decoders.image_random_crop(
+            encoded, device="mixed", output_type=types.RGB, hw_decoder_load=load, random_area=[0.08, 1.0],
+            random_aspect_ratio=[3 / 4, 4 / 3], num_attempts=10,
+        )  # fmt: skip
+        images = fn.resize(images, size=(224, 224), interp_type=types.INTERP_LINEAR, antialias=True)
+        return fn.crop_mirror_normalize(
             images,
             dtype=types.FLOAT16,
             output_layout="HWC",
@@ -58,78 +66,78 @@ def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[
             std=[255 * each for each in STD],
             mirror=fn.random.coin_flip(),
         )
-        return images, label
 
     built = pipeline()
     built.build()
     while True:
-        images, _ = built.run()
+        (images,) = built.run()
         # Owned, as every other row's batches are.
         yield torch.utils.dlpack.from_dlpack(images.as_tensor()).clone().permute(0, 3, 1, 2)
 
 
-def best_plain(shards: str, most_threads: int, seconds: float) -> tuple[float, int, int]:
+def best_plain(shards: str, threads: int, seconds: float, result: Result) -> tuple[float, int, int]:
     """The fastest hw_decoder_load, prefetch depth and number of threads, by short runs: one after the other."""
+    rates: dict[tuple[float, int, int], float] = {}
 
-    def fastest(settings: list[tuple[float, int, int]]) -> tuple[float, int, int]:
-        rates = {each: rate(plain_dali(shards, *each), seconds)["images_per_s"] for each in settings}
+    def try_out(settings: list[tuple[float, int, int]]) -> tuple[float, int, int]:
+        for each in settings:
+            if each not in rates:
+                rates[each] = rate(plain_dali(shards, *each), seconds)["images_per_s"]
+                tried = [[*setting, round(found)] for setting, found in rates.items()]
+                result.add(plain_dali_tried_load_depth_threads_rate=tried)
         return max(rates, key=lambda each: rates[each])
 
-    load, depth, _ = fastest([(load, depth, most_threads) for load in (0.0, 0.5, 0.65, 0.8, 0.9) for depth in (2, 3)])
-    return fastest([(load, depth, max(1, most_threads // part)) for part in (1, 2, 4)])
+    try_out([(load, 2, threads) for load in LOADS])
+    best = max(rates, key=lambda each: rates[each])
+    best = try_out([(best[0], depth, threads) for depth in (3, 4)])
+    return try_out([(*best[:2], max(1, threads // 2))])
 
 
-def measure(options: Any) -> dict[str, Any]:
-    result: dict[str, Any] = {"batch": BATCH, "seconds": options.seconds, "workers": {}, "goals": {}}
-    for workers in WORKERS:
-        best = best_plain(options.keep, workers, min(3.0, options.seconds))
-        details: dict[str, list[dict[str, float]]] = {}
+def measure(options: Any, result: Result) -> None:
+    workers = options.workers
+    result.add(batch=BATCH, seconds=options.seconds, workers=workers)
+    feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
+        "feeder dali, seekable": lambda: loader_feed(options.seekable, "dali", workers, BATCH),
+        "feeder dali, keep": lambda: loader_feed(options.keep, "dali", workers, BATCH),
+        "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", workers, BATCH),
+    }
+    try:
+        best = best_plain(options.keep, workers, min(2.0, options.seconds), result)
+        settings = ("hw_decoder_load", "prefetch_queue_depth", "num_threads")
+        result.add(plain_dali=dict(zip(settings, best, strict=True)))
+        feeds["plain DALI"] = lambda: plain_dali(options.keep, *best)
+    except Exception as error:
+        result.failed("plain DALI", error)
+    feeds["torch + Pillow"] = lambda: torch_feed(options.images, workers)
 
-        feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
-            "feeder dali, seekable": lambda w=workers: loader_feed(options.seekable, "dali", w, BATCH),
-            "feeder dali, keep": lambda w=workers: loader_feed(options.keep, "dali", w, BATCH),
-            "feeder cpu + kernel 1": lambda w=workers: loader_feed(options.seekable, "cpu", w, BATCH),
-            "plain DALI": lambda best=best: plain_dali(options.keep, *best),
-            "torch + Pillow": lambda w=workers: torch_feed(options.images, w),
-        }
+    def run(name: str) -> Row:
+        return rate(feeds[name](), options.seconds)
 
-        def run(name: str, feeds: dict[str, Any] = feeds, details: dict[str, Any] = details) -> float:
-            found = rate(feeds[name](), options.seconds)
-            details.setdefault(name, []).append(found)
-            return found["images_per_s"]
-
-        rates = interleave({name: (lambda name=name, run=run: run(name)) for name in feeds}, options.repeats)
-        middle = {name: statistics.median(values) for name, values in rates.items()}
-        result["workers"][workers] = {
-            "images_per_s": {name: spread(values) for name, values in rates.items()},
-            "cores_per_1000_images_per_s": {
-                name: spread([each["cores_per_1000_images_per_s"] for each in found]) for name, found in details.items()
-            },
-            "plain_dali": dict(zip(("hw_decoder_load", "prefetch_queue_depth", "num_threads"), best, strict=True)),
-        }
-        result["goals"][workers] = {
-            "seekable / plain DALI (1.3)": middle["feeder dali, seekable"] / middle["plain DALI"],
-            "keep / plain DALI (1.0)": middle["feeder dali, keep"] / middle["plain DALI"],
-            "best feeder / torch (4.0 at 4)": max(middle["feeder dali, seekable"], middle["feeder cpu + kernel 1"])
-            / middle["torch + Pillow"],
-        }
-    names = list(result["workers"][WORKERS[0]]["images_per_s"])
-    rows = [["images/s", *(f"{workers} workers" for workers in WORKERS)]]
-    for name in names:
-        rows.append([name, *(f"{result['workers'][w]['images_per_s'][name]['median']:,.0f}" for w in WORKERS)])
+    middle = interleaved({name: (lambda name=name: run(name)) for name in feeds}, options.repeats, result)  # type: ignore[misc]
+    rows = [[f"{workers} workers", "images/s", "CPU cores for 1,000 images/s"]]
+    for name, row in middle.items():
+        rows.append([name, f"{row['images_per_s']:,.0f}", f"{row['cores_per_1000_images_per_s']:.2f}"])
     print(table(rows))
-    rows = [["CPU cores for 1,000 images/s", *(f"{workers} workers" for workers in WORKERS)]]
-    for name in names:
-        cores = [result["workers"][w]["cores_per_1000_images_per_s"][name]["median"] for w in WORKERS]
-        rows.append([name, *(f"{each:.2f}" for each in cores)])
-    print(table(rows))
-    return result
+    result.add(goals=goals({name: row["images_per_s"] for name, row in middle.items()}, workers))
 
 
-def main() -> None:
-    options = arguments(__doc__, images=None, seekable=None, keep=None, seconds=10.0, repeats=3)
-    on_gpu("gpu-feed", options.json, lambda: measure(options))
+def goals(rates: dict[str, float], workers: int) -> dict[str, float]:
+    """The ratios that are aimed at, of the rows that could be measured."""
+    found = {}
+    ours = [value for name, value in rates.items() if name.startswith("feeder")]
+    for name, goal in (("feeder dali, seekable", "1.3"), ("feeder dali, keep", "1.0")):
+        if name in rates and "plain DALI" in rates:
+            found[f"{name} / plain DALI ({goal})"] = rates[name] / rates["plain DALI"]
+    if ours and "torch + Pillow" in rates:
+        goal = " (4.0)" if workers == 4 else " (no goal)"
+        found[f"best of feeder / torch + Pillow{goal}"] = max(ours) / rates["torch + Pillow"]
+    return found
+
+
+def main() -> int:
+    options = arguments(__doc__, images=None, seekable=None, keep=None, workers=4, seconds=5.0, repeats=3)
+    return on_gpu("gpu-feed", options.json, lambda result: measure(options, result))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
