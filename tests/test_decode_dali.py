@@ -145,6 +145,18 @@ def test_an_earlier_batch_is_never_written_again() -> None:
     assert not torch.equal(kept[0][0], kept[1][0])
 
 
+def test_kernel_2_resizes_as_the_native_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that lie on their side among others, so that there are two sizes before the turn."""
+    recipe = T.Recipe.of([T.RandomResizedCrop((40, 56)), T.RandomHorizontalFlip()])
+    orientations = np.array([1, 6, 3, 8], np.uint8)
+    sizes = [[HEIGHT, WIDTH] if each < 5 else [WIDTH, HEIGHT] for each in orientations]
+    draws = recipe.draw(0, 0, np.arange(4), sizes)
+    buffers = [jpeg(k) for k in range(4)]
+    expected = decode(DaliDecoder(), buffers, recipe, draws, orientations)
+    monkeypatch.setitem(sys.modules, "feeder._native", None)
+    check_alike(decode(DaliDecoder(), buffers, recipe, draws, orientations), expected, 1)
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2)])
 @pytest.mark.parametrize("broken", [None, 0, 1, 2])
 def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, ...], broken: int | None) -> None:

@@ -49,9 +49,9 @@ def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[
 
     @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth)  # type: ignore[misc]
     def pipeline() -> Any:
-        (encoded,) = fn.readers.webdataset(
-            paths=tars(shards), ext=[";".join(image_fields(shards))], random_shuffle=True, initial_fill=4 * BATCH,
-            name="reader", **reader,
+        encoded, _ = fn.readers.webdataset(
+            paths=tars(shards), ext=[";".join(image_fields(shards)), "cls"], random_shuffle=True,
+            initial_fill=4 * BATCH, name="reader", **reader,
         )  # fmt: skip
         images = fn.decoders.image_random_crop(
             encoded, device="mixed", output_type=types.RGB, hw_decoder_load=load, random_area=[0.08, 1.0],

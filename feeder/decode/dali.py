@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _gpu
 from feeder._gpu import Mix
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
+from feeder.decode.crops import resize_crops
 from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions, check_device, import_dali
 from feeder.decode.finish import Finisher
 from feeder.decode.fused import check_fused
@@ -345,38 +345,13 @@ class DaliDecoder:
         assert self._pipeline is not None
         stream = self._stream()
         borrowed = self._pipeline.collect(stream)
-        # (height, width) of the crops. What DALI gives in another shape would not fit the memory that it is copied to.
-        sizes = (staged.rows["window"][rows][:, 2:] - staged.rows["window"][rows][:, :2])[:, ::-1].astype(np.int64)
-        if borrowed.shape() != [(height, width, 3) for height, width in sizes.tolist()]:
-            raise RuntimeError("DALI's images are not of the size that was asked for")
-        ends = np.cumsum(3 * sizes.prod(axis=1))
-        crops = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self.device)
-        self._pipeline.copy(borrowed, crops.data_ptr(), stream)
-        starts = torch.from_numpy(np.concatenate([[0], ends[:-1]]))
-        images = self._resize(_gpu.Ragged(crops, starts, torch.from_numpy(sizes)), staged.rows[rows])
+        images = resize_crops(borrowed, staged.rows[rows], self.device, stream)
         self.dali_images += len(rows)
         return _Done(rows, images, borrowed)
 
     def _submit(self, staged: Staged, rows: npt.NDArray[np.int64]) -> None:
         assert self._pipeline is not None
         self._pipeline.submit(staged.rows[rows], [staged.payloads[row] for row in rows.tolist()])
-
-    def _resize(self, crops: _gpu.Ragged, rows: npt.NDArray[np.void]) -> torch.Tensor:
-        """Crops to stored images of the output's size, uint8 [N, H * W * 3]."""
-        corner = np.tile(rows["window"][:, :2], 2)
-        support, source = torch.from_numpy(rows["window"] - corner), torch.from_numpy(rows["source"] - corner)
-        resized = torch.empty((len(rows), 3 * int(rows["size"][0].prod())), dtype=torch.uint8, device=self.device)
-        sizes = sorted({(int(height), int(width)) for height, width in rows["size"]})
-        for size in sizes:
-            some = np.flatnonzero((rows["size"] == size).all(axis=1))
-            here = torch.from_numpy(some)
-            ragged = _gpu.Ragged(crops.data, crops.offsets[here], crops.sizes[here])
-            pixels = _gpu.crop_resize(ragged, source[here], support[here], size, dtype=torch.uint8, channels_last=True)
-            flat = pixels.permute(0, 2, 3, 1).reshape(len(some), -1)
-            if len(sizes) == 1:
-                return flat
-            resized[self._move(some)] = flat
-        return resized
 
     def _stream(self) -> Any:
         return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
