@@ -66,7 +66,8 @@ class Finisher:
             further = fused.tensors(self._device)
         if self._affine is None:
             affine = self._recipe.affine
-            scale, bias = (None, None) if affine is None else (to_device(each, self._device) for each in affine)
+            # Once, and waited for: a later call may be on another stream.
+            scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
             self._affine = scale, bias
         return _gpu.normalize(
             images,
