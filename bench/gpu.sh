@@ -45,22 +45,31 @@ if [ -z "$python" ]; then
     python="$(command -v python3)"
     [ ! -x .venv/bin/python ] || python="$PWD/.venv/bin/python"
 fi
-if [ -n "$wheels" ]; then
+if [ -n "$wheels" ] && ! ls -s "$wheels" | cmp -s - "$out/site/wheels.txt"; then
     rm -rf "$out/site"
     "$python" -m pip install -q --no-index --no-deps --no-compile --target "$out/site" "$wheels"/*.whl
+    ls -s "$wheels" >"$out/site/wheels.txt"
     # NVIDIA's packages share a folder, and those of this Python hide these, or these hide those, unless it says so.
     [ ! -d "$out/site/nvidia" ] ||
         echo '__path__ = __import__("pkgutil").extend_path(__path__, __name__)' >"$out/site/nvidia/__init__.py"
 fi
 [ ! -d "$out/site" ] || export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
-# The benchmarks and tests come from the checkout; the native module from it too where it is built, else from where
-# feeder is installed.
-if ! compgen -G 'feeder/_native.*.so' >/dev/null; then
-    if (cd / && "$python" -c 'import feeder') 2>/dev/null; then
+# The benchmarks and tests come from the checkout; the native module from it too where it is built for this Python, else
+# from where feeder is installed; else it is built now.
+has_native() { (cd "$1" && "$python" -c 'import feeder._native') 2>/dev/null; }
+if ! has_native .; then
+    if has_native /; then
         run_in="$out/run"
         rm -rf "$run_in" && mkdir -p "$run_in"
         cp -r bench tests examples pyproject.toml "$run_in/"
         cd "$run_in"
+    else
+        say "building the native module"
+        {
+            cmake -S . -B "$out/build" -G Ninja -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=Release &&
+                cmake --build "$out/build"
+        } >"$out/build.log" 2>&1 ||
+            say "the native module is missing, and so are the results that need it: see $out/build.log"
     fi
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1

@@ -106,6 +106,8 @@ def measure(options: Any, result: Result) -> None:
 
     result.add(batch=BATCH, workers=options.workers, steps=options.steps)
     middle = interleaved({name: (lambda name=name: run(name)) for name in feeds}, options.repeats, result)  # type: ignore[misc]
+    if RESIDENT not in middle:
+        return
     whole = middle[RESIDENT]["images_per_s"]
     rows = [["ResNet-50", "images/s", "of resident", "GPU used"]]
     for name, row in middle.items():
