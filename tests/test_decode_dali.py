@@ -145,6 +145,21 @@ def test_an_earlier_batch_is_never_written_again() -> None:
     assert not torch.equal(kept[0][0], kept[1][0])
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where DALI does not crop; in parts, too."""
+    if not native:
+        monkeypatch.setitem(sys.modules, "feeder._native", None)
+    buffers = [jpeg(k) for k in range(6)]
+    expected = run(DaliDecoder(), buffers)
+    decoder, limited = DaliDecoder(), DaliDecoder(gpu_memory_limit_bytes=2 * 2 * 3 * HEIGHT * WIDTH)
+    for each in (decoder, limited):
+        each._options["crops"] = False
+        check_alike(run(each, buffers), expected, 1)
+        assert each.dali_images == 6
+        assert each.redone_images == 0
+
+
 def test_kernel_2_resizes_as_the_native_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that lie on their side among others, so that there are two sizes before the turn."""
     recipe = T.Recipe.of([T.RandomResizedCrop((40, 56)), T.RandomHorizontalFlip()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -30,6 +31,7 @@ __all__ = [
     "on_gpu",
     "rate",
     "recipe",
+    "survives",
 ]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -104,6 +106,25 @@ def on_gpu(name: str, path: str, measure: Callable[[Result], None]) -> int:
     except Exception as error:
         result.failed(name, error)
     return 1 if result.errors else 0
+
+
+def survives(what: str, statement: str, result: Result) -> bool:
+    """Whether a statement can be run in a process of its own: a decoder that crashes takes its process along.
+
+    Args:
+        what: What then can't be measured.
+        statement: Of Python.
+        result: Notes why not.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=90)
+    except subprocess.TimeoutExpired as error:
+        result.failed(what, error)
+        return False
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        result.failed(what, RuntimeError(f"a first try ended with exit status {done.returncode}, and said: {said}"))
+    return done.returncode == 0
 
 
 def interleaved(

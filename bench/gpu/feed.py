@@ -14,17 +14,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.common import MEAN, STD, Result, Row, arguments, interleaved, loader_feed, on_gpu, rate
+from bench.gpu.common import MEAN, STD, Result, Row, arguments, interleaved, loader_feed, on_gpu, rate, survives
 from feeder.bench.images import image_fields, tars
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
 from feeder.measure import table
 
 BATCH = 256
+
+
+class Settings(NamedTuple):
+    """Of the plain DALI pipeline."""
+
+    image_random_crop: bool
+    hw_decoder_load: float
+    prefetch_queue_depth: int
+    num_threads: int
+
+
 # Of hw_decoder_load; the first is DALI's default.
 LOADS = (0.65, 0.0, 0.35, 0.85, 1.0)
 
@@ -40,8 +51,8 @@ def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]
             yield images.to("cuda", non_blocking=True).to(torch.float16, memory_format=torch.channels_last)
 
 
-def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:
-    """DALI as its documentation has it."""
+def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:
+    """DALI as its documentation has it: with image_random_crop, or with whole images and random_resized_crop."""
     from nvidia.dali import fn, pipeline_def, types
 
     indexes = [os.path.splitext(path)[0] + ".idx" for path in tars(shards)]
@@ -53,11 +64,13 @@ def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[
             paths=tars(shards), ext=[";".join(image_fields(shards)), "cls"], random_shuffle=True,
             initial_fill=4 * BATCH, name="reader", **reader,
         )  # fmt: skip
-        images = fn.decoders.image_random_crop(
-            encoded, device="mixed", output_type=types.RGB, hw_decoder_load=load, random_area=[0.08, 1.0],
-            random_aspect_ratio=[3 / 4, 4 / 3], num_attempts=10,
-        )  # fmt: skip
-        images = fn.resize(images, size=(224, 224), interp_type=types.INTERP_LINEAR, antialias=True)
+        decoder = {"device": "mixed", "output_type": types.RGB, "hw_decoder_load": load}
+        crop = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3], "num_attempts": 10}
+        resize = {"size": (224, 224), "interp_type": types.INTERP_LINEAR, "antialias": True}
+        if fused:
+            images = fn.resize(fn.decoders.image_random_crop(encoded, **decoder, **crop), **resize)
+        else:
+            images = fn.random_resized_crop(fn.decoders.image(encoded, **decoder), **crop, **resize)
         return fn.crop_mirror_normalize(
             images,
             dtype=types.FLOAT16,
@@ -75,40 +88,53 @@ def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[
         yield torch.utils.dlpack.from_dlpack(images.as_tensor()).clone().permute(0, 3, 1, 2)
 
 
-def best_plain(shards: str, threads: int, seconds: float, result: Result) -> tuple[float, int, int]:
-    """The fastest hw_decoder_load, prefetch depth and number of threads, by short runs: one after the other."""
-    rates: dict[tuple[float, int, int], float] = {}
+def best_plain(shards: str, threads: int, seconds: float, result: Result) -> Settings:
+    """The fastest decoder, hw_decoder_load, prefetch depth and number of threads: one after the other, by short runs.
 
-    def try_out(settings: list[tuple[float, int, int]]) -> tuple[float, int, int]:
+    Raises:
+        RuntimeError: if none runs.
+    """
+    rates: dict[Settings, float] = {}
+
+    def try_out(settings: list[Settings]) -> Settings:
         for each in settings:
             if each not in rates:
                 rates[each] = rate(plain_dali(shards, *each), seconds)["images_per_s"]
-                tried = [[*setting, round(found)] for setting, found in rates.items()]
-                result.add(plain_dali_tried_load_depth_threads_rate=tried)
+                result.add(plain_dali_tried=[{**each._asdict(), "images_per_s": rates[each]} for each in rates])
         return max(rates, key=lambda each: rates[each])
 
-    try_out([(load, 2, threads) for load in LOADS])
-    best = max(rates, key=lambda each: rates[each])
-    best = try_out([(best[0], depth, threads) for depth in (3, 4)])
-    return try_out([(*best[:2], max(1, threads // 2))])
+    whole = [Settings(False, load, 2, threads) for load in LOADS]
+    settings = [Settings(True, LOADS[0], 2, threads), *whole]
+    first = "from bench.gpu.feed import plain_dali; next(plain_dali({!r}, {}, 0.65, 2, 2))"
+    found = {
+        fused: survives(f"plain DALI, {name}", first.format(shards, fused), result)
+        for fused, name in ((True, "image_random_crop"), (False, "random_resized_crop"))
+    }
+    settings = [each for each in settings if found[each.image_random_crop]]
+    if not settings:
+        raise RuntimeError("it runs with neither decoder")
+    best = try_out(settings)
+    best = try_out([best._replace(prefetch_queue_depth=depth) for depth in (3, 4)])
+    return try_out([best._replace(num_threads=max(1, threads // 2))])
 
 
 def measure(options: Any, result: Result) -> None:
     workers = options.workers
     result.add(batch=BATCH, seconds=options.seconds, workers=workers)
     feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
-        "feeder dali, seekable": lambda: loader_feed(options.seekable, "dali", workers, BATCH),
-        "feeder dali, keep": lambda: loader_feed(options.keep, "dali", workers, BATCH),
         "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", workers, BATCH),
+        "torch + Pillow": lambda: torch_feed(options.images, workers),
     }
+    for name, shards in (("seekable", options.seekable), ("keep", options.keep)):
+        first = f"from bench.gpu.common import loader_feed; next(loader_feed({shards!r}, 'dali', 2, {BATCH}))"
+        if survives(f"feeder dali, {name}", first, result):
+            feeds[f"feeder dali, {name}"] = lambda shards=shards: loader_feed(shards, "dali", workers, BATCH)  # type: ignore[misc]
     try:
         best = best_plain(options.keep, workers, min(2.0, options.seconds), result)
-        settings = ("hw_decoder_load", "prefetch_queue_depth", "num_threads")
-        result.add(plain_dali=dict(zip(settings, best, strict=True)))
+        result.add(plain_dali=best._asdict())
         feeds["plain DALI"] = lambda: plain_dali(options.keep, *best)
     except Exception as error:
         result.failed("plain DALI", error)
-    feeds["torch + Pillow"] = lambda: torch_feed(options.images, workers)
 
     def run(name: str) -> Row:
         return rate(feeds[name](), options.seconds)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu
+from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, survives
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.measure import table
@@ -95,9 +95,11 @@ def measure(options: Any, result: Result) -> None:
     trainer = Trainer()
     feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
         RESIDENT: resident,
-        "feeder dali": lambda: loader_feed(options.seekable, "dali", options.workers, BATCH),
         "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", options.workers, BATCH),
     }
+    first = f"from bench.gpu.common import loader_feed; next(loader_feed({options.seekable!r}, 'dali', 2, {BATCH}))"
+    if survives("feeder dali", first, result):
+        feeds["feeder dali"] = lambda: loader_feed(options.seekable, "dali", options.workers, BATCH)
 
     def run(name: str) -> Row:
         images_per_s, utilisation = trainer.run(feeds[name](), options.steps)

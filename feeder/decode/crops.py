@@ -1,4 +1,4 @@
-"""DALI's crops to images of the output's size: by kernel 2 on a GPU, else by feeder's CPU kernels."""
+"""DALI's images to stored images of the output's size: by kernel 2 on a GPU, else by feeder's CPU kernels."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from feeder.tensors import to_device
 __all__ = ["resize_crops"]
 
 
-def resize_crops(images: Any, rows: npt.NDArray[np.void], device: torch.device, stream: Any = None) -> torch.Tensor:
-    """Resizes what :meth:`feeder.decode.dali_pipeline.DaliPipeline.collect` gave; on a GPU nothing is waited for.
+def resize_crops(
+    images: Any, rows: npt.NDArray[np.void], cropped: bool, device: torch.device, stream: Any = None
+) -> torch.Tensor:
+    """Crops and resizes what :meth:`feeder.decode.dali_pipeline.DaliPipeline.collect` gave, without a wait for a GPU.
 
     Args:
-        images: DALI's list of N crops.
+        images: DALI's list of N images.
         rows: [N] of :data:`feeder.decode.staged.ROW`, whose sizes have one area.
-        device: Where the crops are.
+        cropped: Whether the images are the rows' windows already.
+        device: Where the images are.
         stream: The CUDA stream that they are bound to, the current one; None without a GPU.
 
     Returns:
         uint8 [N, H * W * 3], as stored (not turned), in memory of its own.
 
     Raises:
-        RuntimeError: if the crops are not the rows' windows.
+        RuntimeError: if the images don't hold the rows' windows.
     """
-    corner = np.tile(rows["window"][:, :2], 2)
+    corner = np.tile(rows["window"][:, :2], 2) if cropped else np.zeros((len(rows), 4), np.int32)
     support, source = rows["window"] - corner, rows["source"] - corner
-    sizes = support[:, [3, 2]].astype(np.int64)
-    # What DALI gives in another shape would not fit the memory that it is copied to.
-    if images.shape() != [(height, width, 3) for height, width in sizes.tolist()]:
+    shapes = np.array(images.shape(), np.int64)
+    sizes, ends_at = shapes[:, :2], support[:, [3, 2]]
+    fits = sizes == ends_at if cropped else sizes >= ends_at
+    if not (fits.all() and (shapes[:, 2] == 3).all() and (support >= 0).all()):
         raise RuntimeError("DALI's images are not of the size that was asked for")
     if device.type == "cpu":
-        pixels = _on_cpu([images.at(row) for row in range(len(rows))], source, rows["size"])
+        pixels = _on_cpu([images.at(row) for row in range(len(rows))], source, support, rows["size"])
         if pixels is not None:
             return torch.from_numpy(pixels)
     ends = np.cumsum(3 * sizes.prod(axis=1))
@@ -60,26 +64,29 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], device: torch.device, 
 
 
 def _on_cpu(
-    crops: list[npt.NDArray[np.uint8]], sources: npt.NDArray[np.float64], sizes: npt.NDArray[np.int32]
+    images: list[npt.NDArray[np.uint8]],
+    sources: npt.NDArray[np.float64],
+    supports: npt.NDArray[np.int32],
+    sizes: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.uint8] | None:
     """By feeder's CPU kernels, many times as fast as kernel 2's reference; None where they are not built."""
     try:
         from feeder import _native
     except ImportError:
         return None
-    pixels = np.empty((len(crops), 3 * int(sizes[0].prod())), np.uint8)
-    for crop, source, size, out in zip(crops, sources.tolist(), sizes.tolist(), pixels, strict=True):
-        height, width = crop.shape[:2]
-        whole = (0, 0, width, height)
+    pixels = np.empty((len(images), 3 * int(sizes[0].prod())), np.uint8)
+    boxes = zip(sources.tolist(), supports.tolist(), sizes.tolist(), strict=True)
+    for image, out, (source, support, size) in zip(images, pixels, boxes, strict=True):
+        height, width = image.shape[:2]
         _native.resample_planes(
-            [crop[:, :, channel] for channel in range(3)],
+            [image[:, :, channel] for channel in range(3)],
             "rgb",
             source,
-            whole,
+            support,
             out.reshape(*size, 3),
             sampling=[(1, 1)] * 3,
             most=(1, 1),
-            window=whole,
+            window=(0, 0, width, height),
             image_size=(width, height),
             layout="nhwc",
         )

@@ -1,4 +1,4 @@
-"""The DALI backend: NVIDIA DALI decodes and crops, feeder's fused kernels do the rest; with a GPU, both there."""
+"""The DALI backend: NVIDIA DALI decodes, feeder's fused kernels do the rest; with a GPU, both there."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from feeder.decode.fused import check_fused
 from feeder.decode.redo import decode_on_cpu
 from feeder.decode.staged import Kind, Staged, Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.imageinfo import image_info
 from feeder.tensors import as_tensor, to_device
 from feeder.transforms import Draws, Recipe
 from feeder.transforms.op import Params
@@ -31,8 +32,7 @@ _log = logging.getLogger(__name__)
 
 # A pipeline is built for so many images at least, so that small batches of different sizes don't rebuild it.
 _SMALLEST_BATCH = 64
-# What a pixel of a crop takes on the GPU: as decoded, and in the copy that is resized. (An image is decoded whole by
-# decoders that can't crop, so one image has to fit a limit.)
+# What a decoded pixel takes on the GPU: once as DALI has it, and once in the copy that is resized.
 _PIXEL_BYTES = 2 * 3
 # Batches that may be started and not finished: one that is waited for, and the next.
 _STARTED = 2
@@ -42,7 +42,7 @@ class DaliDecoder:
     """Decodes with NVIDIA DALI.
 
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
-    JPEGs are cut (where seekable), decoded and cropped by one DALI pipeline and resized by
+    JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
     :func:`feeder._gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
     :func:`feeder._gpu.normalize`. Images that DALI does not decode as Pillow does (other formats, CMYK), and outliers
     in size, are decoded by the CPU backend and join the batch. A batch that DALI fails on is redone on the CPU, and the
@@ -55,7 +55,7 @@ class DaliDecoder:
             its neighbours is missing.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
         outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the usual limit.
-        gpu_memory_limit_bytes: Limit for a batch's decoded crops on the GPU, and the copy that is resized; larger
+        gpu_memory_limit_bytes: Limit for a batch's decoded images on the GPU, and the copy that is resized; larger
             batches are done in parts.
         hw_decoder_load: The share of images that goes to the hardware JPEG engine, 0 to 1.
         preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
@@ -107,6 +107,7 @@ class DaliDecoder:
             "threads": threads,
             "hw_decoder_load": hw_decoder_load,
             "preallocate": preallocate,
+            "crops": self.device.type == "cpu",
         }
         self._pipeline: DaliPipeline | None = None
         self._batch_size = 1
@@ -283,8 +284,7 @@ class DaliDecoder:
         most = self._pipeline.options.batch_size
         if self.memory_limit_bytes is None:
             return [rows[start : start + most] for start in range(0, len(rows), most)]
-        window = staged.rows["window"][rows].astype(np.int64)
-        sizes = _PIXEL_BYTES * (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
+        sizes = _PIXEL_BYTES * self._decoded_pixels(staged, rows)
         parts, start, taken = [], 0, 0
         for row, size in enumerate(sizes.tolist()):
             if row > start and (taken + size > self.memory_limit_bytes or row - start == most):
@@ -292,6 +292,15 @@ class DaliDecoder:
                 start, taken = row, 0
             taken += size
         return [*parts, rows[start:]]
+
+    def _decoded_pixels(self, staged: Staged, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What DALI makes of each row, int64 [N]."""
+        assert self._pipeline is not None
+        if self._pipeline.options.crops:
+            window = staged.rows["window"][rows].astype(np.int64)
+            return (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
+        found = [image_info(bytes(staged.payloads[row])) for row in rows.tolist()]
+        return np.array([each.width_px * each.height_px for each in found], np.int64)
 
     def _build(self) -> None:
         if self._pipeline is not None:
@@ -345,7 +354,8 @@ class DaliDecoder:
         assert self._pipeline is not None
         stream = self._stream()
         borrowed = self._pipeline.collect(stream)
-        images = resize_crops(borrowed, staged.rows[rows], self.device, stream)
+        cropped = self._pipeline.options.crops
+        images = resize_crops(borrowed, staged.rows[rows], cropped, self.device, stream)
         self.dali_images += len(rows)
         return _Done(rows, images, borrowed)
 

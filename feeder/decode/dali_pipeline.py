@@ -1,4 +1,4 @@
-"""The one DALI pipeline of a process: staged JPEGs in, cropped uint8 images out. Knows nothing of recipes."""
+"""The one DALI pipeline of a process: staged JPEGs in, uint8 images or crops out. Knows nothing of recipes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class PipelineOptions:
         device_id: The GPU's number, or None for a pipeline without one.
         threads: DALI's CPU threads.
         batch_size: Most images of one run.
+        crops: Whether it gives the rows' windows alone, not whole images; see Note [Whole images on a GPU].
         hw_decoder_load: The share of images that goes to the hardware JPEG engine, where there is one, 0 to 1.
         preallocate: (height, width) of the largest image to reserve decoding memory for, or None.
     """
@@ -37,12 +38,18 @@ class PipelineOptions:
     device_id: int | None = None
     threads: int = 1
     batch_size: int = 64
+    crops: bool = True
     hw_decoder_load: float = 0.65
     preallocate: tuple[int, int] | None = None
 
 
 class DaliPipeline:
-    """Decodes and crops JPEGs.
+    """Decodes JPEGs, and crops them if wanted.
+
+    Note [Whole images on a GPU]
+        On the CPU only what a crop needs is decoded. GPUs decode whole images here: their JPEG engine can't crop, and
+        nvImageCodec 0.9 is reported to end the process, on GPUs with such an engine, when asked for a region
+        (NVIDIA/nvImageCodec#55). The resize then reads the window alone. Images from seekable shards were cut before.
 
     DALI could resize, too, but at an image's edge it repeats the last pixel where Pillow leaves out what is not there.
 
@@ -81,10 +88,10 @@ class DaliPipeline:
         window = rows["window"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
         # DALI's axes are (height, width).
-        inputs: dict[str, npt.NDArray[Any]] = {
-            "anchor": np.ascontiguousarray(window[:, 1::-1], np.int32),
-            "shape": np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32),
-        }
+        inputs: dict[str, npt.NDArray[Any]] = {}
+        if self.options.crops:
+            inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
+            inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)
         try:
             pipeline = self._built()
             pipeline.feed_input("encoded", encoded)
@@ -103,8 +110,7 @@ class DaliPipeline:
             stream: The CUDA stream that will read them; None without a GPU.
 
         Returns:
-            DALI's list of N tensors uint8 [H, W, 3], the crops. The memory is DALI's, and ours as long as the list
-            lives.
+            DALI's list of N tensors uint8 [H, W, 3]. The memory is DALI's, and ours as long as the list lives.
 
         Raises:
             RuntimeError: if an image can't be decoded; the pipeline is rebuilt then.
@@ -195,23 +201,23 @@ def _build(options: PipelineOptions) -> Any:
     def given(name: str, dtype: Any) -> Any:
         return fn.external_source(name=name, dtype=dtype, ndim=1, no_copy=True)
 
-    decoder: dict[str, Any] = {}
+    decoder: dict[str, Any] = {
+        "device": "mixed" if on_gpu else "cpu",
+        "output_type": types.RGB,
+        "adjust_orientation": False,  # the turn comes last, from the index
+        "jpeg_fancy_upsampling": True,  # as libjpeg-turbo, and so Pillow, does it
+    }
     if on_gpu:
         decoder["hw_decoder_load"] = options.hw_decoder_load
         if options.preallocate is not None:
             decoder["preallocate_height_hint"], decoder["preallocate_width_hint"] = options.preallocate
     with pipeline:
-        images = fn.decoders.image_slice(
-            given("encoded", types.UINT8),
-            given("anchor", types.INT32),
-            given("shape", types.INT32),
-            axes=[0, 1],
-            device="mixed" if on_gpu else "cpu",
-            output_type=types.RGB,
-            adjust_orientation=False,  # the turn comes last, from the index
-            jpeg_fancy_upsampling=True,  # as libjpeg-turbo, and so Pillow, does it
-            **decoder,
-        )
+        encoded = given("encoded", types.UINT8)
+        if options.crops:
+            places = given("anchor", types.INT32), given("shape", types.INT32)
+            images = fn.decoders.image_slice(encoded, *places, axes=[0, 1], **decoder)
+        else:
+            images = fn.decoders.image(encoded, **decoder)
         pipeline.set_outputs(images)
     try:
         pipeline.build()
