@@ -112,9 +112,12 @@ run_tests() { # NAME LIMIT_S SELECTION...
 if wanted tests; then
     if "$python" -c 'import pytest' 2>/dev/null; then
         # On a GPU the kernels' own tests run there, not in the interpreter.
-        [ $gpu = no ] || run_tests tests-kernels 240 tests/gpu
+        [ $gpu = no ] || run_tests tests-kernels 280 tests/gpu
         mapfile -t marked < <(grep -rl 'mark\.gpu' tests --include='test_*.py' | grep -v '^tests/gpu/' | sort)
-        run_tests tests-gpu 400 -m gpu tests/gpu "${marked[@]}"
+        # Each file in a process of its own, as a decoder's crash would take the others' results along.
+        for file in "${marked[@]}" $([ $gpu = yes ] || echo tests/gpu); do
+            run_tests "tests-$(basename "$file" .py)" 150 -m gpu "$file"
+        done
     else
         say "pytest is not installed: the tests are skipped"
     fi

@@ -69,7 +69,6 @@ from tests.test_workers import (
     test_killing_any_worker_at_any_step_changes_nothing,
     test_sample_that_kills_every_worker_ends_with_an_error_that_names_it,
     test_stopped_worker_does_not_hold_up_closing,
-    test_timeout_means_what_torchs_means,
     test_worker_that_cannot_start_says_why,
 )
 
@@ -273,7 +272,7 @@ def test_the_trainers_decoding_is_what_the_stats_name_as_the_limit(
     finish = dali_backend.DaliDecoder.finish
 
     def slowly(*arguments: Any, **options: Any) -> Any:
-        time.sleep(0.2)
+        time.sleep(0.5)
         return finish(*arguments, **options)
 
     monkeypatch.setattr(dali_backend.DaliDecoder, "finish", slowly)
