@@ -36,16 +36,16 @@ COPY feeder feeder
 # command for one that hasn't.
 ARG PILLOW_SIMD_CC="cc -mavx2"
 # hadolint ignore=DL3013
-RUN pip install ".[dali-cuda13,gpu,parquet]" \
+RUN pip install ".[dali-cuda13,gpu,nvml,parquet]" \
     && CC="${PILLOW_SIMD_CC}" pip install --no-deps --force-reinstall --no-binary pillow-simd pillow-simd \
     && feeder --version -v
 
 FROM ${CUDA_IMAGE}
-# The libraries that pillow-simd links.
+# The libraries that pillow-simd links; and the compiler and headers with which Triton makes its access to the driver.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        libjpeg-turbo8 libopenjp2-7 libtiff6 libwebp7 libwebpdemux2 libwebpmux3 python3 \
+        gcc libc6-dev libjpeg-turbo8 libopenjp2-7 libtiff6 libwebp7 libwebpdemux2 libwebpmux3 python3 python3-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 feeder
 COPY --from=build /opt/feeder /opt/feeder
@@ -55,6 +55,7 @@ ENV PATH=/opt/feeder/bin:$PATH \
 USER 10001:10001
 WORKDIR /data
 # Fails the build where a library is missing here that was there to compile against.
-RUN feeder --version -v && python -c "from PIL import Image; import torch, feeder"
+RUN feeder --version -v && python -c "from PIL import Image; import pynvml, torch, triton, nvidia.dali, feeder, feeder._gpu" \
+    && python -c "from feeder._gpu import dispatch; assert dispatch._lacks() is None, dispatch._lacks()"
 ENTRYPOINT ["feeder"]
 CMD ["--help"]

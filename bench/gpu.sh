@@ -1,47 +1,81 @@
 #!/usr/bin/env bash
 # Runs the tests and benchmarks that need a GPU, from a checkout, and writes what they find to a folder.
-#   bench/gpu.sh OUTDIR [WHEELS]
-#   WHEELS      a folder of wheels (feeder-data's too) to make an environment from, in OUTDIR/venv; without it the
-#               Python in $PYTHON, .venv or the path is used, in which feeder or its requirements are installed
-#   IMAGES=dir  photos in class folders; without it, made here     SECONDS_PER_RUN=10   REPEATS=3
+#   bench/gpu.sh OUTDIR [WHEELS] [--only PART,PART...]
+#   WHEELS      a folder of wheels, installed to OUTDIR/site over what the Python has; feeder-data's may be among them
+#   --only      these parts alone, each under ten minutes; results of others in OUTDIR stay. In order:
+#               tests data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons
+#   PYTHON      the Python to use; else .venv's, else python3 on the path
+#   IMAGES      photos in class folders; else made      SECONDS_PER_RUN (5)  REPEATS (3)
 # Fetches nothing from a network. Without a GPU everything is skipped, and the summary says so.
 set -euo pipefail
-if [ $# -lt 1 ] || [ $# -gt 2 ]; then
-    sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+parts=(tests data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
+usage() {
+    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
-fi
-mkdir -p "$1"
-out="$(cd "$1" && pwd)"
-wheels="${2:+$(cd "$2" && pwd)}"
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+}
+places=() only=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --only)
+        [ $# -ge 2 ] || usage
+        IFS=, read -ra only <<<"$2"
+        shift
+        ;;
+    -*) usage ;;
+    *) places+=("$1") ;;
+    esac
+    shift
+done
+[ ${#places[@]} -ge 1 ] && [ ${#places[@]} -le 2 ] || usage
+for part in "${only[@]+"${only[@]}"}"; do
+    [[ " ${parts[*]} " == *" $part "* ]] || usage
+done
+wanted() { [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]]; }
 
+mkdir -p "${places[0]}"
+out="$(cd "${places[0]}" && pwd)"
+wheels="${places[1]:+$(cd "${places[1]}" && pwd)}"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf 'gpu.sh: %s\n' "$*" | tee -a "$out/status.txt"; }
-rm -f "$out"/gpu-*.json "$out"/parity-*.json "$out"/*.log "$out"/tests.xml "$out/status.txt" "$out/summary.txt"
+[ ${#only[@]} -gt 0 ] || rm -f "$out/status.txt"
+rm -f "$out/summary.txt"
 
 python="${PYTHON:-}"
-if [ -n "$wheels" ]; then
-    "${python:-python3}" -m venv "$out/venv"
-    python="$out/venv/bin/python"
-    "$python" -m pip install -q --no-index --find-links "$wheels" "feeder-data[dali-cuda13,gpu]" pytest pytest-timeout
-elif [ -z "$python" ]; then
+if [ -z "$python" ]; then
     python="$(command -v python3)"
     [ ! -x .venv/bin/python ] || python="$PWD/.venv/bin/python"
 fi
-# The benchmarks and tests come from the checkout; the native module from it too where it is built, else from where
-# feeder is installed.
-if [ -e feeder/_native.pyi ] && ! compgen -G 'feeder/_native.*.so' >/dev/null; then
-    installed="$(cd / && "$python" -c 'import feeder, os; print(os.path.dirname(feeder.__file__))' 2>/dev/null || true)"
-    if [ -n "$installed" ]; then
+if [ -n "$wheels" ] && ! ls -s "$wheels" | cmp -s - "$out/site/wheels.txt"; then
+    rm -rf "$out/site"
+    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$out/site" "$wheels"/*.whl
+    ls -s "$wheels" >"$out/site/wheels.txt"
+    # NVIDIA's packages share a folder, and those of this Python hide these, or these hide those, unless it says so.
+    [ ! -d "$out/site/nvidia" ] ||
+        echo '__path__ = __import__("pkgutil").extend_path(__path__, __name__)' >"$out/site/nvidia/__init__.py"
+fi
+[ ! -d "$out/site" ] || export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
+# The benchmarks and tests come from the checkout; the native module from it too where it is built for this Python, else
+# from where feeder is installed; else it is built now.
+has_native() { (cd "$1" && "$python" -c 'import feeder._native') 2>/dev/null; }
+if ! has_native .; then
+    if has_native /; then
         run_in="$out/run"
         rm -rf "$run_in" && mkdir -p "$run_in"
         cp -r bench tests examples pyproject.toml "$run_in/"
         cd "$run_in"
+    else
+        say "building the native module"
+        {
+            cmake -S . -B "$out/build" -G Ninja -DPython_EXECUTABLE="$(command -v "$python")" -DCMAKE_BUILD_TYPE=Release &&
+                cmake --build "$out/build"
+        } >"$out/build.log" 2>&1 ||
+            say "the native module is missing, and so are the results that need it: see $out/build.log"
     fi
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 unset TRITON_INTERPRET
 
-if ! "$python" -c 'import feeder, torch' 2>"$out/import.log"; then
+if ! "$python" -c 'import feeder, torch; feeder.DataLoader' 2>"$out/import.log"; then
     say "feeder can't be imported by $python: $(tail -n 1 "$out/import.log")"
     exit 1
 fi
@@ -56,59 +90,107 @@ else
 fi
 
 failed=0
-# Each step has its time; one that fails does not keep the others from running.
+# Each step has its time and its log; one that fails does not keep the others from running.
 step() {
-    local name="$1" limit_s="$2"
+    local name="$1" limit_s="$2" began=$SECONDS
     shift 2
     say "$name"
-    if ! timeout "$limit_s" "$@" >"$out/$name.log" 2>&1; then
+    if timeout --kill-after=10 "$limit_s" "$@" >"$out/$name.log" 2>&1; then
+        say "$name: $((SECONDS - began)) s"
+    else
         failed=1
-        say "$name FAILED; the end of $out/$name.log:"
+        say "$name FAILED after $((SECONDS - began)) s; the end of $out/$name.log:"
         tail -n 5 "$out/$name.log" | tee -a "$out/status.txt"
     fi
 }
 
-if "$python" -c 'import pytest' 2>/dev/null; then
-    # On a GPU the kernels' tests run there, not in the interpreter.
-    select=(-m gpu)
-    [ $gpu = yes ] && select=()
-    step gpu-tests 1800 "$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" \
-        --junitxml="$out/tests.xml" "${select[@]}" tests/gpu tests/test_decode_dali.py tests/test_device.py \
-        tests/test_loader_dali.py
-else
-    say "pytest is not installed: the tests are skipped"
+run_tests() { # NAME LIMIT_S SELECTION...
+    rm -f "$out/$1.xml"
+    step "$1" "$2" "$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" \
+        -o filterwarnings=default --junitxml="$out/$1.xml" "${@:3}"
+}
+if wanted tests; then
+    if "$python" -c 'import pytest' 2>/dev/null; then
+        # On a GPU the kernels' own tests run there, not in the interpreter.
+        [ $gpu = no ] || run_tests tests-kernels 280 tests/gpu
+        mapfile -t marked < <(grep -rl 'mark\.gpu' tests --include='test_*.py' | grep -v '^tests/gpu/' | sort)
+        # Each file in a process of its own, as a decoder's crash would take the others' results along.
+        for file in "${marked[@]}" $([ $gpu = yes ] || echo tests/gpu); do
+            run_tests "tests-$(basename "$file" .py)" 150 -m gpu "$file"
+        done
+    else
+        say "pytest is not installed: the tests are skipped"
+    fi
 fi
 
-seekable="$out/data/seekable" keep="$out/data/keep" images="${IMAGES:-$out/data/images}"
-if [ $gpu = yes ]; then
-    mkdir -p "$out/data"
-    [ -n "${IMAGES:-}" ] || [ -d "$images" ] || step make-images 1800 "$python" bench/make_images.py "$images" --count 2000
-    step shard-seekable 1800 "$python" -m feeder shard "$images" --out "$seekable" -q
-    step shard-keep 1800 "$python" -m feeder shard "$images" --out "$keep" --encode keep --dali-index -q
-fi
+data="$out/data" images="${IMAGES:-$out/data/images}"
+seekable="$data/seekable" keep="$data/keep"
+# 2,000 images, made side by side, each ten times over by hard links: so few batches as they give would be over before
+# a loader is under way.
+make_images() {
+    local made="$data/made" number pids=()
+    rm -rf "$made" "$images.part"
+    mkdir -p "$made" "$images.part"
+    for number in {0..7}; do
+        "$python" bench/make_images.py "$made/$number" --count 250 --seed "$number" &
+        pids+=($!)
+    done
+    for number in "${pids[@]}"; do wait "$number"; done
+    local class copy
+    for class in "$made"/*/*; do
+        for copy in {0..9}; do
+            cp -al "$class" "$images.part/$(basename "$(dirname "$class")")-$(basename "$class")-$copy"
+        done
+    done
+    mv "$images.part" "$images"
+}
+prepare() {
+    [ $gpu = yes ] || return 0
+    mkdir -p "$data"
+    if [ -z "${IMAGES:-}" ] && [ ! -d "$images" ]; then
+        say "making images"
+        make_images >"$out/make-images.log" 2>&1 || { failed=1 && say "making images FAILED: see make-images.log"; }
+    fi
+    [ -e "$seekable/index.bin" ] || step shard-seekable 280 "$python" -m feeder shard "$images" --out "$seekable" -q
+    [ -e "$keep/index.bin" ] ||
+        step shard-keep 200 "$python" -m feeder shard "$images" --out "$keep" --encode keep --dali-index -q
+}
+needed=no
+for part in data parity transfer feed-4 feed-8 feed-16 train ladder; do
+    if wanted $part; then needed=yes; fi
+done
+[ $needed = no ] || prepare
+
 # Pixels on the GPU beside Pillow's; the report is the JSON that it prints.
 parity() {
-    "$python" -m feeder parity "$seekable" --backend dali --device cuda --fidelity "$1" --json >"$out/parity-$1.json"
+    "$python" -m feeder parity "$seekable" --backend dali --device cuda --fidelity "$1" --images 100 --json \
+        >"$out/parity-$1.json"
 }
-if [ $gpu = yes ]; then
+if wanted parity && [ $gpu = yes ]; then
+    export -f parity
+    export python seekable out
     for fidelity in fast exact; do
-        say "parity, $fidelity"
-        parity $fidelity 2>"$out/parity-$fidelity.log" || { failed=1; say "parity, $fidelity: NOT PASSED"; }
+        step parity-$fidelity 150 bash -c "parity $fidelity"
     done
 fi
-seconds="${SECONDS_PER_RUN:-10}" repeats="${REPEATS:-3}"
-step gpu-kernels 900 "$python" -m bench.gpu.kernels --json "$out/gpu-kernels.json"
-step gpu-transfer 900 "$python" -m bench.gpu.transfer --seekable "$seekable" --json "$out/gpu-transfer.json"
-step gpu-feed 7200 "$python" -m bench.gpu.feed --images "$images" --seekable "$seekable" --keep "$keep" \
-    --seconds "$seconds" --repeats "$repeats" --json "$out/gpu-feed.json"
-step gpu-train 3600 "$python" -m bench.gpu.train --seekable "$seekable" --repeats "$repeats" --json "$out/gpu-train.json"
-
+seconds="${SECONDS_PER_RUN:-5}" repeats="${REPEATS:-3}"
+bench() { # PART LIMIT_S ARGUMENTS...
+    wanted "$1" || return 0
+    rm -f "$out/gpu-$1.json"
+    step "gpu-$1" "$2" "$python" -m "${@:3}" --json "$out/gpu-$1.json"
+}
+bench kernels 200 bench.gpu.kernels
+bench transfer 120 bench.gpu.transfer --seekable "$seekable"
+for workers in 4 8 16; do
+    bench feed-$workers 500 bench.gpu.feed --images "$images" --seekable "$seekable" --keep "$keep" \
+        --workers $workers --seconds "$seconds" --repeats "$repeats"
+done
+bench train 400 bench.gpu.train --seekable "$seekable" --repeats "$repeats"
 if [ $gpu = yes ]; then
-    step gpu-ladder 3600 "$python" -m bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" \
-        --repeats "$repeats" --json "$out/gpu-ladder.json"
-    step gpu-lessons 900 "$python" -m bench.transfer --json "$out/gpu-lessons.json"
+    bench ladder 560 bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" --repeats "$repeats"
+    bench lessons 400 bench.transfer
 fi
 
 say "summary in $out/summary.txt"
-"$python" -m bench.gpu.summary "$out"
+"$python" -m bench.gpu.summary "$out" || failed=1
 exit $failed

@@ -1,13 +1,14 @@
-"""Tensors on numpy arrays' memory."""
+"""Tensors on numpy arrays' memory, and their way to a device."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["as_tensor"]
+__all__ = ["as_tensor", "to_device"]
 
 
 def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
@@ -19,3 +20,9 @@ def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
     """
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor of the values on a device; the copy is queued on the current stream and not waited for."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

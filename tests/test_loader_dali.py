@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ from feeder.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from tests import images, test_device, test_loader, test_workers
+from tests import images, test_device, test_frameworks, test_loader, test_workers
 from tests.loader_data import write_shards
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
@@ -68,7 +69,6 @@ from tests.test_workers import (
     test_killing_any_worker_at_any_step_changes_nothing,
     test_sample_that_kills_every_worker_ends_with_an_error_that_names_it,
     test_stopped_worker_does_not_hold_up_closing,
-    test_timeout_means_what_torchs_means,
     test_worker_that_cannot_start_says_why,
 )
 
@@ -85,7 +85,7 @@ class DaliLoader(DataLoader[Any]):
 
 @pytest.fixture(autouse=True)
 def _with_dali(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (test_device, test_loader, test_workers):
+    for module in (test_device, test_frameworks, test_loader, test_workers):
         monkeypatch.setattr(module, "DataLoader", DaliLoader)
         if hasattr(module, "write_shards"):
             monkeypatch.setattr(module, "write_shards", functools.partial(write_shards, jpegs=True))
@@ -190,7 +190,7 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
     batches, stats = _epoch(loader), loader.stats()
     assert [len(batch[0]) for batch in batches] == [8] * 5
     assert [entry["key"] for entry in stats["substitutions"]] == ["00000010", "00000017"]
-    assert stats["skipped"] == 2
+    assert (stats["skipped"], stats["dali_images"] > 0, stats["redone_images"] > 0) == (2, True, True)
     for entry in stats["substitutions"]:
         batch, row = batches[entry["position"] // 8], entry["position"] % 8
         substitute = entry["substitute"]
@@ -202,7 +202,8 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
         assert torch.equal(batch[0][row], expected[substitute // 8][0][substitute % 8])
     for row in range(40):
         if row not in (10, 17):
-            assert torch.equal(batches[row // 8][0][row % 8], expected[row // 8][0][row % 8])
+            difference = batches[row // 8][0][row % 8] - expected[row // 8][0][row % 8]
+            assert difference.abs().max() <= 1.01 / 255 / 0.25  # a level, as their batch may have been redone
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -236,6 +237,51 @@ def test_two_loaders_at_once_train_and_validation(shards: Path) -> None:
     assert _same(_epoch(half), first[3:])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning_trains_and_validates_with_two_loaders(shards: Path, tmp_path: Path, workers: int) -> None:
+    """Epoch after epoch, with a last partial batch, a sanity check that is broken off, and limited epochs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        test_frameworks.test_lightning_sees_every_sample_of_every_epoch(shards, tmp_path, "shards", workers)
+
+
+def test_lightning_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        test_frameworks.test_lightning_resumes_in_the_middle_of_an_epoch(shards, tmp_path, "shards")
+
+
+def test_closing_in_any_order_at_any_time_ends_well(shards: Path) -> None:
+    loaders = [DaliLoader(ShardDataset(shards, RECIPE), batch_size=8, num_workers=k) for k in (0, 1)]
+    iterators = [iter(loader) for loader in loaders]
+    first = [next(iterator) for iterator in iterators]
+    loaders[1].close()
+    del iterators[0]
+    loaders[0].close()
+    loaders[0].close()
+    with pytest.raises(StopIteration):
+        next(iterators[0])
+    for loader, batch in zip(loaders, first, strict=True):
+        loader.set_epoch(0)
+        assert _same([next(iter(loader))], [batch])
+
+
+def test_the_trainers_decoding_is_what_the_stats_name_as_the_limit(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = dali_backend.DaliDecoder.finish
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        return finish(*arguments, **options)
+
+    monkeypatch.setattr(dali_backend.DaliDecoder, "finish", slowly)
+    loader = DaliLoader(ShardDataset(shards, RECIPE), batch_size=25)
+    for _ in loader:
+        pass
+    assert loader.stats()["bottleneck"] == "decode"
+
+
 def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from feeder.decode import dali_pipeline
 
@@ -259,7 +305,7 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     expected = _epoch(DaliLoader(dataset, batch_size=16))
-    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
+    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 2 * 3 * 24 * 32)
     assert _same(_epoch(limited), expected)
     assert limited.stats()["dali_images"] == 33
 

@@ -65,6 +65,17 @@ def test_a_right_backend_passes_on_a_folder_and_on_its_shards(images: Path, back
         assert json.loads(json.dumps(report.to_json(), allow_nan=False))["passed"] is True
 
 
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
+def test_dali_passes_on_seekable_shards(images: Path, fidelity: str) -> None:
+    if "dali" not in registry.available_decoders():
+        pytest.skip("DALI is not installed")
+    shards = os.fspath(images.parent / "shards")
+    shard(os.fspath(images), shards)
+    report = parity(shards, backend="dali", fidelity=fidelity)
+    assert report.passed, report.render()
+    assert (report.backend, report.device) == ("dali", "cpu")
+
+
 @pytest.mark.parametrize("fault", ["shifted", "biased", "spiky", "picky"])
 def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setitem(registry._BUILT_IN, "off", registry._BuiltIn(f"{__name__}:Off", "none"))

@@ -1,31 +1,37 @@
-"""What the GPU benchmarks share: the arguments, the skip without a GPU, timing, the feeds that are compared."""
+"""What the GPU benchmarks share: arguments, results saved as they come, timing, the feeds that are compared."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+import traceback
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
 
 import feeder
 from feeder import transforms as T
-from feeder.measure import save
+from feeder.measure import save, spread
 
 __all__ = [
     "MEAN",
     "STD",
+    "Result",
     "Row",
     "arguments",
     "cpu_seconds",
     "gpu",
+    "interleaved",
     "loader_feed",
     "on_gpu",
     "rate",
     "recipe",
+    "survives",
 ]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,13 +59,105 @@ def gpu() -> dict[str, Any]:
     }
 
 
-def on_gpu(name: str, path: str, measure: Callable[[], dict[str, Any]]) -> None:
-    """Measures and saves; without a GPU saves why it was skipped."""
-    if torch.cuda.is_available():
-        save(name, {"gpu": gpu(), **measure()}, path)
-    else:
-        save(name, {"skipped": "no CUDA device"}, path)
+class Result:
+    """What a benchmark finds, saved whenever something is added: what ends early leaves what it had.
+
+    Args:
+        name: The benchmark's.
+        path: Where the result goes, as JSON.
+    """
+
+    def __init__(self, name: str, path: str) -> None:
+        self._name, self._path = name, path
+        self._values: dict[str, Any] = {}
+        self.errors: dict[str, str] = {}
+
+    def add(self, **values: Any) -> None:
+        """Adds values, or puts them in the place of earlier ones."""
+        self._values |= values
+        errors = {"errors": self.errors} if self.errors else {}
+        save(self._name, {**self._values, **errors}, self._path)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Notes, and says, that a part could not be measured."""
+        self.errors[what] = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"  {what} FAILED")
+        traceback.print_exception(error, file=sys.stdout)
+        self.add()
+
+    def part(self, what: str, measure: Callable[[], Any]) -> None:
+        """Measures a part, which must not keep the next from being measured, and adds it under its name."""
+        try:
+            self.add(**{what: measure()})
+        except Exception as error:
+            self.failed(what, error)
+
+
+def on_gpu(name: str, path: str, measure: Callable[[Result], None]) -> int:
+    """Measures; without a GPU saves why it was skipped. Returns the exit code: 1 if any part failed."""
+    result = Result(name, path)
+    if not torch.cuda.is_available():
+        result.add(skipped="no CUDA device")
         print(f"{name}: skipped, no CUDA device")
+        return 0
+    result.add(gpu=gpu())
+    try:
+        measure(result)
+    except Exception as error:
+        result.failed(name, error)
+    return 1 if result.errors else 0
+
+
+def survives(what: str, statement: str, result: Result) -> bool:
+    """Whether a statement can be run in a process of its own: a decoder that crashes takes its process along.
+
+    Args:
+        what: What then can't be measured.
+        statement: Of Python.
+        result: Notes why not.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=90)
+    except subprocess.TimeoutExpired as error:
+        result.failed(what, error)
+        return False
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        result.failed(what, RuntimeError(f"a first try ended with exit status {done.returncode}, and said: {said}"))
+    return done.returncode == 0
+
+
+def interleaved(
+    rivals: Mapping[str, Callable[[], Row]], repeats: int, result: Result, under: str = "rows"
+) -> dict[str, dict[str, float]]:
+    """Runs each rival in turn, ``repeats`` times round; one that fails is left out from then on.
+
+    Args:
+        rivals: Each gives a row of numbers.
+        repeats: How often.
+        result: Has every row so far, after each run.
+        under: By this name.
+
+    Returns:
+        The medians, for each rival that was measured at all.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    lost: set[str] = set()
+    for turn in range(repeats):
+        for name, run in rivals.items():
+            if name in lost:
+                continue
+            try:
+                row = run()
+            except Exception as error:
+                lost.add(name)
+                result.failed(name, error)
+                continue
+            for key, value in row.items():
+                found.setdefault(name, {}).setdefault(key, []).append(value)
+            print(f"  {turn + 1}/{repeats} {name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
+            result.add(**{under: {rival: {k: spread(v) for k, v in each.items()} for rival, each in found.items()}})
+    return {name: {key: statistics.median(values) for key, values in row.items()} for name, row in found.items()}
 
 
 def recipe(dtype: str = "float16") -> T.Recipe:

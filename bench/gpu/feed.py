@@ -1,30 +1,43 @@
 """images/s on one GPU: RandomResizedCrop(224), flip and normalize to float16 channels_last, batch 256.
 
-Rows, each with 4, 8 and 16 CPU workers or threads: feeder.DataLoader with DALI on seekable shards and on kept ones,
-and with feeder's CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings;
-torch's DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own.
-Goals at each number of workers: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0; at
-4 workers 4 times torch's DataLoader.
+Rows, with so many CPU workers or threads: feeder.DataLoader with DALI on seekable shards and on kept ones, and with
+feeder's CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings; torch's
+DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own.
+Goals: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0; at 4 workers the best of
+feeder's 4 times torch's DataLoader.
 
-    python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--seconds 10] [--repeats 3]
+    python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--workers 4] [--seconds 5]
 """
 
 from __future__ import annotations
 
 import os
-import statistics
+import sys
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.common import MEAN, STD, arguments, loader_feed, on_gpu, rate
+from bench.gpu.common import MEAN, STD, Result, Row, arguments, interleaved, loader_feed, on_gpu, rate, survives
+from feeder.bench.images import image_fields, tars
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
-from feeder.measure import interleave, spread, table
+from feeder.measure import table
 
 BATCH = 256
-WORKERS = (4, 8, 16)
+
+
+class Settings(NamedTuple):
+    """Of the plain DALI pipeline."""
+
+    image_random_crop: bool
+    hw_decoder_load: float
+    prefetch_queue_depth: int
+    num_threads: int
+
+
+# Of hw_decoder_load; the first is DALI's default.
+LOADS = (0.65, 0.0, 0.35, 0.85, 1.0)
 
 
 def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]:
@@ -38,19 +51,27 @@ def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]
             yield images.to("cuda", non_blocking=True).to(torch.float16, memory_format=torch.channels_last)
 
 
-def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:
-    """DALI as its documentation has it."""
+def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:
+    """DALI as its documentation has it: with image_random_crop, or with whole images and random_resized_crop."""
     from nvidia.dali import fn, pipeline_def, types
+
+    indexes = [os.path.splitext(path)[0] + ".idx" for path in tars(shards)]
+    reader = {"index_paths": indexes} if all(map(os.path.exists, indexes)) else {}
 
     @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth)  # type: ignore[misc]
     def pipeline() -> Any:
-        tars = sorted(os.path.join(shards, name) for name in os.listdir(shards) if name.endswith(".tar"))
-        encoded, label = fn.readers.webdataset(
-            paths=tars, ext=["jpg", "cls"], random_shuffle=True, initial_fill=4 * BATCH, name="reader"
-        )
-        images = fn.decoders.image_random_crop(encoded, device="mixed", output_type=types.RGB, hw_decoder_load=load)
-        images = fn.resize(images, resize_x=224, resize_y=224)
-        images = fn.crop_mirror_normalize(
+        encoded, _ = fn.readers.webdataset(
+            paths=tars(shards), ext=[";".join(image_fields(shards)), "cls"], random_shuffle=True,
+            initial_fill=4 * BATCH, name="reader", **reader,
+        )  # fmt: skip
+        decoder = {"device": "mixed", "output_type": types.RGB, "hw_decoder_load": load}
+        crop = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3], "num_attempts": 10}
+        resize = {"size": (224, 224), "interp_type": types.INTERP_LINEAR, "antialias": True}
+        if fused:
+            images = fn.resize(fn.decoders.image_random_crop(encoded, **decoder, **crop), **resize)
+        else:
+            images = fn.random_resized_crop(fn.decoders.image(encoded, **decoder), **crop, **resize)
+        return fn.crop_mirror_normalize(
             images,
             dtype=types.FLOAT16,
             output_layout="HWC",
@@ -58,78 +79,91 @@ def plain_dali(shards: str, load: float, depth: int, threads: int) -> Generator[
             std=[255 * each for each in STD],
             mirror=fn.random.coin_flip(),
         )
-        return images, label
 
     built = pipeline()
     built.build()
     while True:
-        images, _ = built.run()
+        (images,) = built.run()
         # Owned, as every other row's batches are.
         yield torch.utils.dlpack.from_dlpack(images.as_tensor()).clone().permute(0, 3, 1, 2)
 
 
-def best_plain(shards: str, most_threads: int, seconds: float) -> tuple[float, int, int]:
-    """The fastest hw_decoder_load, prefetch depth and number of threads, by short runs: one after the other."""
+def best_plain(shards: str, threads: int, seconds: float, result: Result) -> Settings:
+    """The fastest decoder, hw_decoder_load, prefetch depth and number of threads: one after the other, by short runs.
 
-    def fastest(settings: list[tuple[float, int, int]]) -> tuple[float, int, int]:
-        rates = {each: rate(plain_dali(shards, *each), seconds)["images_per_s"] for each in settings}
+    Raises:
+        RuntimeError: if none runs.
+    """
+    rates: dict[Settings, float] = {}
+
+    def try_out(settings: list[Settings]) -> Settings:
+        for each in settings:
+            if each not in rates:
+                rates[each] = rate(plain_dali(shards, *each), seconds)["images_per_s"]
+                result.add(plain_dali_tried=[{**each._asdict(), "images_per_s": rates[each]} for each in rates])
         return max(rates, key=lambda each: rates[each])
 
-    load, depth, _ = fastest([(load, depth, most_threads) for load in (0.0, 0.5, 0.65, 0.8, 0.9) for depth in (2, 3)])
-    return fastest([(load, depth, max(1, most_threads // part)) for part in (1, 2, 4)])
+    whole = [Settings(False, load, 2, threads) for load in LOADS]
+    settings = [Settings(True, LOADS[0], 2, threads), *whole]
+    first = "from bench.gpu.feed import plain_dali; next(plain_dali({!r}, {}, 0.65, 2, 2))"
+    found = {
+        fused: survives(f"plain DALI, {name}", first.format(shards, fused), result)
+        for fused, name in ((True, "image_random_crop"), (False, "random_resized_crop"))
+    }
+    settings = [each for each in settings if found[each.image_random_crop]]
+    if not settings:
+        raise RuntimeError("it runs with neither decoder")
+    best = try_out(settings)
+    best = try_out([best._replace(prefetch_queue_depth=depth) for depth in (3, 4)])
+    return try_out([best._replace(num_threads=max(1, threads // 2))])
 
 
-def measure(options: Any) -> dict[str, Any]:
-    result: dict[str, Any] = {"batch": BATCH, "seconds": options.seconds, "workers": {}, "goals": {}}
-    for workers in WORKERS:
-        best = best_plain(options.keep, workers, min(3.0, options.seconds))
-        details: dict[str, list[dict[str, float]]] = {}
+def measure(options: Any, result: Result) -> None:
+    workers = options.workers
+    result.add(batch=BATCH, seconds=options.seconds, workers=workers)
+    feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
+        "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", workers, BATCH),
+        "torch + Pillow": lambda: torch_feed(options.images, workers),
+    }
+    for name, shards in (("seekable", options.seekable), ("keep", options.keep)):
+        first = f"from bench.gpu.common import loader_feed; next(loader_feed({shards!r}, 'dali', 2, {BATCH}))"
+        if survives(f"feeder dali, {name}", first, result):
+            feeds[f"feeder dali, {name}"] = lambda shards=shards: loader_feed(shards, "dali", workers, BATCH)  # type: ignore[misc]
+    try:
+        best = best_plain(options.keep, workers, min(2.0, options.seconds), result)
+        result.add(plain_dali=best._asdict())
+        feeds["plain DALI"] = lambda: plain_dali(options.keep, *best)
+    except Exception as error:
+        result.failed("plain DALI", error)
 
-        feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
-            "feeder dali, seekable": lambda w=workers: loader_feed(options.seekable, "dali", w, BATCH),
-            "feeder dali, keep": lambda w=workers: loader_feed(options.keep, "dali", w, BATCH),
-            "feeder cpu + kernel 1": lambda w=workers: loader_feed(options.seekable, "cpu", w, BATCH),
-            "plain DALI": lambda best=best: plain_dali(options.keep, *best),
-            "torch + Pillow": lambda w=workers: torch_feed(options.images, w),
-        }
+    def run(name: str) -> Row:
+        return rate(feeds[name](), options.seconds)
 
-        def run(name: str, feeds: dict[str, Any] = feeds, details: dict[str, Any] = details) -> float:
-            found = rate(feeds[name](), options.seconds)
-            details.setdefault(name, []).append(found)
-            return found["images_per_s"]
-
-        rates = interleave({name: (lambda name=name, run=run: run(name)) for name in feeds}, options.repeats)
-        middle = {name: statistics.median(values) for name, values in rates.items()}
-        result["workers"][workers] = {
-            "images_per_s": {name: spread(values) for name, values in rates.items()},
-            "cores_per_1000_images_per_s": {
-                name: spread([each["cores_per_1000_images_per_s"] for each in found]) for name, found in details.items()
-            },
-            "plain_dali": dict(zip(("hw_decoder_load", "prefetch_queue_depth", "num_threads"), best, strict=True)),
-        }
-        result["goals"][workers] = {
-            "seekable / plain DALI (1.3)": middle["feeder dali, seekable"] / middle["plain DALI"],
-            "keep / plain DALI (1.0)": middle["feeder dali, keep"] / middle["plain DALI"],
-            "best feeder / torch (4.0 at 4)": max(middle["feeder dali, seekable"], middle["feeder cpu + kernel 1"])
-            / middle["torch + Pillow"],
-        }
-    names = list(result["workers"][WORKERS[0]]["images_per_s"])
-    rows = [["images/s", *(f"{workers} workers" for workers in WORKERS)]]
-    for name in names:
-        rows.append([name, *(f"{result['workers'][w]['images_per_s'][name]['median']:,.0f}" for w in WORKERS)])
+    middle = interleaved({name: (lambda name=name: run(name)) for name in feeds}, options.repeats, result)  # type: ignore[misc]
+    rows = [[f"{workers} workers", "images/s", "CPU cores for 1,000 images/s"]]
+    for name, row in middle.items():
+        rows.append([name, f"{row['images_per_s']:,.0f}", f"{row['cores_per_1000_images_per_s']:.2f}"])
     print(table(rows))
-    rows = [["CPU cores for 1,000 images/s", *(f"{workers} workers" for workers in WORKERS)]]
-    for name in names:
-        cores = [result["workers"][w]["cores_per_1000_images_per_s"][name]["median"] for w in WORKERS]
-        rows.append([name, *(f"{each:.2f}" for each in cores)])
-    print(table(rows))
-    return result
+    result.add(goals=goals({name: row["images_per_s"] for name, row in middle.items()}, workers))
 
 
-def main() -> None:
-    options = arguments(__doc__, images=None, seekable=None, keep=None, seconds=10.0, repeats=3)
-    on_gpu("gpu-feed", options.json, lambda: measure(options))
+def goals(rates: dict[str, float], workers: int) -> dict[str, float]:
+    """The ratios that are aimed at, of the rows that could be measured."""
+    found = {}
+    ours = [value for name, value in rates.items() if name.startswith("feeder")]
+    for name, goal in (("feeder dali, seekable", "1.3"), ("feeder dali, keep", "1.0")):
+        if name in rates and "plain DALI" in rates:
+            found[f"{name} / plain DALI ({goal})"] = rates[name] / rates["plain DALI"]
+    if ours and "torch + Pillow" in rates:
+        goal = " (4.0)" if workers == 4 else " (no goal)"
+        found[f"best of feeder / torch + Pillow{goal}"] = max(ours) / rates["torch + Pillow"]
+    return found
+
+
+def main() -> int:
+    options = arguments(__doc__, images=None, seekable=None, keep=None, workers=4, seconds=5.0, repeats=3)
+    return on_gpu("gpu-feed", options.json, lambda result: measure(options, result))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,22 +18,24 @@ def summarize(folder: Path) -> str:
     """What the JUnit file, the logs and the JSON files of a run say."""
     lines: list[str] = []
     for path in sorted(folder.glob("*.xml")):
-        lines += [f"tests ({path.stem}): {_tests(path)}"]
+        lines += [f"{path.stem}: {_tests(path)}"]
     status = folder / "status.txt"
     for line in status.read_text().splitlines() if status.exists() else []:
         lines.append(line)
     for path in sorted(folder.glob("parity-*.json")):
-        report = json.loads(path.read_text() or "{}")
+        report = _read(path)
         verdict = "passed" if report.get("passed") else "NOT PASSED"
         figures = ", ".join(f"{each['percentile_999']:g}" for each in report.get("buckets", []))
         lines += ["", f"{path.stem} ({report.get('device')}): {verdict}; 99.9th percentile by bucket: {figures}"]
     for path in sorted(folder.glob("gpu-*.json")):
-        result: dict[str, Any] = json.loads(path.read_text())
+        result = _read(path)
         lines += ["", path.stem]
         if "skipped" in result:
             lines.append(f"  skipped: {result['skipped']}")
             continue
-        lines.append(f"  on {result['gpu']['name']}, commit {result['machine']['commit']}")
+        machine, gpu = result.get("machine", {}), result.get("gpu", {})
+        lines.append(f"  on {gpu.get('name')}, {machine.get('cores')} cores, commit {machine.get('commit')}")
+        lines += [f"  {what} FAILED: {error}" for what, error in result.get("errors", {}).items()]
         log = path.with_suffix(".log")
         tail = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
         lines += [f"  {line}" for line in tail[-12:]]
@@ -42,8 +44,20 @@ def summarize(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file; nothing where a step ended before it had written one."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _tests(path: Path) -> str:
-    suites = ElementTree.parse(path).getroot().iter("testsuite")
+    try:
+        suites = ElementTree.parse(path).getroot().iter("testsuite")
+    except ElementTree.ParseError as error:
+        return f"unreadable: {error}"
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
     for suite in suites:
         for name in counts:

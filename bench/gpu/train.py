@@ -3,12 +3,13 @@
 Goals: the best backend at least 0.98 of the resident batch's images/s; GPU utilisation at least 97 %. Equal: the model,
 the step, the batch. GPU utilisation is NVML's, looked at ten times a second.
 
-    python -m bench.gpu.train --seekable SHARDS --json OUT [--workers 16] [--steps 100] [--repeats 3]
+    python -m bench.gpu.train --seekable SHARDS --json OUT [--workers 8] [--steps 100] [--repeats 3]
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -16,11 +17,13 @@ from typing import Any
 
 import torch
 
-from bench.gpu.common import arguments, loader_feed, on_gpu
+from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, survives
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
-from feeder.measure import interleave, spread, table
+from feeder.measure import table
 from feeder.nvml import current_gpu_busy
+
+RESIDENT = "resident batch"
 
 
 class Utilisation:
@@ -88,47 +91,44 @@ def resident() -> Generator[torch.Tensor, None, None]:
         yield images
 
 
-def measure(options: Any) -> dict[str, Any]:
+def measure(options: Any, result: Result) -> None:
     trainer = Trainer()
     feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
-        "resident batch": resident,
-        "feeder dali": lambda: loader_feed(options.seekable, "dali", options.workers, BATCH),
+        RESIDENT: resident,
         "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", options.workers, BATCH),
     }
-    used: dict[str, list[float | None]] = {name: [] for name in feeds}
+    first = f"from bench.gpu.common import loader_feed; next(loader_feed({options.seekable!r}, 'dali', 2, {BATCH}))"
+    if survives("feeder dali", first, result):
+        feeds["feeder dali"] = lambda: loader_feed(options.seekable, "dali", options.workers, BATCH)
 
-    def run(name: str) -> float:
+    def run(name: str) -> Row:
         images_per_s, utilisation = trainer.run(feeds[name](), options.steps)
-        used[name].append(utilisation)
-        return images_per_s
+        known = {} if utilisation is None else {"gpu_utilisation_percent": utilisation}
+        return {"images_per_s": images_per_s, **known}
 
-    rates = interleave({name: (lambda name=name: run(name)) for name in feeds}, options.repeats)
-    middle = {name: statistics.median(values) for name, values in rates.items()}
+    result.add(batch=BATCH, workers=options.workers, steps=options.steps)
+    middle = interleaved({name: (lambda name=name: run(name)) for name in feeds}, options.repeats, result)  # type: ignore[misc]
+    if RESIDENT not in middle:
+        return
+    whole = middle[RESIDENT]["images_per_s"]
     rows = [["ResNet-50", "images/s", "of resident", "GPU used"]]
-    for name, value in middle.items():
-        known = [each for each in used[name] if each is not None]
-        share = f"{statistics.mean(known):.0f} %" if known else "unknown"
-        rows.append([name, f"{value:,.0f}", f"{value / middle['resident batch']:.3f}", share])
+    for name, row in middle.items():
+        share = f"{row['gpu_utilisation_percent']:.0f} %" if "gpu_utilisation_percent" in row else "unknown"
+        rows.append([name, f"{row['images_per_s']:,.0f}", f"{row['images_per_s'] / whole:.3f}", share])
     print(table(rows))
-    best = max((name for name in middle if name.startswith("feeder")), key=lambda name: middle[name])
-    known = [each for each in used[best] if each is not None]
-    goals = {"best of resident (0.98)": middle[best] / middle["resident batch"]}
-    if known:
-        goals["GPU utilisation with the best, percent (97)"] = statistics.mean(known)
-    return {
-        "batch": BATCH,
-        "workers": options.workers,
-        "best": best,
-        "goals": goals,
-        "images_per_s": {name: spread(values) for name, values in rates.items()},
-        "gpu_utilisation_percent": used,
-    }
+    fed = {name: row for name, row in middle.items() if name != RESIDENT}
+    if fed:
+        best = max(fed, key=lambda name: fed[name]["images_per_s"])
+        goals = {f"{best}, of a resident batch (0.98)": fed[best]["images_per_s"] / whole}
+        if "gpu_utilisation_percent" in fed[best]:
+            goals[f"{best}, GPU utilisation in percent (97)"] = fed[best]["gpu_utilisation_percent"]
+        result.add(best=best, goals=goals)
 
 
-def main() -> None:
-    options = arguments(__doc__, seekable=None, workers=16, steps=100, repeats=3)
-    on_gpu("gpu-train", options.json, lambda: measure(options))
+def main() -> int:
+    options = arguments(__doc__, seekable=None, workers=8, steps=100, repeats=3)
+    return on_gpu("gpu-train", options.json, lambda result: measure(options, result))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

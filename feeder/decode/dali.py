@@ -1,4 +1,4 @@
-"""The DALI backend: NVIDIA DALI decodes and resizes, feeder's fused kernels do the rest; with a GPU, both there."""
+"""The DALI backend: NVIDIA DALI decodes, feeder's fused kernels do the rest; with a GPU, both there."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _gpu
 from feeder._gpu import Mix
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
-from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions, import_dali, resize_with_pillow
-from feeder.decode.finish import Finisher, to_device
+from feeder.decode.crops import resize_crops
+from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions, check_device, import_dali
+from feeder.decode.finish import Finisher
 from feeder.decode.fused import check_fused
+from feeder.decode.redo import decode_on_cpu
 from feeder.decode.staged import Kind, Staged, Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.tensors import as_tensor
+from feeder.imageinfo import image_info
+from feeder.tensors import as_tensor, to_device
 from feeder.transforms import Draws, Recipe
 from feeder.transforms.op import Params
 
@@ -30,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 # A pipeline is built for so many images at least, so that small batches of different sizes don't rebuild it.
 _SMALLEST_BATCH = 64
+# What a decoded pixel takes on the GPU: once as DALI has it, and once in the copy that is resized.
+_PIXEL_BYTES = 2 * 3
 # Batches that may be started and not finished: one that is waited for, and the next.
 _STARTED = 2
 
@@ -38,27 +42,28 @@ class DaliDecoder:
     """Decodes with NVIDIA DALI.
 
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
-    JPEGs are cut (where seekable), decoded, cropped and resized by one DALI pipeline; turning, color, normalizing and
-    erasing are one pass of :func:`feeder._gpu.normalize`. Images that DALI does not decode as Pillow does (other
-    formats, CMYK), and outliers in size, are decoded by the CPU backend and join the batch. An image on which DALI
-    fails does not spoil its batch: the pipeline is rebuilt and takes the images one by one, and Pillow takes the one
-    that fails alone, so the others' pixels are as ever.
+    JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
+    :func:`feeder._gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
+    :func:`feeder._gpu.normalize`. Images that DALI does not decode as Pillow does (other formats, CMYK), and outliers
+    in size, are decoded by the CPU backend and join the batch. A batch that DALI fails on is redone on the CPU, and the
+    pipeline rebuilt for the next one.
 
     Args:
         max_pixels: Larger images are refused.
         threads: DALI's CPU threads.
-        fidelity: "fast", or "exact", which decodes seekable images without cutting them and resizes with
-            :func:`feeder._gpu.crop_resize` instead of DALI: Pillow's pixels to about one level.
+        fidelity: "fast", or "exact", which decodes seekable images without cutting them: at a cut's edge the chroma of
+            its neighbours is missing.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
         outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the usual limit.
-        gpu_memory_limit_bytes: Limit for decoded images on the GPU; larger batches are done in parts.
+        gpu_memory_limit_bytes: Limit for a batch's decoded images on the GPU, and the copy that is resized; larger
+            batches are done in parts.
         hw_decoder_load: The share of images that goes to the hardware JPEG engine, 0 to 1.
         preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
 
     Attributes:
         dali_images: How many images DALI has decoded.
         cpu_images: How many the CPU backend has.
-        redone_images: How many images were decoded alone because their batch had failed.
+        redone_images: How many were decoded on the CPU because DALI had failed on their batch.
 
     Raises:
         BackendError: with the remedy, if DALI, or CUDA for it, is missing.
@@ -93,8 +98,7 @@ class DaliDecoder:
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
         outliers = {} if outlier_pixels is None else {"outlier_pixels": outlier_pixels}
         if gpu_memory_limit_bytes is not None:
-            # An image is decoded whole by GPU decoders that can't crop, so one image has to fit.
-            fitting = gpu_memory_limit_bytes // 3
+            fitting = gpu_memory_limit_bytes // _PIXEL_BYTES
             outliers["outlier_pixels"] = min(fitting, outliers.get("outlier_pixels", fitting))
         self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, **outliers)
         self.memory_limit_bytes = gpu_memory_limit_bytes
@@ -103,7 +107,7 @@ class DaliDecoder:
             "threads": threads,
             "hw_decoder_load": hw_decoder_load,
             "preallocate": preallocate,
-            "resizes": fidelity == "fast",
+            "crops": self.device.type == "cpu",
         }
         self._pipeline: DaliPipeline | None = None
         self._batch_size = 1
@@ -113,7 +117,7 @@ class DaliDecoder:
         # DALI's memory that a kernel may still read, with the event after that kernel.
         self._in_use: deque[tuple[Any, Any]] = deque()
         if self.device.type == "cuda":
-            self._build()  # fails now, with the remedy, where DALI can't use the GPU
+            check_device(self.device.index)  # fails now, with the remedy
 
     def prepare(
         self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
@@ -131,7 +135,7 @@ class DaliDecoder:
         if outlier_pixels is not None:
             self.stager.outlier_pixels = outlier_pixels
             if self.memory_limit_bytes is not None:
-                self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // 3)
+                self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // _PIXEL_BYTES)
 
     def check(self, recipe: Recipe) -> None:
         """Refuses a recipe with an op that the fused kernels don't run.
@@ -186,7 +190,7 @@ class DaliDecoder:
             try:
                 self._submit(staged, parts[0])
             except RuntimeError:
-                return  # finish meets it again, and takes the images one by one
+                return  # finish meets it again, and redoes the batch
             assert self._pipeline is not None
             self._started.append(_Started(staged, parts[0], self._pipeline.generation))
 
@@ -280,8 +284,7 @@ class DaliDecoder:
         most = self._pipeline.options.batch_size
         if self.memory_limit_bytes is None:
             return [rows[start : start + most] for start in range(0, len(rows), most)]
-        window = staged.rows["window"][rows].astype(np.int64)
-        sizes = 3 * (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
+        sizes = _PIXEL_BYTES * self._decoded_pixels(staged, rows)
         parts, start, taken = [], 0, 0
         for row, size in enumerate(sizes.tolist()):
             if row > start and (taken + size > self.memory_limit_bytes or row - start == most):
@@ -289,6 +292,15 @@ class DaliDecoder:
                 start, taken = row, 0
             taken += size
         return [*parts, rows[start:]]
+
+    def _decoded_pixels(self, staged: Staged, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What DALI makes of each row, int64 [N]."""
+        assert self._pipeline is not None
+        if self._pipeline.options.crops:
+            window = staged.rows["window"][rows].astype(np.int64)
+            return (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
+        found = [image_info(bytes(staged.payloads[row])) for row in rows.tolist()]
+        return np.array([each.width_px * each.height_px for each in found], np.int64)
 
     def _build(self) -> None:
         if self._pipeline is not None:
@@ -299,7 +311,7 @@ class DaliDecoder:
         self._pipeline = DaliPipeline(PipelineOptions(index, batch_size=batch, **self._options))
 
     def _run(self, staged: Staged, rows: npt.NDArray[np.int64], errors: list[DecodeError | None]) -> list[_Done]:
-        """Runs the pipeline, for each image alone if it fails for all; images that fail get their error."""
+        """Runs the pipeline, or the CPU if it fails; images that fail there, too, get their error."""
         started = next((each for each in self._started if each.staged is staged), None)
         try:
             if started is not None:
@@ -311,20 +323,14 @@ class DaliDecoder:
                     raise started.error
             return [self._submit_and_collect(staged, rows)]
         except RuntimeError as error:
-            _log.warning("DALI failed on a batch, its %d images are decoded one by one: %s", len(rows), _brief(error))
-        done: list[_Done] = []
-        for row in rows:
-            one = np.array([row])
-            self.redone_images += 1
-            try:
-                done.append(self._submit_and_collect(staged, one))
-            except RuntimeError:
-                try:
-                    pixels = resize_with_pillow(staged.rows[row], staged.payloads[row])
-                    done.append(_Done(one, self._move(pixels[None]), None))
-                except DecodeError as error:
-                    errors[row] = error
-        return done
+            _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", len(rows), _brief(error))
+        self.redone_images += len(rows)
+        payloads = [staged.payloads[row] for row in rows.tolist()]
+        pixels, found = decode_on_cpu(staged.rows[rows], payloads, self._options["threads"])
+        for row, problem in zip(rows.tolist(), found, strict=True):
+            if problem is not None:
+                errors[row] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
+        return [_Done(rows, self._move(pixels), None)]
 
     def _drain(self, last: _Started | None = None) -> None:
         """Collects what is under way, up to a batch, as DALI gives it in the order that it was started in."""
@@ -346,10 +352,10 @@ class DaliDecoder:
 
     def _collect(self, staged: Staged, rows: npt.NDArray[np.int64]) -> _Done:
         assert self._pipeline is not None
-        borrowed = self._pipeline.collect(self._stream())
-        images = self._tensor(borrowed)
-        if not self._pipeline.options.resizes:
-            images = self._resize(images, staged.rows[rows])
+        stream = self._stream()
+        borrowed = self._pipeline.collect(stream)
+        cropped = self._pipeline.options.crops
+        images = resize_crops(borrowed, staged.rows[rows], cropped, self.device, stream)
         self.dali_images += len(rows)
         return _Done(rows, images, borrowed)
 
@@ -357,28 +363,8 @@ class DaliDecoder:
         assert self._pipeline is not None
         self._pipeline.submit(staged.rows[rows], [staged.payloads[row] for row in rows.tolist()])
 
-    def _resize(self, images: torch.Tensor, rows: npt.NDArray[np.void]) -> torch.Tensor:
-        """Crops, uint8 [N, L], to stored images of the output's size, uint8 [N, H * W * 3]."""
-        corner = np.tile(rows["window"][:, :2], 2)
-        support, source = rows["window"] - corner, rows["source"] - corner
-        resized = torch.empty((len(rows), 3 * int(rows["size"][0].prod())), dtype=torch.uint8, device=self.device)
-        offsets = np.arange(len(rows), dtype=np.int64) * images.shape[1]
-        for size in sorted({(int(height), int(width)) for height, width in rows["size"]}):
-            here = np.flatnonzero((rows["size"] == size).all(axis=1))
-            ragged = _gpu.Ragged(images.reshape(-1), self._move(offsets[here]), self._move(support[here][:, [3, 2]]))
-            boxes = self._move(source[here]), self._move(support[here])
-            pixels = _gpu.crop_resize(ragged, *boxes, size, dtype=torch.uint8, channels_last=True)
-            resized[self._move(here)] = pixels.permute(0, 2, 3, 1).reshape(len(here), -1)
-        return resized
-
     def _stream(self) -> Any:
         return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-
-    def _tensor(self, images: Any) -> torch.Tensor:
-        """DALI's dense list as a tensor [N, length] on its memory."""
-        if self.device.type == "cpu":
-            return torch.from_numpy(images.as_array())
-        return torch.utils.dlpack.from_dlpack(images.as_tensor())
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self.device)

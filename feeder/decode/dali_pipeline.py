@@ -1,9 +1,9 @@
-"""The one DALI pipeline of a process: staged JPEGs in, resized uint8 images out. Knows nothing of recipes."""
+"""The one DALI pipeline of a process: staged JPEGs in, uint8 images or crops out. Knows nothing of recipes."""
 
 from __future__ import annotations
 
 import atexit
-import io
+import ctypes
 import warnings
 import weakref
 from collections import deque
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decode.base import Buffer
-from feeder.errors import BackendError, DecodeError
+from feeder.errors import BackendError
 
-__all__ = ["DaliPipeline", "PipelineOptions", "import_dali", "resize_with_pillow"]
+__all__ = ["DaliPipeline", "PipelineOptions", "check_device", "import_dali"]
 
 _REMEDY = "install it: pip install 'feeder-data[dali-cuda13]', or [dali-cuda12] with a driver for CUDA 12"
 
@@ -30,8 +30,7 @@ class PipelineOptions:
         device_id: The GPU's number, or None for a pipeline without one.
         threads: DALI's CPU threads.
         batch_size: Most images of one run.
-        resizes: Whether DALI resizes too; else it gives the cropped images. (At an image's edge DALI repeats the last
-            pixel where Pillow leaves out what is not there; the difference is within feeder's usual bounds.)
+        crops: Whether it gives the rows' windows alone, not whole images; see Note [Whole images on a GPU].
         hw_decoder_load: The share of images that goes to the hardware JPEG engine, where there is one, 0 to 1.
         preallocate: (height, width) of the largest image to reserve decoding memory for, or None.
     """
@@ -39,13 +38,20 @@ class PipelineOptions:
     device_id: int | None = None
     threads: int = 1
     batch_size: int = 64
-    resizes: bool = True
+    crops: bool = True
     hw_decoder_load: float = 0.65
     preallocate: tuple[int, int] | None = None
 
 
 class DaliPipeline:
-    """Decodes, crops and resizes JPEGs.
+    """Decodes JPEGs, and crops them if wanted.
+
+    Note [Whole images on a GPU]
+        On the CPU only what a crop needs is decoded. GPUs decode whole images here: their JPEG engine can't crop, and
+        nvImageCodec 0.9 is reported to end the process, on GPUs with such an engine, when asked for a region
+        (NVIDIA/nvImageCodec#55). The resize then reads the window alone. Images from seekable shards were cut before.
+
+    DALI could resize, too, but at an image's edge it repeats the last pixel where Pillow leaves out what is not there.
 
     A pipeline that has failed is of no more use, so a failure rebuilds it; what was under way is then lost and is to be
     submitted again. Building takes milliseconds without a GPU.
@@ -79,19 +85,13 @@ class DaliPipeline:
         Raises:
             RuntimeError: if DALI fails; the pipeline is rebuilt then.
         """
-        window, source = rows["window"], rows["source"]
+        window = rows["window"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
-        # DALI's axes are (height, width), its region of interest is counted from the slice's corner.
-        corner = np.tile(window[:, 1::-1], 2)
-        region = (source[:, [1, 0, 3, 2]] - corner).astype(np.float32)
-        inputs: dict[str, npt.NDArray[Any]] = {
-            "anchor": np.ascontiguousarray(window[:, 1::-1], np.int32),
-            "shape": np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32),
-        }
-        if self.options.resizes:
-            inputs["roi_start"] = np.ascontiguousarray(region[:, :2])
-            inputs["roi_end"] = np.ascontiguousarray(region[:, 2:])
-            inputs["size"] = np.ascontiguousarray(rows["size"], np.float32)
+        # DALI's axes are (height, width).
+        inputs: dict[str, npt.NDArray[Any]] = {}
+        if self.options.crops:
+            inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
+            inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)
         try:
             pipeline = self._built()
             pipeline.feed_input("encoded", encoded)
@@ -110,8 +110,7 @@ class DaliPipeline:
             stream: The CUDA stream that will read them; None without a GPU.
 
         Returns:
-            DALI's list of N tensors uint8 [L], dense: the resized image, or the crop and zeros up to the longest. The
-            memory is DALI's, and ours as long as the list lives.
+            DALI's list of N tensors uint8 [H, W, 3]. The memory is DALI's, and ours as long as the list lives.
 
         Raises:
             RuntimeError: if an image can't be decoded; the pipeline is rebuilt then.
@@ -124,6 +123,22 @@ class DaliPipeline:
             raise
         self._under_way.popleft()
         return images
+
+    @staticmethod
+    def copy(images: Any, address: int, stream: Any = None) -> None:
+        """Copies the images that :meth:`collect` gave, one after the other, to memory on the same device.
+
+        Args:
+            images: Their list.
+            address: Of the memory.
+            stream: The CUDA stream that the copy is queued on; None without a GPU.
+        """
+        target = ctypes.c_void_p(address)
+        if stream is None:
+            images.copy_to_external(target)
+        else:
+            handle = ctypes.c_void_p(stream.cuda_stream)
+            images.copy_to_external(target, handle, non_blocking=True, use_copy_kernel=True)
 
     def rebuild(self) -> None:
         """Forgets the pipeline and what is under way; the next submit builds another."""
@@ -186,59 +201,47 @@ def _build(options: PipelineOptions) -> Any:
     def given(name: str, dtype: Any) -> Any:
         return fn.external_source(name=name, dtype=dtype, ndim=1, no_copy=True)
 
-    decoder: dict[str, Any] = {}
+    decoder: dict[str, Any] = {
+        "device": "mixed" if on_gpu else "cpu",
+        "output_type": types.RGB,
+        "adjust_orientation": False,  # the turn comes last, from the index
+        "jpeg_fancy_upsampling": True,  # as libjpeg-turbo, and so Pillow, does it
+    }
     if on_gpu:
         decoder["hw_decoder_load"] = options.hw_decoder_load
         if options.preallocate is not None:
             decoder["preallocate_height_hint"], decoder["preallocate_width_hint"] = options.preallocate
     with pipeline:
-        images = fn.decoders.image_slice(
-            given("encoded", types.UINT8),
-            given("anchor", types.INT32),
-            given("shape", types.INT32),
-            axes=[0, 1],
-            device="mixed" if on_gpu else "cpu",
-            output_type=types.RGB,
-            adjust_orientation=False,  # the turn comes last, from the index
-            jpeg_fancy_upsampling=True,  # as libjpeg-turbo, and so Pillow, does it
-            **decoder,
-        )
-        if options.resizes:
-            images = fn.resize(
-                images,
-                size=given("size", types.FLOAT),
-                roi_start=given("roi_start", types.FLOAT),
-                roi_end=given("roi_end", types.FLOAT),
-                interp_type=types.INTERP_LINEAR,
-                antialias=True,
-            )
-        # Images that are still to be turned are as high as others are wide; flat, all are of one shape.
-        flat = fn.reshape(images, shape=[-1])
-        pipeline.set_outputs(flat if options.resizes else fn.pad(flat))
+        encoded = given("encoded", types.UINT8)
+        if options.crops:
+            places = given("anchor", types.INT32), given("shape", types.INT32)
+            images = fn.decoders.image_slice(encoded, *places, axes=[0, 1], **decoder)
+        else:
+            images = fn.decoders.image(encoded, **decoder)
+        pipeline.set_outputs(images)
     try:
         pipeline.build()
     except RuntimeError as error:
-        raise BackendError(f"backend 'dali' can't use this machine ({str(error).splitlines()[0]}); {_REMEDY}") from None
+        raise BackendError(_unusable(error)) from None
     return pipeline
 
 
-def resize_with_pillow(row: np.void, payload: Buffer) -> npt.NDArray[np.uint8]:
-    """What the pipeline does, for one image that DALI can't decode: uint8 [H * W * 3].
+def check_device(device_id: int) -> None:
+    """Runs a trifle on a GPU, as what DALI can't use shows at the first run only.
 
     Raises:
-        DecodeError: if Pillow can't decode it either.
+        BackendError: with the remedy, if it fails.
     """
-    from PIL import Image
-
-    left, top, right, bottom = row["window"].tolist()
-    height, width = row["size"].tolist()
+    dali = import_dali()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(payload), formats=["JPEG"]) as stored:
-                window = stored.convert("RGB").crop((left, top, right, bottom))
-            box = (row["source"] - (left, top, left, top)).tolist()
-            resized = window.resize((width, height), Image.Resampling.BILINEAR, box=box)
-    except Exception as error:  # Pillow raises nearly every kind on damaged files
-        raise DecodeError(f"neither DALI nor Pillow can decode it: {str(error) or type(error).__name__}") from None
-    return np.asarray(resized).reshape(-1)
+        pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=device_id)
+        with pipeline:
+            pipeline.set_outputs(dali.types.Constant(np.zeros(1, np.uint8), device="gpu"))
+        pipeline.build()
+        pipeline.run()
+    except RuntimeError as error:
+        raise BackendError(_unusable(error)) from None
+
+
+def _unusable(error: RuntimeError) -> str:
+    return f"backend 'dali' can't use this machine ({str(error).splitlines()[0]}); {_REMEDY}"

@@ -11,16 +11,11 @@ import torch
 
 from feeder import _gpu
 from feeder.decode.fused import fused_parameters
+from feeder.tensors import to_device
 from feeder.transforms import Recipe
 from feeder.transforms.op import Params
 
-__all__ = ["Finisher", "to_device"]
-
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of the values on a device; the copy is queued on the current stream and not waited for."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+__all__ = ["Finisher"]
 
 
 class Finisher:
@@ -71,7 +66,8 @@ class Finisher:
             further = fused.tensors(self._device)
         if self._affine is None:
             affine = self._recipe.affine
-            scale, bias = (None, None) if affine is None else (to_device(each, self._device) for each in affine)
+            # Once, and waited for: a later call may be on another stream.
+            scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
             self._affine = scale, bias
         return _gpu.normalize(
             images,

@@ -53,19 +53,15 @@ class FusedParameters(NamedTuple):
 
     def tensors(self, device: torch.device) -> dict[str, object]:
         """The keyword arguments ``color`` and ``erase``, on a device."""
-        import torch
-
         from feeder import _gpu
-
-        def move(array: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        from feeder.tensors import to_device
 
         color = erase = None
         if self.steps is not None and self.factors is not None:
             has_contrast = bool((self.steps == _gpu.CONTRAST).any())
-            color = _gpu.Color(move(self.steps), move(self.factors), has_contrast)
+            color = _gpu.Color(to_device(self.steps, device), to_device(self.factors, device), has_contrast)
         if self.boxes is not None and self.value is not None:
-            erase = _gpu.Erase(move(self.boxes), move(self.value))
+            erase = _gpu.Erase(to_device(self.boxes, device), to_device(self.value, device))
         return {"color": color, "erase": erase}
 
 

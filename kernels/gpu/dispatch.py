@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import shutil
+import sysconfig
 from functools import lru_cache
 
 import torch
@@ -12,6 +15,8 @@ from feeder.errors import ArgumentError
 
 __all__ = ["has_triton", "runs_triton"]
 
+_log = logging.getLogger(__name__)
+
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
@@ -19,22 +24,50 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+@lru_cache(maxsize=1)
+def _lacks() -> str | None:
+    """What Triton lacks here to run kernels on a GPU, and the remedy; None: nothing.
+
+    Triton compiles its own access to the driver, in C, before its first launch: that takes a compiler and Python's
+    headers, which slim containers don't have.
+    """
+    if not has_triton():
+        return "Triton: pip install 'feeder-data[gpu]'"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "a C compiler, which Triton needs: install gcc"
+    scheme = sysconfig.get_default_scheme()
+    # As Triton has it: Debian's own scheme names a folder without headers.
+    folder = sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
+    if not os.path.exists(os.path.join(folder, "Python.h")):
+        return f"Python's headers, which Triton needs, in {folder}: install python3-dev"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _say_once(lacking: str) -> None:
+    _log.warning("the GPU kernels' torch references run in their place, several times slower; missing is %s", lacking)
+
+
 def runs_triton(device: torch.device, using: str) -> bool:
     """Whether an op on this device runs its kernel.
 
     Args:
         device: Where the images are.
-        using: "triton", "torch" (the reference), or "auto": the kernel on CUDA if Triton is installed.
+        using: "triton", "torch" (the reference), or "auto": the kernel on CUDA if Triton can run there.
 
     Raises:
         ArgumentError: if the kernel is asked for and can't run.
     """
-    if using == "torch" or (using == "auto" and (device.type != "cuda" or not has_triton())):
-        return False
-    if using not in ("auto", "triton"):
+    if using not in ("auto", "triton", "torch"):
         raise ArgumentError(f"using must be 'auto', 'triton' or 'torch', got {using!r}")
-    if not has_triton():
-        raise ArgumentError("using='triton' needs Triton; install it: pip install 'feeder-data[gpu]'")
+    if using == "torch" or (using == "auto" and device.type != "cuda"):
+        return False
+    lacking = _lacks() if device.type == "cuda" else None if has_triton() else "Triton: pip install 'feeder-data[gpu]'"
+    if lacking is not None:
+        if using == "triton":
+            raise ArgumentError(f"using='triton' can't run here; missing is {lacking}")
+        _say_once(lacking)
+        return False
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ArgumentError(
             f"Triton needs a CUDA device, got images on {device}; set TRITON_INTERPRET=1 before the first import of "

@@ -11,6 +11,8 @@ import triton.language as tl
 from feeder._gpu.parameters import Color, Erase, Mix
 
 __all__ = [
+    "COMPILE",
+    "affine_of",
     "finish_value",
     "inside_box",
     "launch",
@@ -22,19 +24,27 @@ __all__ = [
 ]
 
 _BLOCK = 1024
+# Of which a program of the elements' kernel does the same elements: what depends on the place alone is a third of its
+# instructions for one image.
+_IMAGES = 4
+# a * b + c may be rounded once. Said at every launch, because the default changes between versions of Triton.
+COMPILE: dict[str, Any] = {"enable_fp_fusion": True}
 
 
 @triton.jit
-def turned(y, x, turn, height, width):
-    """Where an output pixel lies in the stored image, and the stored image's size; see Note [Turns]."""
+def turned(turn, height, width):
+    """Where an output pixel (y, x) lies in the stored image, see Note [Turns]: at origin + per_y * y + per_x * x.
+
+    Each of the eight turns is such a sum, so that an image's turn is three numbers and no branch.
+    """
     swap = (turn & 4) != 0
     stored_height = tl.where(swap, width, height)
     stored_width = tl.where(swap, height, width)
-    row = tl.where(swap, x, y)
-    column = tl.where(swap, y, x)
-    row = tl.where((turn & 2) != 0, stored_height - 1 - row, row)
-    column = tl.where((turn & 1) != 0, stored_width - 1 - column, column)
-    return row, column, stored_height, stored_width
+    per_row = tl.where((turn & 2) != 0, -stored_width, stored_width)
+    per_column = tl.where((turn & 1) != 0, -1, 1)
+    origin = tl.where((turn & 2) != 0, (stored_height - 1) * stored_width, 0)
+    origin += tl.where((turn & 1) != 0, stored_width - 1, 0)
+    return origin, tl.where(swap, per_column, per_row), tl.where(swap, per_row, per_column)
 
 
 @triton.jit
@@ -80,6 +90,17 @@ def finish_value(value, channel, scale, bias, inside, erase_value, AFFINE: tl.co
 
 
 @triton.jit
+def by_channel(values, channel, WANTED: tl.constexpr):
+    """The value of each element's channel, from three in memory; 0 where it is not wanted."""
+    found = 0.0
+    if WANTED:
+        found = tl.where(
+            channel == 0, tl.load(values), tl.where(channel == 1, tl.load(values + 1), tl.load(values + 2))
+        )
+    return found
+
+
+@triton.jit
 def inside_box(box, y, x):
     """Whether (y, x) lies in the (top, left, bottom, right) that ``box`` points to."""
     rows = (y >= tl.load(box)) & (y < tl.load(box + 2))
@@ -105,16 +126,17 @@ def store_pixel(out, image, pixel, pixels, mask, red, green, blue, CHANNELS_LAST
 
 @triton.jit
 def _pixel(
-    images, image, y, x, height, width, mask, scale, bias, turns, steps, factors, means, boxes, erase_value,
-    NCHW: tl.constexpr, TURN: tl.constexpr, STEPS: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
+    images, image, y, x, mask, scale, bias, turns, steps, factors, means, boxes, erase_value,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, TURN: tl.constexpr,
+    STEPS: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
 ):  # fmt: skip
     """R, G and B of one sample's output pixels, before mixing."""
     if TURN:
-        row, column, _, stored_width = turned(y, x, tl.load(turns + image).to(tl.int32), height, width)
-        pixel = row * stored_width + column
+        origin, per_y, per_x = turned(tl.load(turns + image).to(tl.int32), HEIGHT, WIDTH)
+        pixel = origin + per_y * y + per_x * x
     else:
-        pixel = y * width + x
-    red, green, blue = _load_pixel(images, image, pixel, height * width, mask, NCHW)
+        pixel = y * WIDTH + x
+    red, green, blue = _load_pixel(images, image, pixel, HEIGHT * WIDTH, mask, NCHW)
     if STEPS > 0:
         mean = tl.load(means + image)
         for number in tl.static_range(STEPS):
@@ -132,57 +154,70 @@ def _pixel(
 
 @triton.jit
 def _pixels_kernel(
-    images, out, height, width, scale, bias, turns, steps, factors, means, boxes, erase_value, partners, lam, mix_box,
-    NCHW: tl.constexpr, CHANNELS_LAST: tl.constexpr, TURN: tl.constexpr, STEPS: tl.constexpr, AFFINE: tl.constexpr,
-    ERASE: tl.constexpr, MIX: tl.constexpr, BLOCK: tl.constexpr,
+    images, out, scale, bias, turns, steps, factors, means, boxes, erase_value, partners, lam, mix_box,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, CHANNELS_LAST: tl.constexpr, TURN: tl.constexpr,
+    STEPS: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr, MIX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(1)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = pixel < height * width
-    y = pixel // width
-    x = pixel % width
+    mask = pixel < HEIGHT * WIDTH
+    y = pixel // WIDTH
+    x = pixel % WIDTH
     red, green, blue = _pixel(
-        images, image, y, x, height, width, mask, scale, bias, turns, steps, factors, means, boxes, erase_value,
-        NCHW, TURN, STEPS, AFFINE, ERASE,
+        images, image, y, x, mask, scale, bias, turns, steps, factors, means, boxes, erase_value, HEIGHT, WIDTH, NCHW,
+        TURN, STEPS, AFFINE, ERASE,
     )  # fmt: skip
     if MIX:
         partner = tl.load(partners + image)
         red2, green2, blue2 = _pixel(
-            images, partner, y, x, height, width, mask, scale, bias, turns, steps, factors, means, boxes, erase_value,
+            images, partner, y, x, mask, scale, bias, turns, steps, factors, means, boxes, erase_value, HEIGHT, WIDTH,
             NCHW, TURN, STEPS, AFFINE, ERASE,
         )  # fmt: skip
         within = inside_box(mix_box, y, x)
         red = tl.where(within, lam * red + (1.0 - lam) * red2, red)
         green = tl.where(within, lam * green + (1.0 - lam) * green2, green)
         blue = tl.where(within, lam * blue + (1.0 - lam) * blue2, blue)
-    store_pixel(out, image, pixel, height * width, mask, red, green, blue, CHANNELS_LAST)
+    store_pixel(out, image, pixel, HEIGHT * WIDTH, mask, red, green, blue, CHANNELS_LAST)
 
 
 @triton.jit
 def _elements_kernel(
-    images, out, height, width, scale, bias, turns, boxes, erase_value,
-    TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr, BLOCK: tl.constexpr,
+    images, out, count, scale, bias, turns, boxes, erase_value,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
+    BLOCK: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
-    """NHWC to channels_last where no channel needs another: one thread an element, so stores are whole vectors."""
-    image = tl.program_id(1)
+    """NHWC to channels_last where no channel needs another: one thread an element, so stores are whole vectors.
+
+    A program does the same elements of a few images, so that what depends on the place alone is computed once.
+    """
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = element < height * width * 3
-    start = image.to(tl.int64) * height * width * 3
+    mask = element < HEIGHT * WIDTH * 3
     pixel = element // 3
     channel = element % 3
-    source = element
-    inside = mask
-    if TURN or ERASE:
-        y = pixel // width
-        x = pixel % width
+    y = pixel // WIDTH
+    x = pixel % WIDTH
+    factor = by_channel(scale, channel, AFFINE)
+    offset = by_channel(bias, channel, AFFINE)
+    erased = by_channel(erase_value, channel, ERASE)
+    for number in tl.static_range(IMAGES):
+        image = tl.minimum(tl.program_id(1) * IMAGES + number, count - 1)  # past the last the same is done again
+        start = images + image.to(tl.int64) * (HEIGHT * WIDTH * 3)
+        turn = 0
         if TURN:
-            row, column, _, stored_width = turned(y, x, tl.load(turns + image).to(tl.int32), height, width)
-            source = 3 * (row * stored_width + column) + channel
+            turn = tl.load(turns + image).to(tl.int32)
+        if turn == 0:  # then whole vectors are loaded
+            level = tl.load(start + element, mask=mask, other=0)
+        else:
+            origin, per_y, per_x = turned(turn, HEIGHT, WIDTH)
+            source = 3 * per_y * y + (3 * per_x * x + (channel + 3 * origin))
+            level = tl.load(start + source, mask=mask, other=0)
+        value = level.to(tl.float32)
+        if AFFINE:
+            value = value * factor + offset
         if ERASE:
-            inside = inside_box(boxes + image * 4, y, x)
-    value = tl.load(images + start + source, mask=mask, other=0).to(tl.float32)
-    value = finish_value(value, channel, scale, bias, inside, erase_value, AFFINE, ERASE)
-    tl.store(out + start + element, value.to(out.dtype.element_ty), mask=mask)
+            value = tl.where(inside_box(boxes + image * 4, y, x), erased, value)
+        place = out + image.to(tl.int64) * (HEIGHT * WIDTH * 3) + element
+        tl.store(place, value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -205,12 +240,29 @@ def _gray_sum_kernel(
 
 def on_device(values: torch.Tensor | None, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor | None:
     """The values as the kernels take them: contiguous, of a dtype, on the device of the images."""
-    return None if values is None else values.to(like.device, dtype, non_blocking=True).contiguous()
+    if values is None:
+        return None
+    if like.device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()  # from elsewhere the copy may wait for what is queued
+    return values.to(like.device, dtype, non_blocking=True).contiguous()
 
 
-def or_nothing(values: torch.Tensor | None, like: torch.Tensor | None) -> Any:
+def or_nothing(values: torch.Tensor | None, like: torch.Tensor) -> Any:
     """A pointer that the kernel does not follow, in place of None."""
     return like if values is None else values
+
+
+def affine_of(
+    scale: torch.Tensor | None, bias: torch.Tensor | None, like: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Both as the kernels take them, or neither."""
+    if scale is None and bias is None:
+        return None, None
+    scales, biases = on_device(scale, torch.float32, like), on_device(bias, torch.float32, like)
+    return (
+        torch.ones(3, device=like.device) if scales is None else scales,
+        torch.zeros(3, device=like.device) if biases is None else biases,
+    )
 
 
 def launch(
@@ -228,34 +280,31 @@ def launch(
 ) -> None:
     """Launches kernel 1 on the current stream; arguments as in ``normalize_reference``."""
     height, width = size
-    affine = scale is not None or bias is not None
-    scales = on_device(torch.ones(3) if scale is None else scale, torch.float32, images)
-    biases = on_device(torch.zeros(3) if bias is None else bias, torch.float32, images)
+    scales, biases = affine_of(scale, bias, images)
     turns = on_device(turn, torch.int32, images)
     boxes = on_device(None if erase is None else erase.boxes, torch.int32, images)
     erase_value = on_device(None if erase is None else erase.value, torch.float32, images)
     channels_last = not out.is_contiguous()
-    nothing = scales
-    flags: dict[str, Any] = {"TURN": turn is not None, "AFFINE": affine, "ERASE": erase is not None, "BLOCK": _BLOCK}
+    shared = [or_nothing(each, images) for each in (scales, biases, turns)]
+    erasing = [or_nothing(each, images) for each in (boxes, erase_value)]
+    flags: dict[str, Any] = {
+        "HEIGHT": height, "WIDTH": width, "TURN": turn is not None, "AFFINE": scales is not None,
+        "ERASE": erase is not None, "BLOCK": _BLOCK, **COMPILE,
+    }  # fmt: skip
     if layout == "nhwc" and channels_last and color is None and mix is None:
-        _elements_kernel[(triton.cdiv(3 * height * width, _BLOCK), len(images))](
-            images, out, height, width, scales, biases, or_nothing(turns, nothing), or_nothing(boxes, nothing),
-            or_nothing(erase_value, nothing), **flags,
-        )  # fmt: skip
+        grid = (triton.cdiv(3 * height * width, _BLOCK), triton.cdiv(len(images), _IMAGES))
+        _elements_kernel[grid](images, out, len(images), *shared, *erasing, IMAGES=_IMAGES, **flags)
         return
     steps = on_device(None if color is None else color.steps, torch.int32, images)
     factors = on_device(None if color is None else color.factors, torch.float32, images)
     if color is not None and mean is None:
         mean = torch.zeros(len(images), device=images.device)
     partners = on_device(None if mix is None else mix.partner, torch.int32, images)
-    mix_box = None
-    if mix is not None:
-        mix_box = on_device(torch.tensor(mix.box or (0, 0, height, width)), torch.int32, images)
+    box = None if mix is None else torch.tensor(mix.box or (0, 0, height, width))
+    coloring = [or_nothing(each, images) for each in (steps, factors, mean)]
     _pixels_kernel[(triton.cdiv(height * width, _BLOCK), len(images))](
-        images, out, height, width, scales, biases, or_nothing(turns, nothing), or_nothing(steps, nothing),
-        or_nothing(factors, nothing), or_nothing(mean, nothing), or_nothing(boxes, nothing),
-        or_nothing(erase_value, nothing), or_nothing(partners, nothing), 1.0 if mix is None else float(mix.lam),
-        or_nothing(mix_box, nothing), NCHW=layout == "nchw", CHANNELS_LAST=channels_last,
+        images, out, *shared, *coloring, *erasing, or_nothing(partners, images), 1.0 if mix is None else float(mix.lam),
+        or_nothing(on_device(box, torch.int32, images), images), NCHW=layout == "nchw", CHANNELS_LAST=channels_last,
         STEPS=0 if color is None else color.steps.shape[1], MIX=mix is not None, **flags,
     )  # fmt: skip
 
@@ -267,6 +316,6 @@ def launch_gray_mean(images: torch.Tensor, size: tuple[int, int], color: Color, 
     _gray_sum_kernel[(triton.cdiv(pixels, _BLOCK), len(images))](
         images, sums, pixels, on_device(color.steps, torch.int32, images),
         on_device(color.factors, torch.float32, images), NCHW=layout == "nchw", STEPS=color.steps.shape[1],
-        BLOCK=_BLOCK,
+        BLOCK=_BLOCK, **COMPILE,
     )  # fmt: skip
     return torch.floor(sums.double() / pixels + 0.5).float()

@@ -19,9 +19,9 @@ class Ragged:
     """Images of different sizes in one tensor.
 
     Args:
-        data: uint8 [bytes]: every image's [H, W, 3], contiguous, somewhere in it.
-        offsets: int64 [N]: where each starts.
-        sizes: integers [N, 2]: (height, width) of each.
+        data: uint8 [bytes], on any device: every image's [H, W, 3], contiguous, somewhere in it.
+        offsets: int64 [N], on the CPU: where each starts.
+        sizes: integers [N, 2], on the CPU: (height, width) of each.
     """
 
     data: torch.Tensor
@@ -37,22 +37,28 @@ class Ragged:
         lengths = torch.tensor([0, *(image.numel() for image in images)], dtype=torch.int64)
         sizes = torch.tensor([image.shape[:2] for image in images], dtype=torch.int32)
         data = torch.cat([image.reshape(-1) for image in images])
-        return cls(data, lengths.cumsum(0)[:-1].to(data.device), sizes.to(data.device))
+        return cls(data, lengths.cumsum(0)[:-1], sizes)
 
-    def check(self, boxes: torch.Tensor) -> None:
-        """Checks that images lie in the data and boxes in the images.
+    def check(self, source: torch.Tensor, support: torch.Tensor) -> None:
+        """Checks that images lie in the data and boxes in the images, without a wait for the data's device.
 
         Args:
-            boxes: integers [N, 4], (left, top, right, bottom).
+            source: float [N, 4], (left, top, right, bottom).
+            support: integers [N, 4], likewise.
 
         Raises:
             ArgumentError: naming the first image that does not fit.
         """
-        offsets, sizes, limits = self.offsets.cpu(), self.sizes.cpu().long(), boxes.cpu().long()
+        offsets, sizes, limits = self.offsets, self.sizes.long(), support.long()
         if self.data.dtype != torch.uint8 or self.data.ndim != 1 or not self.data.is_contiguous():
             raise ArgumentError(f"data must be contiguous uint8 [bytes], got {self.data.dtype} {list(self.data.shape)}")
-        if sizes.shape != (len(offsets), 2) or limits.shape != (len(offsets), 4):
-            raise ArgumentError(f"sizes must be [N, 2] and boxes [N, 4], got {list(sizes.shape)}, {list(limits.shape)}")
+        for name, values in (("offsets", offsets), ("sizes", sizes), ("source", source), ("support", support)):
+            if values.device.type != "cpu":
+                raise ArgumentError(f"{name} must be on the CPU, where they are checked, got {values.device}")
+        shapes = [list(each.shape) for each in (sizes, source, support)]
+        count = len(offsets)
+        if shapes != [[count, 2], [count, 4], [count, 4]]:
+            raise ArgumentError(f"sizes must be [{count}, 2], source and support [{count}, 4], got {shapes}")
         inside = (limits[:, :2] >= 0).all(1) & (limits[:, :2] < limits[:, 2:]).all(1)
         inside &= (limits[:, 2:] <= sizes.flip(1)).all(1)
         inside &= (offsets >= 0) & (offsets + 3 * sizes.prod(1) <= self.data.numel())
@@ -87,8 +93,8 @@ def crop_resize(
 
     Args:
         images: N images as stored.
-        source: float [N, 4], (left, top, right, bottom) in stored pixels: what maps onto the output.
-        support: integers [N, 4], the stored pixels that the filter may read.
+        source: float [N, 4], on the CPU, (left, top, right, bottom) in stored pixels: what maps onto the output.
+        support: integers [N, 4], on the CPU, the stored pixels that the filter may read.
         size: (H, W) of the output.
         scale: float32 [3]; None is 1.
         bias: float32 [3]; None is 0.
@@ -105,9 +111,7 @@ def crop_resize(
     Raises:
         ArgumentError: for an argument that does not fit.
     """
-    images.check(support)
-    if source.shape != (len(images), 4):
-        raise ArgumentError(f"source must be [{len(images)}, 4], got {list(source.shape)}")
+    images.check(source, support)
     if dtype == torch.uint8 and not (scale is None and bias is None):
         raise ArgumentError("dtype uint8 takes no scale or bias; ask for a float dtype")
     out = output_tensor(len(images), size, dtype, channels_last, images.data, out)

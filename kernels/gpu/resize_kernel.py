@@ -6,7 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
-from feeder._gpu.normalize_kernel import finish_value, inside_box, on_device, or_nothing, store_pixel, turned
+from feeder._gpu.normalize_kernel import (
+    COMPILE,
+    affine_of,
+    finish_value,
+    inside_box,
+    on_device,
+    or_nothing,
+    store_pixel,
+    turned,
+)
 from feeder._gpu.parameters import Erase
 from feeder._gpu.resize import Ragged
 
@@ -17,20 +26,28 @@ _BLOCK = 128
 
 @triton.jit
 def _crop_resize_kernel(
-    data, out, offsets, sizes, sources, supports, height, width, scale, bias, turns, boxes, erase_value,
-    TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr, ROUND: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
+    data, out, places, sources, scale, bias, turns, boxes, erase_value,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
+    ROUND: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """``places`` has, for each image, where its support starts in the data, the image's width, and the support's."""
     image = tl.program_id(1)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = pixel < height * width
-    y = pixel // width
-    x = pixel % width
-    turn = 0
+    mask = pixel < HEIGHT * WIDTH
+    y = pixel // WIDTH
+    x = pixel % WIDTH
+    row, column = y, x
+    stored_height, stored_width = HEIGHT, WIDTH
     if TURN:
         turn = tl.load(turns + image).to(tl.int32)
-    row, column, stored_height, stored_width = turned(y, x, turn, height, width)
+        origin, per_y, per_x = turned(turn, HEIGHT, WIDTH)
+        stored = origin + per_y * y + per_x * x
+        stored_height = tl.where((turn & 4) != 0, WIDTH, HEIGHT)
+        stored_width = tl.where((turn & 4) != 0, HEIGHT, WIDTH)
+        row, column = stored // stored_width, stored % stored_width
 
+    support_width = tl.load(places + image * 4 + 2).to(tl.int32)
+    support_height = tl.load(places + image * 4 + 3).to(tl.int32)
     left = tl.load(sources + image * 4)
     top = tl.load(sources + image * 4 + 1)
     step_x = (tl.load(sources + image * 4 + 2) - left) / stored_width
@@ -39,15 +56,15 @@ def _crop_resize_kernel(
     reach_y = tl.maximum(step_y, 1.0)
     center_x = left + (column.to(tl.float32) + 0.5) * step_x
     center_y = top + (row.to(tl.float32) + 0.5) * step_y
-    first_x = tl.maximum(tl.floor(center_x - reach_x + 0.5).to(tl.int32), tl.load(supports + image * 4))
-    first_y = tl.maximum(tl.floor(center_y - reach_y + 0.5).to(tl.int32), tl.load(supports + image * 4 + 1))
-    last_x = tl.minimum(tl.floor(center_x + reach_x + 0.5).to(tl.int32), tl.load(supports + image * 4 + 2))
-    last_y = tl.minimum(tl.floor(center_y + reach_y + 0.5).to(tl.int32), tl.load(supports + image * 4 + 3))
+    first_x = tl.maximum(tl.floor(center_x - reach_x + 0.5).to(tl.int32), 0)
+    first_y = tl.maximum(tl.floor(center_y - reach_y + 0.5).to(tl.int32), 0)
+    last_x = tl.minimum(tl.floor(center_x + reach_x + 0.5).to(tl.int32), support_width)
+    last_y = tl.minimum(tl.floor(center_y + reach_y + 0.5).to(tl.int32), support_height)
     taps_x = tl.ceil(reach_x).to(tl.int32) * 2 + 1
     taps_y = tl.ceil(reach_y).to(tl.int32) * 2 + 1
 
-    stride = tl.load(sizes + image * 2 + 1)
-    start = data + tl.load(offsets + image)
+    start = data + tl.load(places + image * 4)
+    stride = tl.load(places + image * 4 + 1)
     red = tl.zeros([BLOCK], tl.float32)
     green = tl.zeros([BLOCK], tl.float32)
     blue = tl.zeros([BLOCK], tl.float32)
@@ -87,7 +104,7 @@ def _crop_resize_kernel(
     red = finish_value(red, 0, scale, bias, inside, erase_value, AFFINE, ERASE)
     green = finish_value(green, 1, scale, bias, inside, erase_value, AFFINE, ERASE)
     blue = finish_value(blue, 2, scale, bias, inside, erase_value, AFFINE, ERASE)
-    store_pixel(out, image, pixel, height * width, mask, red, green, blue, CHANNELS_LAST)
+    store_pixel(out, image, pixel, HEIGHT * WIDTH, mask, red, green, blue, CHANNELS_LAST)
 
 
 def launch(
@@ -104,21 +121,19 @@ def launch(
     """Launches kernel 2 on the current stream; arguments as in ``crop_resize_reference``."""
     height, width = size
     data = images.data
-    # The boxes are made relative to the support's corner in float64, so that float32 keeps their fractions.
-    scales = on_device(torch.ones(3) if scale is None else scale, torch.float32, data)
-    biases = on_device(torch.zeros(3) if bias is None else bias, torch.float32, data)
+    scales, biases = affine_of(scale, bias, data)
     turns = on_device(turn, torch.int32, data)
     boxes = on_device(None if erase is None else erase.boxes, torch.int32, data)
     erase_value = on_device(None if erase is None else erase.value, torch.float32, data)
-    corner = support[:, :2].to(source.device, torch.float64)
-    relative_source = source.double() - torch.cat([corner, corner], 1)
-    relative_support = support.long() - torch.cat([support[:, :2], support[:, :2]], 1).long()
-    skipped = support[:, 1].long() * images.sizes[:, 1].long().to(support.device) + support[:, 0].long()
-    offsets = images.offsets + 3 * skipped.to(images.offsets.device)
+    # Relative to the support's corner, in float64 until here, so that float32 keeps the boxes' fractions.
+    corner, widths = support[:, :2].long(), images.sizes[:, 1].long()
+    starts = images.offsets + 3 * (corner[:, 1] * widths + corner[:, 0])
+    places = torch.column_stack([starts, widths, support[:, 2:].long() - corner])
+    sources = source.double() - torch.cat([corner, corner], 1)
     _crop_resize_kernel[(triton.cdiv(height * width, _BLOCK), len(images))](
-        data, out, on_device(offsets, torch.int64, data), on_device(images.sizes, torch.int32, data),
-        on_device(relative_source, torch.float32, data), on_device(relative_support, torch.int32, data),
-        height, width, scales, biases, or_nothing(turns, scales), or_nothing(boxes, scales),
-        or_nothing(erase_value, scales), TURN=turn is not None, AFFINE=scale is not None or bias is not None,
+        data, out, on_device(places, torch.int64, data), on_device(sources.float(), torch.float32, data),
+        or_nothing(scales, data), or_nothing(biases, data), or_nothing(turns, data), or_nothing(boxes, data),
+        or_nothing(erase_value, data), HEIGHT=height, WIDTH=width, TURN=turn is not None, AFFINE=scales is not None,
         ERASE=erase is not None, ROUND=out.dtype == torch.uint8, CHANNELS_LAST=not out.is_contiguous(), BLOCK=_BLOCK,
+        **COMPILE,
     )  # fmt: skip

@@ -26,8 +26,8 @@ def ragged(device: torch.device) -> _gpu.Ragged:
     return _gpu.Ragged.of([torch.from_numpy(image).to(device) for image in IMAGES])
 
 
-def tensors(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor(SOURCE, dtype=torch.float64, device=device), torch.tensor(SUPPORT, device=device)
+def tensors() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(SOURCE, dtype=torch.float64), torch.tensor(SUPPORT)
 
 
 def expected_pixels(turns: list[int]) -> list[Any]:
@@ -43,7 +43,7 @@ def test_resized_turned_normalized_and_erased(using: str, channels_last: bool, d
     erase = [(0, 0, 3, 4), (0, 0, 0, 0), (11, 16, 12, 17), (2, 2, 9, 9), (0, 0, 0, 0)]
     value = np.array([1.0, 2.0, 3.0], np.float32)
     found = _gpu.crop_resize(
-        ragged(device), *tensors(device), SIZE, scale=torch.from_numpy(SCALE).to(device),
+        ragged(device), *tensors(), SIZE, scale=torch.from_numpy(SCALE).to(device),
         bias=torch.from_numpy(BIAS).to(device), channels_last=channels_last, turn=torch.tensor(TURNS, device=device),
         erase=_gpu.Erase(torch.tensor(erase, device=device), torch.from_numpy(value).to(device)), using=using,
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_resized_turned_normalized_and_erased(using: str, channels_last: bool, d
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("using", USING)
 def test_every_dtype_is_the_pixels_rounded_to_it(using: str, dtype: torch.dtype, device: torch.device) -> None:
-    found = _gpu.crop_resize(ragged(device), *tensors(device), SIZE, dtype=dtype, using=using)
+    found = _gpu.crop_resize(ragged(device), *tensors(), SIZE, dtype=dtype, using=using)
     assert found.dtype == dtype
     expected = np.stack(expected_pixels([0] * 5)).transpose(0, 3, 1, 2)
     unit = {torch.float16: 2.0**-11 * 256, torch.bfloat16: 2.0**-8 * 256, torch.uint8: 0.5}[dtype]
@@ -64,7 +64,7 @@ def test_every_dtype_is_the_pixels_rounded_to_it(using: str, dtype: torch.dtype,
 
 @pytest.mark.parametrize("using", USING)
 def test_pixels_are_pillows_to_a_level(using: str, device: torch.device) -> None:
-    found = _gpu.crop_resize(ragged(device), *tensors(device), SIZE, dtype=torch.uint8, using=using)
+    found = _gpu.crop_resize(ragged(device), *tensors(), SIZE, dtype=torch.uint8, using=using)
     for row, (image, source, (left, top, right, bottom)) in enumerate(zip(IMAGES, SOURCE, SUPPORT, strict=True)):
         box = (source[0] - left, source[1] - top, source[2] - left, source[3] - top)
         cropped = Image.fromarray(image[top:bottom, left:right])
@@ -74,10 +74,10 @@ def test_pixels_are_pillows_to_a_level(using: str, device: torch.device) -> None
 
 def test_boxes_outside_their_image_are_refused(device: torch.device) -> None:
     images = ragged(device)
-    source, support = tensors(device)
+    source, support = tensors()
     for row, box in ((0, [0, 0, 62, 40]), (1, [-1, 0, 7, 9]), (2, [5, 5, 5, 9])):
         bad = support.clone()
-        bad[row] = torch.tensor(box, device=device)
+        bad[row] = torch.tensor(box)
         with pytest.raises(ArgumentError, match=f"image {row} .*support box"):
             _gpu.crop_resize(images, source, bad, SIZE)
     short = _gpu.Ragged(images.data[:-1], images.offsets, images.sizes)

@@ -1,0 +1,80 @@
+"""Staged JPEGs decoded on the CPU after all, where the decoder that they were staged for has failed on their batch."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decode.base import Buffer
+from feeder.errors import DecodeError
+
+__all__ = ["decode_on_cpu"]
+
+
+def decode_on_cpu(
+    rows: npt.NDArray[np.void], payloads: Sequence[Buffer], threads: int
+) -> tuple[npt.NDArray[np.uint8], list[DecodeError | None]]:
+    """Decodes, crops and resizes, by feeder's CPU kernels, or by Pillow where they are not built.
+
+    In the exact way, so that a batch which is redone is as near as can be to what it would have been.
+
+    Args:
+        rows: [N] of :data:`feeder.decode.staged.ROW`, of JPEGs, whose sizes have one area.
+        payloads: N JPEGs.
+        threads: How many share the work.
+
+    Returns:
+        uint8 [N, H * W * 3], as stored (not turned), and for each image None or why it can't be decoded.
+    """
+    pixels = np.zeros((len(rows), 3 * int(rows["size"][0].prod())), np.uint8)
+    errors: list[DecodeError | None] = [None] * len(rows)
+    try:
+        from feeder import _native
+    except ImportError:
+        for row, payload in enumerate(payloads):
+            try:
+                pixels[row] = _with_pillow(rows[row], payload)
+            except DecodeError as error:
+                errors[row] = error
+        return pixels, errors
+    for height, width in sorted({(int(height), int(width)) for height, width in rows["size"]}):
+        here = np.flatnonzero((rows["size"] == (height, width)).all(axis=1))
+        out = np.zeros((len(here), height, width, 3), np.uint8)
+        statuses, reasons = _native.decode_batch(
+            [payloads[row] for row in here.tolist()],
+            np.ascontiguousarray(rows["source"][here]),
+            np.ascontiguousarray(rows["window"][here]),
+            np.zeros(len(here), np.uint8),
+            np.ones(len(here), np.uint8),
+            out,
+            layout="nhwc",
+            dtype="uint8",
+            threads=threads,
+            fidelity="exact",
+        )
+        pixels[here] = out.reshape(len(here), -1)
+        for row, status, reason in zip(here.tolist(), statuses.tolist(), reasons, strict=True):
+            errors[row] = DecodeError(reason) if status else None
+    return pixels, errors
+
+
+def _with_pillow(row: np.void, payload: Buffer) -> npt.NDArray[np.uint8]:
+    """The pixels of one image; raises DecodeError."""
+    from PIL import Image
+
+    left, top, right, bottom = row["window"].tolist()
+    height, width = row["size"].tolist()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(payload), formats=["JPEG"]) as stored:
+                window = stored.convert("RGB").crop((left, top, right, bottom))
+            box = (row["source"] - (left, top, left, top)).tolist()
+            resized = window.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise DecodeError(str(error) or type(error).__name__) from None
+    return np.asarray(resized).reshape(-1)

@@ -1,0 +1,103 @@
+"""On a GPU: what a loader promises of its feed, with each backend."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feeder import _gpu
+from feeder.dataset import ShardDataset
+from feeder.decode.registry import available_decoders
+from feeder.loader import DataLoader
+from feeder.transforms import (
+    ColorJitter,
+    Compose,
+    CutMix,
+    Normalize,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    ToDtype,
+)
+from tests.loader_data import write_shards
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.parametrize("backend", ["cpu", "dali"]),
+]
+
+RECIPE = Compose(
+    [
+        RandomResizedCrop(32),
+        RandomHorizontalFlip(),
+        ColorJitter(0.4, 0.4, 0.4),
+        Normalize([0.5] * 3, [0.25] * 3),
+        ToDtype("float16"),
+        RandomErasing(0.5),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 160, jpegs=True)
+
+
+@pytest.fixture(autouse=True)
+def _has(backend: str) -> Iterator[None]:
+    if backend not in available_decoders():
+        pytest.skip(f"backend {backend!r} is not installed")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def _loader(shards: Path, backend: str, **options: Any) -> DataLoader[Any]:
+    options = {"num_workers": 2, "persistent_workers": True, "shuffle": True, "channels_last": True} | options
+    return DataLoader(ShardDataset(shards, RECIPE), 16, backend=backend, device="cuda", **options)
+
+
+@pytest.mark.skipif(not _gpu.has_triton(), reason="without Triton the references wait")
+def test_no_batch_waits_for_the_gpu(shards: Path, backend: str) -> None:
+    loader = _loader(shards, backend, mix=CutMix())
+    sums = []
+    for images, _ in itertools.chain(loader, loader):
+        if len(sums) == 4:  # kernels are compiled, memory is there
+            torch.cuda.set_sync_debug_mode("error")
+        sums.append(images.float().sum())
+    torch.cuda.set_sync_debug_mode("default")
+    assert torch.stack(sums).isfinite().all()
+    loader.close()
+
+
+def test_memory_stays_flat_over_epochs(shards: Path, backend: str) -> None:
+    loader, free = _loader(shards, backend), []
+    for _ in range(8):
+        for images, _ in loader:
+            assert images.is_cuda
+        torch.cuda.synchronize()
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[2] - free[7] <= 16 << 20
+    loader.close()
+
+
+def test_a_cuda_graph_reads_static_buffers(shards: Path, backend: str) -> None:
+    loader, plain = _loader(shards, backend, static_buffers=True, drop_last=True), _loader(shards, backend)
+    graph, found = torch.cuda.CUDAGraph(), torch.empty(16, device="cuda")
+    expected = [images.float().mean((1, 2, 3)) for images, _ in plain]
+    for step, (images, _) in enumerate(loader):
+        if step == 0:
+            torch.cuda.synchronize()
+            found.copy_(images.float().mean((1, 2, 3)))
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                found.copy_(images.float().mean((1, 2, 3)))
+        graph.replay()
+        torch.testing.assert_close(found, expected[step], rtol=0, atol=5e-3)
+    assert step == 9
+    loader.close()
+    plain.close()

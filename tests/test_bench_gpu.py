@@ -1,0 +1,77 @@
+"""The GPU benchmarks where there is no GPU: what fails or is missing never takes other results along."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu import common, feed, summary
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gpu-x.json"
+    states: list[Any] = []
+
+    def row(value: float) -> dict[str, float]:
+        states.append(json.loads(path.read_text()).get("rows", {}))
+        return {"images_per_s": value}
+
+    def measure(result: common.Result) -> None:
+        rivals = {"a": lambda: row(4.0), "b": lambda: 1 // 0, "feeder c": lambda: row(2.0)}
+        middle = common.interleaved(rivals, 3, result)  # type: ignore[arg-type]
+        assert middle == {"a": {"images_per_s": 4.0}, "feeder c": {"images_per_s": 2.0}}
+        raise RuntimeError("late")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(common, "gpu", lambda: {"name": "a GPU"})
+    assert common.on_gpu("gpu-x", str(path), measure) == 1
+    # Each run was saved before the next.
+    assert [sum(len(v["images_per_s"]["all"]) for v in state.values()) for state in states] == list(range(6))
+    found = json.loads(path.read_text())
+    assert found["errors"] == {
+        "b": "ZeroDivisionError: integer division or modulo by zero",
+        "gpu-x": "RuntimeError: late",
+    }
+    text = summary.summarize(tmp_path)
+    assert "on a GPU" in text
+    assert "b FAILED: ZeroDivisionError" in text
+
+
+def test_goals_are_of_the_rows_that_there_are() -> None:
+    rates = {"feeder dali, seekable": 30.0, "feeder cpu + kernel 1": 20.0, "plain DALI": 20.0, "torch + Pillow": 5.0}
+    assert feed.goals(rates, 4) == {
+        "feeder dali, seekable / plain DALI (1.3)": 1.5,
+        "best of feeder / torch + Pillow (4.0)": 6.0,
+    }
+    assert feed.goals({"torch + Pillow": 5.0}, 8) == {}
+
+
+def test_what_a_step_left_half_written_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "gpu-feed-4.json").write_text('{"benchmark": ')
+    (tmp_path / "parity-fast.json").write_text("")
+    (tmp_path / "tests-gpu.xml").write_text("<testsuite")
+    text = summary.summarize(tmp_path)
+    assert "tests-gpu: unreadable" in text
+    assert "NOT PASSED" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_one_part_of_the_script_without_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "gpu-train.json").write_text(json.dumps({"skipped": "an earlier run's"}))
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(tmp_path)]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(tmp_path)}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment, "timeout": 200}
+    done = subprocess.run([*script, "--only", "kernels,ladder"], **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "gpu-kernels.json").read_text())["skipped"] == "no CUDA device"
+    assert not (tmp_path / "data").exists()
+    assert "an earlier run's" in (tmp_path / "summary.txt").read_text()
+    assert subprocess.run([*script, "--only", "everything"], **options).returncode == 2
