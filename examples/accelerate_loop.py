@@ -10,14 +10,14 @@ import argparse
 import os
 from typing import Any
 
-import torch
+import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from feeder import DataLoader, ShardDataset, transforms
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dir", help="a folder that `feeder shard` wrote")
     parser.add_argument("--epochs", type=int, default=3)
@@ -26,8 +26,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--checkpoint", help="saved after every step, and gone on from if it is there")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     recipe = transforms.Compose(
         [
             transforms.RandomResizedCrop(args.size),
@@ -36,7 +38,6 @@ def main() -> None:
             transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         ]
     )
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     set_seed(0)
     dataset = ShardDataset(args.dir, transform=recipe)
     # Not for prepare(), which would make one of torch's loaders from it: feeder splits by rank and feeds the device.
@@ -82,6 +83,14 @@ def main() -> None:
         epoch += 1
     total = accelerator.reduce(loss.detach(), "mean")
     accelerator.print(f"epochs {epoch}, steps {step}, loss {total:.6f}")
+
+
+def main() -> None:
+    args = arguments()
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    train(accelerator, args)
+    # First the model, which holds the process group; the group's threads must end before the interpreter does.
+    accelerator.free_memory()
     accelerator.end_training()
 
 

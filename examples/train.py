@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gc
 import importlib.util
 import math
 import os
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
@@ -325,6 +326,7 @@ class Trainer:
                 self.epoch += 1
                 log.flush()
                 self.checkpoint()
+        say(f"best accuracy {self.best:.2%} after {self.epoch} epochs: {self.best_path}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -337,10 +339,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.batch_size % world_size():
         raise SystemExit(f"--batch-size {args.batch_size} does not divide into {world_size()} equal parts")
     args.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(args)
-    trainer.run()
-    say(f"best accuracy {trainer.best:.2%} after {trainer.epoch} epochs: {trainer.best_path}")
+    Trainer(args).run()
     if distributed.is_initialized():
+        gc.collect()  # the model, which holds the group; the group's threads must end before the interpreter does
         distributed.destroy_process_group()
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.images import encode
 
 _ROOT = Path(__file__).resolve().parent.parent
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(_ROOT / "tests/whole_exit.py"))
 
 
 @pytest.fixture(scope="module")
