@@ -66,7 +66,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
         epoch, step = saved["epoch"], saved["step"]
-    loss = torch.zeros(())
+    loss = torch.full((), float("nan"), device=accelerator.device)
     while epoch < args.epochs:
         loader.set_epoch(epoch)
         for images, labels in loader:
@@ -77,7 +77,10 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
             step += 1
             if args.checkpoint:
                 state = {"model": accelerator.unwrap_model(model).state_dict(), "optimizer": optimizer.state_dict()}
-                accelerator.save(state | {"loader": loader.state_dict(), "epoch": epoch, "step": step}, args.checkpoint)
+                state |= {"loader": loader.state_dict(), "epoch": epoch, "step": step}
+                if accelerator.is_main_process:  # whole or not at all, wherever this is killed
+                    torch.save(state, f"{args.checkpoint}.unfinished")
+                    os.replace(f"{args.checkpoint}.unfinished", args.checkpoint)
             if step == args.max_steps:
                 return
         epoch += 1
