@@ -234,8 +234,9 @@ class Trainer:
             self.forward = DistributedDataParallel(self.module)
         elif args.parallel == "dp":
             self.forward = DataParallel(self.module, args.device)
+        decay, fused = args.weight_decay, args.device == "cuda"  # else GradScaler would wait for the GPU at each step
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trained, args.lr, 0.9, weight_decay=args.weight_decay, nesterov=True)
+        self.optimizer = torch.optim.SGD(trained, args.lr, 0.9, weight_decay=decay, nesterov=True, fused=fused)
         self.scaler = torch.amp.GradScaler(args.device, enabled=args.amp == "fp16")
         self.epoch = self.step = self.stale_epochs = 0
         self.best = -1.0
@@ -320,9 +321,8 @@ class Trainer:
                     self.best = accuracy
                     save({"model": self.model.state_dict(), "accuracy": accuracy, "epoch": self.epoch}, self.best_path)
                 speed = (self.step - first) * args.accumulate * args.batch_size / seconds
-                waited = self.loader.stats()["waited_share"]
                 say(f"epoch {self.epoch}: validation accuracy {accuracy:.2%}, best {self.best:.2%}")
-                say(f"    {speed:,.0f} images/s, {waited:.0%} of the time waited for data")
+                say(f"    {speed:,.0f} images/s, {self.loader.stats()['waited_share']:.0%} of the time waited for data")
                 self.epoch += 1
                 log.flush()
                 self.checkpoint()

@@ -278,6 +278,19 @@ def test_autocast_and_channels_last_learn_the_same(data: list[str], tmp_path: Pa
     assert not np.array_equal(*losses)
 
 
+def test_scaled_losses_learn_the_same_and_the_scale_is_kept(data: list[str], tmp_path: Path, script: Any) -> None:
+    for amp in ("bf16", "fp16"):
+        options = [*SMALL, "0", "--epochs", "1", "--accumulate", "2", "--amp", amp]
+        trainer = script.Trainer(script.arguments([*data, "--out", str(tmp_path), *options]))
+        trainer.module.dtype = torch.bfloat16  # float16 takes the CPU half a minute
+        trainer.last_path = tmp_path / f"{amp}.pt"
+        trainer.run()
+    scaled = _load(tmp_path / "fp16.pt")
+    assert (scaled["scaler"]["scale"], scaled["scaler"]["_growth_tracker"]) == (65536.0, 5)
+    # Powers of two change no digit.
+    assert _plain(scaled["model"]) == _plain(_load(tmp_path / "bf16.pt")["model"])
+
+
 def test_sets_of_other_classes_are_refused(data: list[str], tmp_path: Path, script: Any) -> None:
     _stripes(0, 0).save(tmp_path / "image.jpg")
     for kind in range(3):
