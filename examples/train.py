@@ -51,7 +51,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--weight-decay", type=float, default=5e-5)
     add("--label-smoothing", type=float, default=0.1)
     add("--image-size", type=int, default=224)
-    add("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), help="for each process")
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # which torchrun sets
+    add("--workers", type=int, default=max(1, cores - 1), help="for each process")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     add("--parallel", choices=("none", "ddp", "dp"), default="none")
     add("--amp", choices=("off", "bf16", "fp16"), default="off", help="autocast")
@@ -258,8 +259,8 @@ class Trainer:
         done = self.step / max(1, self.args.epochs * math.ceil(len(self.loader) / self.args.accumulate))
         return self.args.lr * (min(1.0, (done + 1e-3) / 0.05) if done < 0.05 else (1 + math.cos(math.pi * done)) / 2)
 
-    def train_epoch(self, log: feeder.DeviceLog) -> None:
-        """The rest of the epoch. Everything stays on the device: no step waits for what it gave."""
+    def train_epoch(self, log: feeder.DeviceLog) -> int:
+        """The rest of the epoch; gives its batches' number. All stays on the device: no step waits for what it gave."""
         args, batches = self.args, iter(self.loader)
         total, summary = len(batches), torch.zeros(2, device=args.device)
         for number, (images, labels) in enumerate(batches):
@@ -267,8 +268,7 @@ class Trainer:
             group = min(args.accumulate, total - number + place)  # batches for this step of the optimizer
             # What a batch draws depends on nothing but its number, so that it is the same after a resume.
             torch.manual_seed(((args.seed << 20) + self.step * args.accumulate + place) * world_size() + rank())
-            wait = place < group - 1 and args.parallel == "ddp"
-            with self.forward.no_sync() if wait else contextlib.nullcontext():
+            with self.forward.no_sync() if args.parallel == "ddp" and place < group - 1 else contextlib.nullcontext():
                 loss, right = self.forward(images, labels)
                 self.scaler.scale(loss / group).backward()
             summary += torch.stack([loss.detach(), right / len(labels)]) / (group * world_size())
@@ -281,6 +281,7 @@ class Trainer:
                 if self.step % args.checkpoint_every == 0:
                     log.flush()  # the log reaches at least as far as the checkpoint
                     self.checkpoint()
+        return total
 
     def optimizer_step(self) -> None:
         for parameters in self.optimizer.param_groups:
@@ -312,17 +313,16 @@ class Trainer:
         with feeder.DeviceLog(*sinks, every=args.log_every, device=args.device) as log:
             while self.epoch < args.epochs and self.stale_epochs < args.patience:
                 self.module.train()
-                began, first = time.perf_counter(), self.step
-                self.train_epoch(log)
-                seconds = time.perf_counter() - began
+                began = time.perf_counter()
+                speed = self.train_epoch(log) * args.batch_size / (time.perf_counter() - began)
                 accuracy = self.validate()
                 self.stale_epochs = 0 if accuracy > self.best else self.stale_epochs + 1
                 if accuracy > self.best:
                     self.best = accuracy
                     save({"model": self.model.state_dict(), "accuracy": accuracy, "epoch": self.epoch}, self.best_path)
-                speed = (self.step - first) * args.accumulate * args.batch_size / seconds
                 say(f"epoch {self.epoch}: validation accuracy {accuracy:.2%}, best {self.best:.2%}")
-                say(f"    {speed:,.0f} images/s, {self.loader.stats()['waited_share']:.0%} of the time waited for data")
+                waited = self.loader.stats()["waited_share"]
+                say(f"    {speed:,.0f} images/s, {waited:.0%} of the time waited for data")
                 self.epoch += 1
                 log.flush()
                 self.checkpoint()
