@@ -61,7 +61,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
 
     epoch = step = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
-        saved = torch.load(args.checkpoint, weights_only=True)
+        saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         accelerator.unwrap_model(model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])

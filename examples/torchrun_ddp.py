@@ -67,7 +67,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             loss = torch.nn.functional.cross_entropy(parallel(images), labels)
             loss.backward()
             optimizer.step()
-            total += torch.stack([loss.detach() * len(labels), torch.tensor(len(labels), device=device)])
+            total[0] += loss.detach() * len(labels)
+            total[1] += len(labels)
         distributed.all_reduce(total)
         if distributed.get_rank() == 0:
             print(f"epoch {epoch}: {int(total[1])} samples, loss {total[0] / total[1]:.6f}")
@@ -77,6 +78,8 @@ def main() -> None:
     args = arguments()
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if has_gpu else "gloo")
     train(args, device)
     gc.collect()  # the model, which holds the group; the group's threads must end before the interpreter does
