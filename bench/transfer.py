@@ -1,8 +1,8 @@
 """The lessons about devices as measurements: when a GPU pays, what a copy costs, what a wait costs, what overlaps.
 
 products     Matrix products, small and large: the CPU, the GPU with its data there already, and with both copies.
-copies       Host to GPU, 64 MiB: pageable, pinned, pinned with non_blocking (how long until the host goes on).
-             Without a GPU only the plain copy from memory to memory, which a copy to a GPU can't beat.
+copies       Host to GPU, 64 MiB: pageable, pinned, pinned with non_blocking: until the copy is there, and until the
+             host goes on. Without a GPU only the plain copy from memory to memory, which a copy to a GPU can't beat.
 log          1,000 products of 100x100 matrices and their norms: each norm fetched at its step, all fetched once at the
              end, and feeder.DeviceLog.
 at once      Two series of products on two streams (GPU) or two threads (CPU) against one after the other.
@@ -36,57 +36,81 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _in_turn(rivals: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, Any]]:
-    """Milliseconds of each, until the device is done; the first run of each is not counted."""
+def _in_turn(rivals: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Milliseconds: ``ms`` until the device is done, and with a GPU ``host_ms`` until the host goes on.
 
-    def timed(run: Callable[[], object]) -> float:
+    The first run of each is not counted.
+    """
+    host: dict[str, list[float]] = {name: [] for name in rivals}
+
+    def timed(name: str) -> float:
         _synchronize()
         began = time.perf_counter()
-        run()
+        rivals[name]()
+        host[name].append(1000 * (time.perf_counter() - began))
         _synchronize()
         return 1000 * (time.perf_counter() - began)
 
-    for run in rivals.values():
-        timed(run)
-    found = interleave({n: (lambda r=r: timed(r)) for n, r in rivals.items()}, repeats, lambda _: None)  # type: ignore[misc]
-    return {name: spread(values) for name, values in found.items()}
+    for name in rivals:
+        timed(name)
+        host[name].clear()
+    found = interleave({n: (lambda n=n: timed(n)) for n in rivals}, repeats, lambda _: None)  # type: ignore[misc]
+    times = {"ms": found, "host_ms": host} if torch.cuda.is_available() else {"ms": found}
+    return {kind: {name: spread(values) for name, values in each.items()} for kind, each in times.items()}
+
+
+def _must_agree(question: str, results: Mapping[str, torch.Tensor], rtol: float = 0.0, atol: float = 0.0) -> None:
+    """What was computed in different ways must be the same before its time counts."""
+    (first, expected), *others = results.items()
+    for name, found in others:
+        torch.testing.assert_close(
+            found.cpu(),
+            expected.cpu(),
+            rtol=rtol,
+            atol=atol,
+            msg=lambda text, n=name: f"{question}: {n}, {first}: {text}",
+        )
 
 
 def products(sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
     results = {}
     for size in sizes:
         a, b = torch.randn(size, size), torch.randn(size, size)
-        rounds = max(1, min(1000, int(2e8 / size**3)))
-        rivals: dict[str, Callable[[], object]] = {"CPU": lambda a=a, b=b, n=rounds: [a @ b for _ in range(n)]}  # type: ignore[misc]
+        ways: dict[str, Callable[[], torch.Tensor]] = {"CPU": lambda a=a, b=b: a @ b}  # type: ignore[misc]
         if torch.cuda.is_available():
             x, y = a.cuda(), b.cuda()
-            torch.testing.assert_close((x @ y).cpu(), a @ b, rtol=1e-2, atol=1e-1)
-            rivals["GPU, data there"] = lambda x=x, y=y, n=rounds: [x @ y for _ in range(n)]  # type: ignore[misc]
-            rivals["GPU, with copies"] = lambda a=a, b=b, n=rounds: [  # type: ignore[misc]
-                (a.cuda() @ b.cuda()).cpu() for _ in range(n)
-            ]
-        results[f"{size}x{size}"] = {"products": rounds, "ms": _in_turn(rivals, repeats)}
+            ways["GPU, data there"] = lambda x=x, y=y: x @ y  # type: ignore[misc]
+            ways["GPU, with copies"] = lambda a=a, b=b: (a.cuda() @ b.cuda()).cpu()  # type: ignore[misc]
+        # The sums are of as many products as the matrix has rows, in another order on each device.
+        _must_agree(f"products {size}x{size}", {name: way() for name, way in ways.items()}, 1e-4, 1e-5 * size)
+        rounds = max(1, min(1000, int(2e8 / size**3)))
+        rivals = {name: (lambda way=way, n=rounds: [way() for _ in range(n)]) for name, way in ways.items()}  # type: ignore[misc]
+        results[f"{size}x{size}"] = {"products": rounds, **_in_turn(rivals, repeats)}
     return results
 
 
 def copies(size_bytes: int, repeats: int) -> dict[str, Any]:
-    source, target = torch.ones(size_bytes, dtype=torch.uint8), torch.empty(size_bytes, dtype=torch.uint8)
-    result: dict[str, Any] = {"bytes": size_bytes}
-    rivals: dict[str, Callable[[], object]] = {"memory to memory": lambda: target.copy_(source)}
+    source = torch.randint(0, 256, (size_bytes,), dtype=torch.uint8)
+    ways: dict[str, tuple[torch.Tensor, torch.Tensor, bool]] = {
+        "memory to memory": (torch.zeros_like(source), source, False)
+    }
     if torch.cuda.is_available():
-        pinned, there = source.pin_memory(), torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
-        rivals["pageable"] = lambda: there.copy_(source)
-        rivals["pinned"] = lambda: there.copy_(pinned)
-        rivals["pinned, non_blocking"] = lambda: there.copy_(pinned, non_blocking=True)
-        result["ms until the host goes on"] = spread([_host_ms(there, pinned) for _ in range(repeats)])
-    return result | {"ms": _in_turn(rivals, repeats)}
-
-
-def _host_ms(target: torch.Tensor, source: torch.Tensor) -> float:
+        pinned = source.pin_memory()
+        for name, each, non_blocking in (
+            ("pageable", source, False),
+            ("pinned", pinned, False),
+            ("pinned, non_blocking", pinned, True),
+        ):
+            ways[name] = torch.zeros_like(source, device="cuda"), each, non_blocking
+    rivals = {
+        name: (lambda to=to, frm=frm, n=n: to.copy_(frm, non_blocking=n))  # type: ignore[misc]
+        for name, (to, frm, n) in ways.items()
+    }
+    for run in rivals.values():
+        run()
     _synchronize()
-    began = time.perf_counter()
-    target.copy_(source, non_blocking=True)
-    return 1000 * (time.perf_counter() - began)
+    _must_agree("copies", {"source": source, **{name: to for name, (to, _, _) in ways.items()}})
+    return {"bytes": size_bytes, **_in_turn(rivals, repeats)}
 
 
 def log(count: int, repeats: int) -> dict[str, Any]:
@@ -113,9 +137,8 @@ def log(count: int, repeats: int) -> dict[str, Any]:
             return values
 
         rivals = {"fetched at each step": each_step, "once at the end": at_the_end, "feeder.DeviceLog": device_log}
-        expected = each_step()
-        assert all(run() == expected for run in rivals.values())
-        results[device] = {"steps": count, "ms": _in_turn(rivals, repeats)}
+        _must_agree(f"log, {device}", {name: torch.tensor(run()) for name, run in rivals.items()})
+        results[device] = {"steps": count, **_in_turn(rivals, repeats)}
     return results
 
 
@@ -123,9 +146,10 @@ def at_once(size: int, count: int, repeats: int) -> dict[str, Any]:
     a = torch.randn(size, size)
     result: dict[str, Any] = {"size": size, "products": 2 * count}
 
-    def series(x: torch.Tensor = a) -> None:
+    def series(x: torch.Tensor = a) -> torch.Tensor:
         for _ in range(count):
-            x @ x
+            product = x @ x
+        return product
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that one series leaves the other cores idle
@@ -134,24 +158,33 @@ def at_once(size: int, count: int, repeats: int) -> dict[str, Any]:
             "one after the other": lambda: [series() for _ in range(2)],
             "two threads": lambda: list(pool.map(lambda _: series(), range(2))),
         }
-        result["CPU ms"] = _in_turn(rivals, repeats)
+        for name, run in rivals.items():
+            _must_agree(f"at once, {name}", {"alone": a @ a, **dict(zip("12", run(), strict=True))}, 1e-4, 1e-5 * size)
+        result |= {f"CPU {kind}": times for kind, times in _in_turn(rivals, repeats).items()}
     torch.set_num_threads(threads)
     if torch.cuda.is_available():
         x, streams = a.cuda(), [torch.cuda.Stream() for _ in range(2)]
 
-        def two_streams() -> None:
+        def two_streams() -> list[torch.Tensor]:
+            products = []
             for stream in streams:
                 with torch.cuda.stream(stream):
-                    series(x)
+                    products.append(series(x))
+            return products
 
-        on_gpu: dict[str, Callable[[], object]] = {
+        on_gpu: dict[str, Callable[[], list[torch.Tensor]]] = {
             "one stream": lambda: [series(x) for _ in range(2)],
             "two streams": two_streams,
         }
         if torch.cuda.device_count() > 1:
             other = x.to("cuda:1")
             on_gpu["two devices"] = lambda: [series(each) for each in (x, other)]
-        result["GPU ms"] = _in_turn(on_gpu, repeats)
+        for name, run in on_gpu.items():
+            _synchronize()  # x is there for every stream
+            found = run()
+            _synchronize()
+            _must_agree(f"at once, {name}", {"alone": x @ x, **dict(zip("12", found, strict=True))}, 1e-4, 1e-5 * size)
+        result |= {f"GPU {kind}": times for kind, times in _in_turn(on_gpu, repeats).items()}
     return result
 
 
@@ -163,29 +196,34 @@ def measure(repeats: int, *, tiny: bool = False) -> dict[str, Any]:
         "at once": at_once(64 if tiny else 512, 10 if tiny else 50, repeats),
     }
     if torch.cuda.is_available():
-        return {"gpu": gpu(), **result, "left_out": {}}
+        two = {} if torch.cuda.device_count() > 1 else {"two devices": "one CUDA device"}
+        return {"gpu": gpu(), **result, "left_out": two}
     names = ("products on the GPU", "copies to the GPU", "the log on the GPU", "two streams", "two devices")
     return {**result, "left_out": dict.fromkeys(names, NO_GPU)}
 
 
 def render(result: dict[str, Any]) -> str:
     """What was measured, and what was left out, for a terminal."""
-    rows = [["", "ms", "min", "max"]]
+    on_gpu = "gpu" in result
+    rows = [["", "ms", "min", "max", *(["host"] if on_gpu else [])]]
 
-    def add(question: str, times: dict[str, dict[str, Any]]) -> None:
-        for name, value in times.items():
-            numbers = [f"{value[k]:,.2f}" for k in ("median", "min", "max")]
-            rows.append([f"{question}: {name}", *numbers])
+    def add(question: str, found: dict[str, Any], prefix: str = "") -> None:
+        for name, value in found.get(f"{prefix}ms", {}).items():
+            numbers = [value[k] for k in ("median", "min", "max")]
+            numbers += [found[f"{prefix}host_ms"][name]["median"]] if on_gpu else []
+            rows.append([f"{question}: {name}", *(f"{number:,.2f}" for number in numbers)])
 
     for size, found in result["products"].items():
-        add(f"{found['products']} products {size}", found["ms"])
-    add(f"copy of {result['copies']['bytes'] >> 20} MiB", result["copies"]["ms"])
+        add(f"{found['products']} products {size}", found)
+    add(f"copy of {result['copies']['bytes'] >> 20} MiB", result["copies"])
     for device, found in result["log"].items():
-        add(f"log of {found['steps']} steps, {device}", found["ms"])
+        add(f"{found['steps']} steps, {device}", found)
     for device in ("CPU", "GPU"):
-        add(f"{result['at once']['products']} products, {device}", result["at once"].get(f"{device} ms", {}))
+        add(f"{result['at once']['products']} products, {device}", result["at once"], f"{device} ")
+    where = f"GPU: {result['gpu']['name']}" if on_gpu else "CPU only"
+    notes = "medians, until the device is done" + ("; host: ms until the host goes on" if on_gpu else "")
     left_out = [f"left out, {why}: {name}" for name, why in result["left_out"].items()]
-    return "\n".join([table(rows), *([""] if left_out else []), *left_out])
+    return "\n".join([where, "", table(rows), "", notes, *left_out])
 
 
 def main() -> None:

@@ -10,14 +10,14 @@ import argparse
 import os
 from typing import Any
 
-import torch
+import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from feeder import DataLoader, ShardDataset, transforms
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dir", help="a folder that `feeder shard` wrote")
     parser.add_argument("--epochs", type=int, default=3)
@@ -26,8 +26,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--checkpoint", help="saved after every step, and gone on from if it is there")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps")
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     recipe = transforms.Compose(
         [
             transforms.RandomResizedCrop(args.size),
@@ -36,7 +38,6 @@ def main() -> None:
             transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         ]
     )
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     set_seed(0)
     dataset = ShardDataset(args.dir, transform=recipe)
     # Not for prepare(), which would make one of torch's loaders from it: feeder splits by rank and feeds the device.
@@ -60,12 +61,12 @@ def main() -> None:
 
     epoch = step = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
-        saved = torch.load(args.checkpoint, weights_only=True)
+        saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         accelerator.unwrap_model(model).load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
         epoch, step = saved["epoch"], saved["step"]
-    loss = torch.zeros(())
+    loss = torch.full((), float("nan"), device=accelerator.device)
     while epoch < args.epochs:
         loader.set_epoch(epoch)
         for images, labels in loader:
@@ -76,12 +77,23 @@ def main() -> None:
             step += 1
             if args.checkpoint:
                 state = {"model": accelerator.unwrap_model(model).state_dict(), "optimizer": optimizer.state_dict()}
-                accelerator.save(state | {"loader": loader.state_dict(), "epoch": epoch, "step": step}, args.checkpoint)
+                state |= {"loader": loader.state_dict(), "epoch": epoch, "step": step}
+                if accelerator.is_main_process:  # whole or not at all, wherever this is killed
+                    torch.save(state, f"{args.checkpoint}.unfinished")
+                    os.replace(f"{args.checkpoint}.unfinished", args.checkpoint)
             if step == args.max_steps:
                 return
         epoch += 1
     total = accelerator.reduce(loss.detach(), "mean")
     accelerator.print(f"epochs {epoch}, steps {step}, loss {total:.6f}")
+
+
+def main() -> None:
+    args = arguments()
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    train(accelerator, args)
+    # First the model, which holds the process group; the group's threads must end before the interpreter does.
+    accelerator.free_memory()
     accelerator.end_training()
 
 

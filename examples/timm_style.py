@@ -1,6 +1,6 @@
 """A training loop in the manner of timm's: MixUp, label smoothing, a cosine schedule by updates, an average of weights.
 
-python examples/timm_style.py DIR [--val DIR] [--epochs 3] [--size 224]
+python examples/timm_style.py DIR [--val DIR] [--epochs 3] [--size 224] [--log loss.csv]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from feeder import DataLoader, ShardDataset, transforms
+from feeder import CsvWriter, DataLoader, DeviceLog, ShardDataset, transforms
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -35,11 +35,13 @@ def create_loader(path: str, size: int, batch_size: int, workers: int, device: s
     )
 
 
-def train_one_epoch(epoch: int, model: Any, loader: Any, optimizer: Any, schedule: Any, average: Any) -> float:
+def train_one_epoch(
+    epoch: int, model: Any, loader: Any, optimizer: Any, schedule: Any, average: Any, log: DeviceLog
+) -> float:
     loss_fn = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     mixup = transforms.MixUp(alpha=0.2)
     model.train()
-    total = 0.0
+    total = torch.zeros((), device=next(model.parameters()).device)
     for step, (images, labels) in enumerate(loader):
         images, (own, other, lam) = mixup(images, labels, seed=42, epoch=epoch, step=step)
         output = model(images)
@@ -50,18 +52,18 @@ def train_one_epoch(epoch: int, model: Any, loader: Any, optimizer: Any, schedul
         optimizer.step()
         schedule.step()
         average.update_parameters(model)
-        total += loss.item()
-    return total / len(loader)
+        log.write(epoch * len(loader) + step, loss=loss.detach())  # loss.item() would wait for the device
+        total += loss.detach()
+    return total.item() / len(loader)
 
 
 @torch.no_grad()
 def validate(model: Any, loader: Any) -> float:
     model.eval()
-    right = seen = 0
+    right = torch.zeros((), device=next(model.parameters()).device)
     for images, labels in loader:
-        right += int((model(images).argmax(1) == labels).sum())
-        seen += len(labels)
-    return 100 * right / seen
+        right += (model(images).argmax(1) == labels).sum()
+    return 100 * right.item() / len(loader.dataset)
 
 
 def main() -> None:
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--log", default="loss.csv", help="the loss of each step, as CSV")
     args = parser.parse_args()
 
     torch.manual_seed(42)
@@ -93,11 +96,12 @@ def main() -> None:
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
     )
-    for epoch in range(args.epochs):
-        started = time.perf_counter()
-        loss = train_one_epoch(epoch, model, train, optimizer, schedule, average)
-        rate = len(train) * args.batch_size / (time.perf_counter() - started)
-        print(f"epoch {epoch}: loss {loss:.4f}, top-1 {validate(average, val):.1f} %, {rate:.0f} images/s")
+    with DeviceLog(CsvWriter(args.log), every=50) as log:
+        for epoch in range(args.epochs):
+            started = time.perf_counter()
+            loss = train_one_epoch(epoch, model, train, optimizer, schedule, average, log)
+            rate = len(train) * args.batch_size / (time.perf_counter() - started)
+            print(f"epoch {epoch}: loss {loss:.4f}, top-1 {validate(average, val):.1f} %, {rate:.0f} images/s")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ torchrun --nproc-per-node 2 examples/torchrun_ddp.py DIR [--epochs 3] [--size 22
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from typing import Any
 
-import torch
+import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
@@ -17,15 +18,17 @@ from torch.utils.data import DistributedSampler
 from feeder import DataLoader, ShardDataset, transforms
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dir", help="a folder that `feeder shard` wrote")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="of each process")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--size", type=int, default=224)
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def train(args: argparse.Namespace, device: torch.device) -> None:
     recipe = transforms.Compose(
         [
             transforms.RandomResizedCrop(args.size),
@@ -34,16 +37,17 @@ def main() -> None:
             transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         ]
     )
-    has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
-    distributed.init_process_group("nccl" if has_gpu else "gloo")
     torch.manual_seed(0)
     dataset = ShardDataset(args.dir, transform=recipe)
     # As with torch's loader. Without a sampler (shuffle=True, and loader.set_epoch below) feeder splits epochs by rank
     # itself, and a state_dict() of the loader resumes on any number of ranks.
     sampler: DistributedSampler[Any] = DistributedSampler(dataset)
     loader: DataLoader[Any] = DataLoader(
-        dataset, batch_size=args.batch_size, sampler=sampler, num_workers=args.workers, pin_memory=has_gpu
+        dataset,
+        batch_size=args.batch_size,
+        sampler=sampler,
+        num_workers=args.workers,
+        pin_memory=device.type == "cuda",
     )
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 32, 7, stride=4),
@@ -63,10 +67,22 @@ def main() -> None:
             loss = torch.nn.functional.cross_entropy(parallel(images), labels)
             loss.backward()
             optimizer.step()
-            total += torch.stack([loss.detach() * len(labels), torch.tensor(len(labels), device=device)])
+            total[0] += loss.detach() * len(labels)
+            total[1] += len(labels)
         distributed.all_reduce(total)
         if distributed.get_rank() == 0:
             print(f"epoch {epoch}: {int(total[1])} samples, loss {total[0] / total[1]:.6f}")
+
+
+def main() -> None:
+    args = arguments()
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
+    if has_gpu:
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if has_gpu else "gloo")
+    train(args, device)
+    gc.collect()  # the model, which holds the group; the group's threads must end before the interpreter does
     distributed.destroy_process_group()
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gc
 import importlib.util
 import math
 import os
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
@@ -50,7 +51,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--weight-decay", type=float, default=5e-5)
     add("--label-smoothing", type=float, default=0.1)
     add("--image-size", type=int, default=224)
-    add("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), help="for each process")
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # which torchrun sets
+    add("--workers", type=int, default=max(1, cores - 1), help="for each process")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     add("--parallel", choices=("none", "ddp", "dp"), default="none")
     add("--amp", choices=("off", "bf16", "fp16"), default="off", help="autocast")
@@ -233,8 +235,9 @@ class Trainer:
             self.forward = DistributedDataParallel(self.module)
         elif args.parallel == "dp":
             self.forward = DataParallel(self.module, args.device)
+        decay, fused = args.weight_decay, args.device == "cuda"  # else GradScaler would wait for the GPU at each step
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trained, args.lr, 0.9, weight_decay=args.weight_decay, nesterov=True)
+        self.optimizer = torch.optim.SGD(trained, args.lr, 0.9, weight_decay=decay, nesterov=True, fused=fused)
         self.scaler = torch.amp.GradScaler(args.device, enabled=args.amp == "fp16")
         self.epoch = self.step = self.stale_epochs = 0
         self.best = -1.0
@@ -256,8 +259,8 @@ class Trainer:
         done = self.step / max(1, self.args.epochs * math.ceil(len(self.loader) / self.args.accumulate))
         return self.args.lr * (min(1.0, (done + 1e-3) / 0.05) if done < 0.05 else (1 + math.cos(math.pi * done)) / 2)
 
-    def train_epoch(self, log: feeder.DeviceLog) -> None:
-        """The rest of the epoch. Everything stays on the device: no step waits for what it gave."""
+    def train_epoch(self, log: feeder.DeviceLog) -> int:
+        """The rest of the epoch; gives its batches' number. All stays on the device: no step waits for what it gave."""
         args, batches = self.args, iter(self.loader)
         total, summary = len(batches), torch.zeros(2, device=args.device)
         for number, (images, labels) in enumerate(batches):
@@ -265,8 +268,7 @@ class Trainer:
             group = min(args.accumulate, total - number + place)  # batches for this step of the optimizer
             # What a batch draws depends on nothing but its number, so that it is the same after a resume.
             torch.manual_seed(((args.seed << 20) + self.step * args.accumulate + place) * world_size() + rank())
-            wait = place < group - 1 and args.parallel == "ddp"
-            with self.forward.no_sync() if wait else contextlib.nullcontext():
+            with self.forward.no_sync() if args.parallel == "ddp" and place < group - 1 else contextlib.nullcontext():
                 loss, right = self.forward(images, labels)
                 self.scaler.scale(loss / group).backward()
             summary += torch.stack([loss.detach(), right / len(labels)]) / (group * world_size())
@@ -279,6 +281,7 @@ class Trainer:
                 if self.step % args.checkpoint_every == 0:
                     log.flush()  # the log reaches at least as far as the checkpoint
                     self.checkpoint()
+        return total
 
     def optimizer_step(self) -> None:
         for parameters in self.optimizer.param_groups:
@@ -310,21 +313,20 @@ class Trainer:
         with feeder.DeviceLog(*sinks, every=args.log_every, device=args.device) as log:
             while self.epoch < args.epochs and self.stale_epochs < args.patience:
                 self.module.train()
-                began, first = time.perf_counter(), self.step
-                self.train_epoch(log)
-                seconds = time.perf_counter() - began
+                began = time.perf_counter()
+                speed = self.train_epoch(log) * args.batch_size / (time.perf_counter() - began)
                 accuracy = self.validate()
                 self.stale_epochs = 0 if accuracy > self.best else self.stale_epochs + 1
                 if accuracy > self.best:
                     self.best = accuracy
                     save({"model": self.model.state_dict(), "accuracy": accuracy, "epoch": self.epoch}, self.best_path)
-                speed = (self.step - first) * args.accumulate * args.batch_size / seconds
-                waited = self.loader.stats()["waited_share"]
                 say(f"epoch {self.epoch}: validation accuracy {accuracy:.2%}, best {self.best:.2%}")
+                waited = self.loader.stats()["waited_share"]
                 say(f"    {speed:,.0f} images/s, {waited:.0%} of the time waited for data")
                 self.epoch += 1
                 log.flush()
                 self.checkpoint()
+        say(f"best accuracy {self.best:.2%} after {self.epoch} epochs: {self.best_path}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -337,10 +339,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.batch_size % world_size():
         raise SystemExit(f"--batch-size {args.batch_size} does not divide into {world_size()} equal parts")
     args.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(args)
-    trainer.run()
-    say(f"best accuracy {trainer.best:.2%} after {trainer.epoch} epochs: {trainer.best_path}")
+    Trainer(args).run()
     if distributed.is_initialized():
+        gc.collect()  # the model, which holds the group; the group's threads must end before the interpreter does
         distributed.destroy_process_group()
 
 

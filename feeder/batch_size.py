@@ -81,8 +81,8 @@ def find_batch_size(
         restore: What the step changes: modules, and objects with ``state_dict`` and ``load_state_dict`` (optimizers,
             schedulers, scalers).
         start: The first size, 1 or more; one that does not fit is halved.
-        maximum: The largest size to try.
-        multiple_of: Sizes from it on are multiples of it.
+        maximum: No size above it is tried.
+        multiple_of: Sizes from it on are multiples of it; others, ``start`` and ``maximum`` included, are rounded down.
         steps: Timed steps of a trial; the fastest counts.
         tolerance: Share of the best images/s that a larger batch may lack and still be preferred, 0 to 1.
         device: Where the memory is: a GPU, or "cpu". None: the current GPU if there is one, else the CPU.
@@ -111,22 +111,20 @@ def find_batch_size(
             snapshot.put_back()
         return trials[-1].fits
 
+    maximum = _on_grid(maximum, multiple_of)
     good, bad = 0, maximum + 1
-    size = min(start, maximum)
+    size = min(_on_grid(start, multiple_of), maximum)
     while good == 0 and size:
         if fits(size):
             good = size
         else:
-            bad, size = size, size // 2
+            bad, size = size, _on_grid(size // 2, multiple_of)
     if not good:
         raise ArgumentError(f"not even a batch of 1 fits: {trials[-1].reason}")
-    while bad - good > _unit(good, multiple_of):
-        # Doubling while nothing is known above; then the middle, on the grid of multiples.
+    while (following := good + (1 if good < multiple_of else multiple_of)) < bad:
+        # Doubling while nothing is known above; then the middle.
         size = min(2 * good, maximum) if bad > maximum else (good + bad) // 2
-        unit = _unit(size, multiple_of)
-        size = max(size // unit * unit, good // unit * unit + unit) if size < maximum or bad <= maximum else size
-        if size >= bad:
-            break
+        size = max(following, _on_grid(size, multiple_of))
         if fits(size):
             good = size
         else:
@@ -144,9 +142,9 @@ def _check(start: int, maximum: int, multiple_of: int, steps: int, tolerance: fl
         raise ArgumentError(f"tolerance must be in [0, 1), got {tolerance}")
 
 
-def _unit(size: int, multiple_of: int) -> int:
-    """The step of the grid of sizes there."""
-    return multiple_of if size >= multiple_of else 1
+def _on_grid(size: int, multiple_of: int) -> int:
+    """The largest size of the search that is not larger: below ``multiple_of`` there is every one."""
+    return size if size < multiple_of else size - size % multiple_of
 
 
 def _try(step: Callable[[int], object], size: int, steps: int, gauge: _Gauge) -> BatchSizeTrial:

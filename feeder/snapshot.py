@@ -77,5 +77,6 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _on_cpu(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(item) for item in value)
+        items = [_on_cpu(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return copy.deepcopy(value)

@@ -40,7 +40,7 @@ def _limited(limit: int, error: Exception, seconds: Any = lambda size: 1.0, cloc
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 8, 13, 100, 257])
-@pytest.mark.parametrize(("start", "multiple_of"), [(1, 1), (12, 8), (64, 4)])
+@pytest.mark.parametrize(("start", "multiple_of"), [(1, 1), (12, 8), (64, 4), (10, 8), (20, 8), (5, 8), (300, 32)])
 def test_the_largest_that_fits_is_found(
     limit: int, start: int, multiple_of: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,16 +50,17 @@ def test_the_largest_that_fits_is_found(
     found = find_batch_size(step, start=start, multiple_of=multiple_of, maximum=4096, steps=1)
     unit = multiple_of if limit >= multiple_of else 1
     assert found.largest == found.batch_size
-    assert limit - unit < found.largest <= limit
+    assert found.largest == limit - limit % unit
     sizes = [trial.batch_size for trial in found.trials]
     assert len(sizes) == len(set(sizes)) <= 24
+    assert all(size < multiple_of or size % multiple_of == 0 for size in sizes)
     assert [trial.fits for trial in found.trials] == [size <= limit for size in sizes]
 
 
-@pytest.mark.parametrize("maximum", [1, 8, 100])
-def test_the_maximum_is_tried_and_kept(maximum: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("maximum", "largest"), [(1, 1), (7, 7), (8, 8), (100, 96)])
+def test_the_maximum_is_tried_and_kept(maximum: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     step = _limited(10**9, MemoryError(), clock=Clock(monkeypatch))
-    assert find_batch_size(step, maximum=maximum, steps=1).largest == maximum
+    assert find_batch_size(step, maximum=maximum, steps=1).largest == largest
 
 
 def test_a_smaller_batch_that_is_faster_wins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.images import encode
 
 _ROOT = Path(__file__).resolve().parent.parent
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(_ROOT / "tests/whole_exit.py"))
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,14 @@ def test_lightning_learns(shards: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_accelerate_goes_on_with_another_number_of_processes(shards: Path, tmp_path: Path) -> None:
     options = ("--size", "32", "--epochs", "2", "--checkpoint", "state.pt")
+    (tmp_path / "state.pt.unfinished").write_bytes(b"of a run that was killed")
     broken = ("--batch-size", "8", "--max-steps", "2")
     assert _example(tmp_path, "accelerate_loop.py", shards, *options, *broken, launcher=_TORCHRUN) == ""
     out = _example(tmp_path, "accelerate_loop.py", shards, *options, "--batch-size", "4")
     # 32 of 60 samples are seen, so 7 batches of 4 are left of this epoch; the next has 15.
     found = re.search(r"epochs 2, steps 24, loss (\d+\.\d+)$", out, re.M)
     assert found is not None, out
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
 
 
 @pytest.mark.slow
@@ -78,6 +80,11 @@ def test_timm_style_learns(shards: Path, tmp_path: Path) -> None:
     scores = [float(score) for score in re.findall(r"^epoch \d: .* top-1 (\d+\.\d) %", out, re.M)]
     assert len(scores) == 4
     assert scores[-1] > 60
+    rows = [line.split(",") for line in (tmp_path / "loss.csv").read_text().splitlines()]
+    assert [step for step, _ in rows] == ["step", *map(str, range(4 * 7))]
+    losses = [float(loss) for loss in re.findall(r": loss (\d+\.\d+),", out)]
+    means = [sum(float(loss) for _, loss in rows[1:][7 * k : 7 * k + 7]) / 7 for k in range(4)]
+    assert means == pytest.approx(losses, abs=1e-3)
 
 
 @pytest.mark.slow

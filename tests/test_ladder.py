@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,15 +97,3 @@ def test_tables_say_that_the_accelerator_is_simulated(simulated: bool) -> None:
         assert ("Simulated accelerator" in text, "NVIDIA H200" in text) == (simulated, not simulated)
         assert "8275CL CPU @ 3.00GHz, 2 cores" in text
         assert max(map(len, text.splitlines())) <= (150 if markdown else 80)
-
-
-def test_transfer_says_what_it_left_out(tmp_path: Path) -> None:
-    from bench import transfer
-
-    result = transfer.measure(1, tiny=True)
-    if torch.cuda.is_available():
-        assert result["left_out"] == {}
-    else:
-        assert set(result["left_out"].values()) == {"no CUDA device"}
-        assert "left out, no CUDA device: two streams" in transfer.render(result)
-    assert json.loads(json.dumps(result)) == result

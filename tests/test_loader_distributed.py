@@ -13,8 +13,8 @@ import pytest
 from tests.loader_data import write_shards
 
 _RANK = """
-import json, sys
-import torch
+import gc, json, os, sys
+import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from feeder.dataset import ShardDataset
@@ -46,7 +46,10 @@ plain = DataLoader(
 )
 print(json.dumps({"seen": seen, "state": loader.state_dict(), "padded": loader.stats()["padded"],
                   "weights": float(model.module.weight.sum()), "plain": [b.tolist() for b in plain]}))
+del model, optimizer, loss  # which hold the process group; its threads must end before the interpreter does
+gc.collect()
 distributed.destroy_process_group()
+assert not [t for t in os.listdir("/proc/self/task") if "gloo" in open(f"/proc/self/task/{t}/comm").read()]
 """
 
 

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from feeder.cli import main as feeder_main
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "train.py"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "tests/whole_exit.py")]
+TORCHRUN += [str(SCRIPT)]
 SMALL = ["--image-size", "24", "--batch-size", "20", "--lr", "0.05", "--workers"]
 
 
@@ -113,14 +116,16 @@ def test_it_learns(data: list[str], tmp_path: Path) -> None:
 
 
 _KILLED = """
-import json, os, runpy, signal, sys, traceback
+import json, os, runpy, signal, sys, tempfile, traceback
 import torch._dynamo  # as every optimizer does at its first step, and it takes long
+import torch.distributed.nn
+from torch import distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook
 import feeder.loader, feeder.transforms
 
 script, runs = json.loads(sys.argv[1])
 
-def run(arguments, death):
+def run(arguments, rank, store, death):
     counts = {"step": 0, "write": 0, "validate": 0}
     def at(name):
         counts[name] += 1
@@ -130,46 +135,84 @@ def run(arguments, death):
     replace, inference = os.replace, torch.inference_mode.__enter__
     os.replace = lambda *names: (at("write"), replace(*names))
     torch.inference_mode.__enter__ = lambda self: (at("validate"), inference(self))[1]
+    init = distributed.init_process_group
+    distributed.init_process_group = lambda backend: init(backend, store, rank=rank, world_size=2)
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
 
-for arguments, death in runs:
-    child = os.fork()
-    if not child:
-        try:
-            run(arguments, death)
-            sys.stdout.flush()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    expected = 0 if death is None else signal.SIGKILL
-    assert status == expected, (death, status)
+def child(*arguments):
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        run(*arguments)
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+for arguments, ranks, (mortal, *death) in runs:
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        pids = [child(arguments, rank, store, death if rank == mortal else None) for rank in range(ranks)]
+        first = pids.pop(mortal or 0)
+        _, status = os.waitpid(first, 0)
+        for pid in pids:
+            if mortal is not None:
+                os.kill(pid, signal.SIGKILL)  # as torchrun ends the others
+            _, other = os.waitpid(pid, 0)
+            assert mortal is not None or other == 0, other
+    assert status == (0 if mortal is None else signal.SIGKILL), (mortal, death, status)
 """
 
 
-def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
-    chance = np.random.default_rng()
-    options = [*data, "--epochs", "2", "--accumulate", "2", "--checkpoint-every", "2", "--log-every", "3", *SMALL]
-    unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
-    deaths = [
-        ("1", "step", int(chance.integers(1, 5))),  # a worker has batches ready that were not handed out
-        ("0", "write", int(chance.integers(1, 3))),  # of a checkpoint
-        ("0", "validate", 1),
-        ("0", "step", int(chance.integers(1, 6))),
-    ]
-    runs: list[Any] = [([*options, "0", "--out", str(unbroken)], None)]
-    runs += [([*options, workers, "--out", str(killed)], death) for workers, *death in deaths]
-    runs += [([*options, "0", "--out", str(killed)], None)]
-    printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
-    assert printed.count("going on with step") >= 2
+def _assert_alike(killed: Path, unbroken: Path, deaths: list[Any]) -> None:
     for name in ("last.pt", "best.pt"):
         assert _plain(_load(killed / name)) == _plain(_load(unbroken / name)), deaths
     assert (killed / "log.csv").read_text() == (unbroken / "log.csv").read_text()
     assert sorted(path.name for path in killed.iterdir()) == ["best.pt", "last.pt", "log.csv"]
+
+
+def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
+    """An epoch has five steps: checkpoints are in it, at its end, and in the next one."""
+    chance = np.random.default_rng()
+    options = [*data, "--epochs", "2", "--accumulate", "2", "--log-every", "3", *SMALL]
+    unbroken = tmp_path / "unbroken"
+    deaths: dict[int, list[Any]] = {
+        2: [
+            ("1", "step", int(chance.integers(1, 5))),  # a worker has batches ready that were not handed out
+            ("0", "write", int(chance.integers(1, 3))),  # of a checkpoint
+            ("0", "validate", 1),
+            ("0", "step", int(chance.integers(1, 6))),
+        ],
+        # After an epoch's last checkpoint; in the next epoch, between checkpoints.
+        3: [("0", "step", int(chance.integers(4, 6))), ("1", "step", int(chance.integers(4, 6)))],
+        # All of the epoch is in the checkpoint, but what follows it is not; in the next epoch, before a checkpoint.
+        5: [("0", "validate", 1), ("0", "step", int(chance.integers(1, 5)))],
+    }
+    runs: list[Any] = [([*options, "0", "--out", str(unbroken)], 1, (None,))]
+    for every, several in deaths.items():
+        arguments = ["--out", str(tmp_path / f"{every}"), "--checkpoint-every", str(every)]
+        runs += [([*options, workers, *arguments], 1, (0, *death)) for workers, *death in several]
+        runs += [([*options, "0", *arguments], 1, (None,))]
+    printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    resumed = re.findall(r"going on with step (\d+) in epoch (\d+)", printed)
+    assert resumed[-4:] == [("3", "0"), ("6", "1"), ("5", "0"), ("5", "1")], deaths
+    for every, several in deaths.items():
+        _assert_alike(tmp_path / f"{every}", unbroken, several)
+
+
+def test_ddp_that_loses_a_process_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
+    options = [*data, "--epochs", "2", "--accumulate", "2", "--checkpoint-every", "3", *SMALL, "0", "--parallel", "ddp"]
+    deaths = [(1, "step", 5), (0, "step", 4)]
+    runs: list[Any] = [([*options, "--out", str(tmp_path / "unbroken")], 2, (None,))]
+    runs += [([*options, "--out", str(tmp_path / "killed")], 2, death) for death in [*deaths, (None,)]]
+    printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    assert printed.count("going on with step") == 2
+    _assert_alike(tmp_path / "killed", tmp_path / "unbroken", deaths)
 
 
 def test_dp_has_the_loss_curve_of_one_device(data: list[str], tmp_path: Path, script: Any) -> None:
@@ -199,8 +242,7 @@ def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, 
     # 63 images to validate with, 20 at a time: the two processes fill the last batch up, which must not count.
     options = [*SMALL, "0", "--epochs", "1", "--norm", "group", "--accumulate", "2"]
     script.main([*data, "--out", str(tmp_path / "one"), *options])
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    _subprocess([*launch, *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
+    _subprocess([*TORCHRUN, *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
     np.testing.assert_allclose(_log(tmp_path / "two"), _log(tmp_path / "one"), rtol=1e-3)
     one, two = _load(tmp_path / "one/last.pt"), _load(tmp_path / "two/last.pt")
     torch.testing.assert_close(two["model"], one["model"], rtol=1e-3, atol=1e-3)
@@ -234,6 +276,19 @@ def test_autocast_and_channels_last_learn_the_same(data: list[str], tmp_path: Pa
     losses = [np.array(_log(tmp_path / name))[:, 0] for name in ("plain", "fast")]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.1)
     assert not np.array_equal(*losses)
+
+
+def test_scaled_losses_learn_the_same_and_the_scale_is_kept(data: list[str], tmp_path: Path, script: Any) -> None:
+    for amp in ("bf16", "fp16"):
+        options = [*SMALL, "0", "--epochs", "1", "--accumulate", "2", "--amp", amp]
+        trainer = script.Trainer(script.arguments([*data, "--out", str(tmp_path), *options]))
+        trainer.module.dtype = torch.bfloat16  # float16 takes the CPU half a minute
+        trainer.last_path = tmp_path / f"{amp}.pt"
+        trainer.run()
+    scaled = _load(tmp_path / "fp16.pt")
+    assert (scaled["scaler"]["scale"], scaled["scaler"]["_growth_tracker"]) == (65536.0, 5)
+    # Powers of two change no digit.
+    assert _plain(scaled["model"]) == _plain(_load(tmp_path / "bf16.pt")["model"])
 
 
 def test_sets_of_other_classes_are_refused(data: list[str], tmp_path: Path, script: Any) -> None:
