@@ -6,9 +6,9 @@ find_batch_size finds; autocast. The last row goes back to the loader of the fou
 feeder's decoding. Equal in all: the images, RandomResizedCrop(224), flip and normalize to float32, a random order. The
 window of each row starts after its first batches; the rows run in turn, `--repeats` times over.
 
-What it does not show: storage. After the first pass the images are warm in the page cache, the few hundred photos
-behind the README's table as much as the 2,000 that are made here, so the fourth row, pre-shuffled shards, has nothing to
-win: it pays where a data set does not fit into memory.
+What it does not show: storage. After the first pass the images are warm in the page cache, the 250 photos behind the
+README's table as much as the 2,000 that are made here, so the fourth row, pre-shuffled shards, has nothing to win: it
+pays where a data set does not fit into memory.
 
 On a GPU this trains ResNet-50 and reads its utilisation by NVML. Without one the device is
 bench/standin.py, whose rates are fixed from published figures, and every output says "simulated accelerator".

@@ -12,9 +12,9 @@ https://github.com/NVIDIA/DeepLearningExamples/blob/master/MxNet/Classification/
 Scale: a p4d.24xlarge pairs 8 A100 with 96 vCPUs, two to a core of its Xeon 8275CL: 6 cores a GPU.
 https://aws.amazon.com/blogs/compute/amazon-ec2-p4d-instances-deep-dive/
 So a core must feed 938 / 6 = 156 images/s, or 2,470 / 6 = 412 in mixed precision; the stand-in takes that for each core
-at hand. Cores differ in speed, so the rows of a table compare with each other, and not with that instance. Which CPUs are
-two threads of one core is what the kernel says; on a virtual machine that is what the hypervisor tells it, and one that
-shows hyperthreads as cores of their own makes the stand-in up to twice as fast as its share would be.
+at hand. Cores differ in speed, so the rows of a table compare with each other, and not with that instance. Which CPUs
+are two threads of one core is what the kernel says; on a virtual machine that is what the hypervisor tells it, and one
+that shows hyperthreads as cores of their own makes the stand-in up to twice as fast as its share would be.
 
 What it does to the loop is what CUDA does: work is queued and the host goes on; a copy that is not ``non_blocking``,
 and reading a value, wait until all that was queued is done; the queue holds two steps. It sleeps, because a GPU
