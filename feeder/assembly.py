@@ -83,6 +83,7 @@ class Finished:
 class _Making:
     request: Request
     slot: int
+    edges: list[tuple[int, int]]
     parts: list[int]
     reports: dict[int, Report | BaseException] = field(default_factory=dict)
 
@@ -218,8 +219,9 @@ class Assembly:
         view.positions[:rows] = request.positions
         view.ids[:rows] = request.ids
         pool = self._engine.pool
-        parts = pool.submit(slot, part_rows(rows, pool.options.workers), request.epoch)
-        making = _Making(request, slot, parts)
+        edges = part_rows(rows, pool.options.workers)
+        parts = pool.submit(slot, edges, request.epoch)
+        making = _Making(request, slot, edges, parts)
         self._by_part.update(dict.fromkeys(parts, making))
         self._queue.append(making)
 
@@ -232,10 +234,9 @@ class Assembly:
                 return report
             reports.append(report)
         rows, ring = len(making.request.ids), self._engine.ring
-        edges = part_rows(rows, self._engine.pool.options.workers)
         # Half of the batches ahead stay possible, whatever the caller keeps.
         if ring.leased + 1 + max(1, self._engine.ahead // 2) <= ring.slots:
-            arrays = ring.lease_view(making.slot).head(rows)
+            arrays = ring.lease_view(making.slot, rows)
         else:
             if ring.leased >= HELD_BATCHES and not self._engine.warned:
                 self._engine.warned = True
@@ -245,17 +246,17 @@ class Assembly:
                     RuntimeWarning,
                     stacklevel=_callers_level(),
                 )
-            arrays = ring.views[making.slot].head(rows).copy()
+            arrays = SlotView.of(ring.layout, ring.whole[making.slot], rows).copy()
             ring.put_back(making.slot)
         columns = zip(*(report.fields for report in reports), strict=True)
         fields = [list(itertools.chain.from_iterable(column)) for column in columns]
-        made = zip(edges, reports, strict=True)
+        made = zip(making.edges, reports, strict=True)
         return Finished(
             arrays,
             fields,
             [s for report in reports for s in report.substitutions],
             making.request.epoch,
-            edges,
+            making.edges,
             {first + row: data for (first, _), report in made for row, data in report.left_over.items()},
         )
 

@@ -13,6 +13,8 @@ Note [Slots]
 
 from __future__ import annotations
 
+import functools
+import math
 import mmap
 import os
 from collections import deque
@@ -88,13 +90,13 @@ class Layout:
     image_shape: tuple[int, ...]
     dtype: str
 
-    @property
+    @functools.cached_property
     def images_offset(self) -> int:
         return _aligned(3 * 8 * self.batch_size)
 
-    @property
+    @functools.cached_property
     def slot_bytes(self) -> int:
-        images = self.batch_size * int(np.prod(self.image_shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        images = self.batch_size * math.prod(self.image_shape) * np.dtype(self.dtype).itemsize
         return self.images_offset + _aligned(images)
 
 
@@ -108,18 +110,12 @@ class SlotView:
     images: npt.NDArray[Any]
 
     @classmethod
-    def of(cls, layout: Layout, memory: npt.NDArray[np.uint8]) -> SlotView:
-        """The view of uint8 [slot_bytes]."""
-        rows = 8 * layout.batch_size
-        positions, ids, labels = (memory[k * rows : (k + 1) * rows].view(np.int64) for k in range(3))
-        image = int(np.prod(layout.image_shape, dtype=np.int64)) * np.dtype(layout.dtype).itemsize
-        pixels = memory[layout.images_offset : layout.images_offset + layout.batch_size * image]
-        images = pixels.view(layout.dtype).reshape(layout.batch_size, *layout.image_shape)
+    def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], rows: int | None = None) -> SlotView:
+        """The view of uint8 [slot_bytes], or of its first rows."""
+        rows = layout.batch_size if rows is None else rows
+        positions, ids, labels = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(3))
+        images = np.ndarray((rows, *layout.image_shape), layout.dtype, memory, layout.images_offset)
         return cls(positions, ids, labels, images)
-
-    def head(self, rows: int) -> SlotView:
-        """The first rows."""
-        return SlotView(self.positions[:rows], self.ids[:rows], self.labels[:rows], self.images[:rows])
 
     def copy(self) -> SlotView:
         """The same in ordinary memory."""
@@ -227,9 +223,9 @@ class Ring(Slots):
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
 
-    def lease_view(self, slot: int) -> SlotView:
-        """As :meth:`lease`: the arrays of the slot, each of which keeps it."""
-        return SlotView.of(self.layout, self.lease(slot))
+    def lease_view(self, slot: int, rows: int | None = None) -> SlotView:
+        """As :meth:`lease`: the arrays of the slot, or their first rows, each of which keeps it."""
+        return SlotView.of(self.layout, self.lease(slot), rows)
 
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:

@@ -6,7 +6,8 @@ Note [Task board]
     (parts of workers that died; first) and "fresh". To claim a part a worker writes the number into its own row and
     only then moves the queue's head. Killed between the two, the part is still in the queue; killed after, its row
     says what it had in hand. Numbers are read and written as whole words, so no reader sees half of one.
-    An eventfd counts the parts to be claimed; a count too many wakes a worker for nothing, and that is all.
+    An eventfd counts the parts to be claimed; a count too many wakes a worker for nothing, and that is all. Another one
+    wakes the trainer when the last part of a batch is sent; what it misses that way it sees when it next looks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ __all__ = ["Board", "Part"]
 _NONE = -1
 _HEADER = 8
 _FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
-_PART_WORDS = 4
+_PART_WORDS = 5
 _WORKER_WORDS = 8
 # Words of a worker's row.
 _PART, _BEAT_NS, _DONE, _READ_NS, _DECODE_NS, _BUSY_NS, _BYTES = range(7)
@@ -43,6 +43,7 @@ class Part(NamedTuple):
         first: Its first row there.
         rows: How many rows.
         epoch: The epoch that the augmentation is drawn for.
+        is_last: 1 for the last of its batch.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Part(NamedTuple):
     first: int
     rows: int
     epoch: int
+    is_last: int = 0
 
 
 class Board:
@@ -58,18 +60,19 @@ class Board:
     Args:
         capacity: At most how many parts are on the board.
         workers: How many workers.
-        descriptors: (region, eventfd) of a board made by another process; None makes a new one.
+        descriptors: (region, eventfds) of a board made by another process; None makes a new one.
     """
 
-    def __init__(self, capacity: int, workers: int, descriptors: tuple[int, int] | None = None) -> None:
+    def __init__(self, capacity: int, workers: int, descriptors: tuple[int, int, int] | None = None) -> None:
         self.capacity, self.workers = capacity, workers
         words = _HEADER + capacity * (_PART_WORDS + 2) + workers * (_WORKER_WORDS + METER_WORDS)
         if descriptors is None:
             self.region = Region(8 * words)
             self.event = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.sent = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:
             self.region = Region(8 * words, descriptors[0])
-            self.event = descriptors[1]
+            self.event, self.sent = descriptors[1:]
         self._pid = os.getpid()
         numbers = self.region.array(np.int64, (words,))
         self._header = numbers[:_HEADER]
@@ -129,12 +132,6 @@ class Board:
                     return None  # killed between writing its row and moving the head
         return number
 
-    def holder(self, parts: Sequence[int]) -> int | None:
-        """The worker that has the latest of these parts in hand, as far as is seen without a lock."""
-        claimed = self._workers[:, _PART].tolist()
-        held = [part for part in claimed if part in parts]
-        return claimed.index(max(held)) if held else None
-
     def pending(self) -> bool:
         """Whether there are parts that nobody has claimed."""
         return any(self._header[head] < self._header[tail] for _, head, tail in self._queues())
@@ -188,9 +185,11 @@ class Board:
     def close(self) -> None:
         """Closes the descriptors."""
         self.region.close()
-        event, self.event = self.event, -1
-        if event >= 0 and self._pid == os.getpid():
-            os.close(event)
+        events, self.event, self.sent = (self.event, self.sent), -1, -1
+        if self._pid == os.getpid():
+            for event in events:
+                if event >= 0:
+                    os.close(event)
 
     def __del__(self) -> None:
         if hasattr(self, "_pid"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -40,15 +41,15 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         init: Called with the worker's number before the first part.
     """
     threading.Thread(target=_watch, args=(channel.fileno(), os.getppid()), daemon=True).start()
-    hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 4)
+    hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
     if not hello:
         return
     layout, sys.path[:], number, slots, capacity, workers, payload_bytes = pickle.loads(hello)
     try:
         ring = Region(layout.slot_bytes * slots, descriptors[0])
-        board = Board(capacity, workers, (descriptors[1], descriptors[2]))
+        board = Board(capacity, workers, (descriptors[1], descriptors[2], descriptors[3]))
         if work is None:
-            work = unpack(Region(payload_bytes, descriptors[3], writable=False))
+            work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None
         if init is not None:
             init(number)
@@ -105,8 +106,10 @@ def _do(channel: socket.socket, board: Board, number: int, part: Part, view: Slo
         busy_ns=time.perf_counter_ns() - started,
         encoded_bytes=encoded_bytes,
     )
-    _send(channel, part.number, message)
+    _send(channel, part.number, message, board)
     board.finish(number)
+    if part.is_last:
+        os.eventfd_write(board.sent, 1)
 
 
 def _portable(error: Exception) -> Exception:
@@ -116,10 +119,17 @@ def _portable(error: Exception) -> Exception:
     return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
 
 
-def _send(channel: socket.socket, part: int, message: Any) -> None:
+def _send(channel: socket.socket, part: int, message: Any, board: Board | None = None) -> None:
     data = pickle.dumps(message, protocol=5) if message is not None else b""
+    data = HEAD.pack(part, len(data)) + data
     try:
-        channel.sendall(HEAD.pack(part, len(data)) + data)
+        done = 0
+        if board is not None:
+            with contextlib.suppress(BlockingIOError):
+                done = channel.send(data, socket.MSG_DONTWAIT)
+            if done < len(data):  # the trainer has to make room
+                os.eventfd_write(board.sent, 1)
+        channel.sendall(memoryview(data)[done:])
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)
 

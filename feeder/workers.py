@@ -45,7 +45,7 @@ _GRACE_S = 1.0
 _CLOSE_S = 5.0
 _START_S = 60.0
 _LOOK_S = 1.0
-_GATHER_MS = 100  # the longest that a part of one worker keeps those of others waiting
+_GATHER_MS = 100  # the longest that other words wait for that of a batch's last part
 _RECEIVE_BYTES = 1 << 16  # larger buffers are mapped and unmapped at every call
 
 
@@ -87,7 +87,6 @@ class Replacement:
 class _Worker:
     process: Process
     channel: socket.socket
-    poll: select.poll
     buffer: bytearray = field(default_factory=bytearray)
     waited_from_ns: int = 0
     gone: bool = False
@@ -122,7 +121,8 @@ class Pool:
         self._next = 0
         self._given_out_ns = 0
         self._next_look_ns = 0
-        self._poll = select.poll()
+        self._poll, self._sent = select.poll(), select.poll()
+        self._sent.register(self._board.sent, select.POLLIN)
         self._numbers: dict[int, int] = {}
         self._workers: list[_Worker] = []
         self._closed = False
@@ -156,6 +156,7 @@ class Pool:
         for first, count in rows:
             parts.append(Part(self._next, slot, first, count, epoch))
             self._next += 1
+        parts[-1:] = [part._replace(is_last=1) for part in parts[-1:]]
         self._outstanding.update({part.number: part for part in parts})
         self._given_out_ns = time.monotonic_ns()
         self._board.publish(parts)
@@ -196,12 +197,13 @@ class Pool:
         return results
 
     def _sleep(self, most_ms: int, wanted: Sequence[int]) -> list[tuple[int, int]]:
-        """Waits for word from the worker that has the latest of the wanted parts in hand, but not for long; without
-        one, from any. Returns whose word is there."""
-        holder = self._board.holder(wanted) if most_ms and wanted else None
-        if holder is None:
+        """Waits for any worker's word; if the last part of a batch is wanted, for that, but not for long. Returns whose
+        word is there."""
+        last = most_ms and any(part in self._outstanding and self._outstanding[part].is_last for part in wanted)
+        if not last or any(worker.buffer for worker in self._workers):
             return self._poll.poll(most_ms)
-        self._workers[holder].poll.poll(min(most_ms, _GATHER_MS))
+        if self._sent.poll(min(most_ms, _GATHER_MS)):
+            os.eventfd_read(self._board.sent)
         return self._poll.poll(0)
 
     def abandon(self) -> None:
@@ -276,17 +278,15 @@ class Pool:
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
         hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))
-        descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event]
+        descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
             descriptors.append(payload.descriptor)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # died already: found at the next look at it
             socket.send_fds(mine, [hello], descriptors)
         mine.setblocking(False)
-        alone = select.poll()
-        for poll in (alone, self._poll):
-            poll.register(mine, select.POLLIN)
+        self._poll.register(mine, select.POLLIN)
         self._numbers[mine.fileno()] = number
-        return _Worker(process, mine, alone, waited_from_ns=time.monotonic_ns())
+        return _Worker(process, mine, waited_from_ns=time.monotonic_ns())
 
     def _read(self, number: int) -> list[tuple[int, Report | BaseException]]:
         worker = self._workers[number]

@@ -131,6 +131,16 @@ class RogueReader(ShardReader):
         return super().read(ids)
 
 
+class WideReader(ShardReader):
+    """Has a field of 100,000 bytes for each sample."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WideReader, (self.index.path,)
+
+    def field(self, i: int, name: str) -> Any:
+        return np.random.default_rng(i).bytes(100_000)
+
+
 class DyingAndWaitingReader(ShardReader):
     """At sample 12, waits until sample 8 was read twice. At the first time that 8 is, waits for a word, and kills its
     process."""

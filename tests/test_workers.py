@@ -20,7 +20,7 @@ from feeder.dataset import ShardDataset
 from feeder.errors import WorkerError
 from feeder.loader import DataLoader
 from feeder.transforms import RandomResizedCrop
-from tests.loader_data import DyingAndWaitingReader, RogueReader, write_shards
+from tests.loader_data import DyingAndWaitingReader, RogueReader, WideReader, write_shards
 
 RECIPE = RandomResizedCrop(16)
 
@@ -103,6 +103,15 @@ def test_a_workers_end_is_seen_while_the_batchs_last_part_is_waited_for(shards: 
             reader.mark("die")
     _check(batches, _expected(shards, batch_size=8))
     assert len(loader.stats()["replaced_workers"]) == 1
+
+
+def test_words_larger_than_what_a_channel_holds_come_whole(shards: Path) -> None:
+    def wide(workers: int) -> list[bytes]:
+        dataset = ShardDataset(shards, RECIPE, fields=("json",))
+        dataset.reader = WideReader(str(shards / "index.bin"))
+        return [field for _, _, fields in DataLoader(dataset, batch_size=16, num_workers=workers) for field in fields]
+
+    assert wide(2) == wide(0)
 
 
 def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:
