@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from typing import Any
@@ -36,11 +37,12 @@ _JPEG = ("jpeg", "jpg")
 
 
 class _Files:
-    """Open shards, at most a few dozen, and the memory for what is read from them: of one thread in one process."""
+    """Open shards, at most a few hundred, and the memory for what is read from them: of one thread in one process."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self.arena = bytearray()
+        self.is_slow = True
         self.pid = os.getpid()
         _all_files.add(self)
 
@@ -83,8 +85,8 @@ class ShardReader:
         return len(self.index)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
-        """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk, which is told
-        at once of all that will be read."""
+        """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk; a disk that was
+        slow the last time is told at once of all that will be read."""
         index, count = self.index, len(ids)
         shards, offsets = index.shard[ids], index.offset[ids]
         lengths = index.length[ids]
@@ -113,11 +115,13 @@ class ShardReader:
         view = memoryview(files.arena)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
-        if count and starts[-1] > _READ_AHEAD_BYTES:
+        total = starts[-1] if count else 0
+        if files.is_slow and total > _READ_AHEAD_BYTES:
             with contextlib.suppress(OSError):  # it is only advice
                 for i in filter(inside.__getitem__, stored_order):
                     descriptor = self._open(int(shards[i]))[0]
                     os.posix_fadvise(descriptor, int(offsets[i]), int(lengths[i]), os.POSIX_FADV_WILLNEED)
+        started = time.perf_counter_ns()
         for i in stored_order:
             shard, offset, length = int(shards[i]), int(offsets[i]), int(lengths[i])
             if errors[i] is not None:
@@ -137,6 +141,8 @@ class ShardReader:
             except DecodeError as error:
                 errors[i] = self.at(error, int(ids[i]))
                 buffers[i] = view[:0]
+        if total > _READ_AHEAD_BYTES:
+            files.is_slow = time.perf_counter_ns() - started > total  # slower than a byte a nanosecond: not from memory
         return Encoded(buffers, index.label[ids], orientations, sizes, errors)
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
