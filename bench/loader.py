@@ -4,7 +4,8 @@ generic    Batches/s and CPU time of feeder beside torch's DataLoader for a data
            [3, 224, 224], batch 256, 2 workers. Equal: dataset, collate function, workers, one epoch to warm up.
 decode     Images/s of 2 workers beside 2 processes that each run a plain decode loop over half of the samples, without
            a loader. Equal: samples, recipe, backend, reader, part size.
-outside    Share of a worker's busy time that is neither drawing nor decoding.
+outside    Share of a worker's busy time that is neither drawing nor decoding; of that, reading; and, for comparison, what
+           plain copies of as many bytes, from memory in no cache, would take of that time.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path).
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
            the generic path, images by torch's forkserver for the fast path. Every server is stopped before each
@@ -46,6 +47,7 @@ from feeder.measure import interleave, save, spread
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
+_COPY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -173,22 +175,36 @@ def decode(path: str, extent: Extent) -> dict[str, Any]:
     return {"images_per_s": {n: spread(v) for n, v in found.items()}, "ratio": spread(ratios)}
 
 
-def outside(path: str) -> dict[str, Any]:
+def outside(path: str, extent: Extent) -> dict[str, Any]:
     loader = DataLoader(ShardDataset(path, RECIPE), batch_size=64, num_workers=1, persistent_workers=True)
-    for _ in loader:  # opens the shards, and takes the memory that is used from then on
-        pass
-    before = loader.stats()
-    for _ in range(8):
-        for _ in loader:
-            pass
-    after = loader.stats()
-    spent = {name: after[name] - before[name] for name in ("busy_ns", "decode_ns", "read_ns", "parts")}
-    return {
-        "backend": after["backend"],
-        "outside_decode": (spent["busy_ns"] - spent["decode_ns"]) / spent["busy_ns"],
-        "reading": spent["read_ns"] / spent["busy_ns"],
-        "ms_per_part": spent["busy_ns"] / spent["parts"] / 1e6,
-    }
+    names = ("busy_ns", "decode_ns", "read_ns", "parts", "encoded_bytes", "samples")
+    found: dict[str, list[float]] = {"outside_decode": [], "reading": [], "plain_copy": [], "ms_per_part": []}
+    memory = np.ones(_COPY_BYTES, np.uint8)
+    for repeat in range(extent.repeats + 1):
+        before = loader.stats()
+        for _ in range(2):
+            for _ in loader:
+                pass
+        after = loader.stats()
+        if repeat == 0:  # opens the shards, and takes the memory that is used from then on
+            continue
+        spent = {name: after[name] - before[name] for name in names}
+        copy_ns = spent["samples"] * _copy_ns(memory, spent["encoded_bytes"] // spent["samples"])
+        found["outside_decode"].append((spent["busy_ns"] - spent["decode_ns"]) / spent["busy_ns"])
+        found["reading"].append(spent["read_ns"] / spent["busy_ns"])
+        found["plain_copy"].append(copy_ns / spent["busy_ns"])
+        found["ms_per_part"].append(spent["busy_ns"] / spent["parts"] / 1e6)
+    return {"backend": after["backend"]} | {name: spread(values) for name, values in found.items()}
+
+
+def _copy_ns(memory: np.ndarray[Any, Any], size: int) -> float:
+    """What it takes to copy so many bytes from memory that is in no cache."""
+    target = np.empty(size, np.uint8)
+    places = np.random.default_rng(0).permutation(len(memory) // size - 1)[:500] * size
+    started = time.perf_counter_ns()
+    for place in places.tolist():
+        target[:] = memory[place : place + size]
+    return (time.perf_counter_ns() - started) / len(places)
 
 
 def trainer(path: str, extent: Extent) -> dict[str, Any]:
@@ -286,7 +302,7 @@ def main() -> None:
     runs = {
         "generic": lambda: generic(extent),
         "decode": lambda: decode(shards, extent),
-        "outside": lambda: outside(shards),
+        "outside": lambda: outside(shards, extent),
         "trainer": lambda: trainer(shards, extent),
         "first": lambda: first(shards, extent),
         "soak": lambda: soak(shards, extent.epochs),
