@@ -4,8 +4,8 @@ generic    Batches/s and CPU time of feeder beside torch's DataLoader for a data
            [3, 224, 224], batch 256, 2 workers. Equal: dataset, collate function, workers, one epoch to warm up.
 decode     Images/s of 2 workers beside 2 processes that each run a plain decode loop over half of the samples, without
            a loader. Equal: samples, recipe, backend, reader, part size.
-outside    Share of a worker's busy time that is neither drawing nor decoding; of that, reading; and, for comparison, what
-           plain copies of as many bytes, from memory in no cache, would take of that time.
+outside    Share of a worker's busy time that is neither drawing nor decoding; of that, reading; and, for comparison,
+           what plain copies of as many bytes, from memory in no cache, would take of that time.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path).
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
            the generic path, images by torch's forkserver for the fast path. Every server is stopped before each
