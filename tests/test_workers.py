@@ -139,6 +139,8 @@ def test_a_loop_broken_off_in_a_part_that_does_not_end_keeps_its_workers(shards:
     dataset = _dataset(shards, 9, "stop", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
     for _ in loader:
+        while not (tmp_path / "mark").exists():  # a worker is at it
+            os.sched_yield()
         break
     assert len(loader.worker_pids()) == 2
     _check([tuple(x.clone() for x in batch) for batch in loader], _expected(shards, 2, batch_size=8)[8:])
