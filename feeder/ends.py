@@ -18,6 +18,8 @@ _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 def pair(kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
     """Two connected sockets: the trainer's, closed in every forked child, and the worker's."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    for end in (mine, theirs):
+        end.settimeout(None)  # whatever the script's default for sockets is
     _ends.add(mine)
     return mine, theirs
 

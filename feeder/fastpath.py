@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import os
 import pickle
 import weakref
@@ -42,6 +41,7 @@ __all__ = ["FastPath", "current_ranks"]
 
 _STATE_VERSION = 1
 _LEDGER_ENTRIES = 10_000
+_ORDERED_AT_ONCE = 2048
 _NO_METERS = dict.fromkeys(("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes"), 0)
 # Where a backend does not say what it does together.
 _ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
@@ -61,6 +61,8 @@ class FastPath:
         self, loader: DataLoader[Any], dataset: FeederDataset, shuffle: bool | Window, own_order: bool
     ) -> None:
         self.own_order = own_order
+        init = loader.worker_init_fn
+        self._worker_init = None if init is None else _WorkerInit(init, loader.num_workers, dataset)
         self.dataset = dataset
         self._loader: DataLoader[Any] = weakref.proxy(loader)
         reader = dataset.reader
@@ -215,19 +217,17 @@ class FastPath:
 
     def engine(self) -> Engine:
         """The loader's engine, or another one if an earlier iterator still uses it."""
+        loader = self._loader
+        if self._worker_init is not None:
+            ranks, epoch = current_ranks(loader), self.progress.place.epoch if self.progress is not None else 0
+            self._worker_init.base_seed = _base_seed(loader.seed or 0, ranks[0], epoch)
         if self._engine is not None and not self._engine.busy:
             return self._engine
-        loader = self._loader
         context = loader.multiprocessing_context
         if context is None and (loader.worker_init_fn is not None or not _travels(self.work)):
             context = torch.multiprocessing.get_context()
         assert loader.hang_timeout_s is not None
-        init = loader.worker_init_fn
-        if init is not None:
-            # Torch seeds are of 64 bits, with the worker's number added.
-            seed = (loader.seed or 0) % (1 << 62)
-            init = functools.partial(_begin_worker, init, seed, loader.num_workers, self.dataset)
-        pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, init)
+        pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, self._worker_init)
         ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
         on_the_way = loader.prefetch_to_device if loader.target_device is not None and self.decoder is None else 0
         held = HELD_BATCHES + on_the_way
@@ -245,9 +245,14 @@ class FastPath:
     def requests(self, place: Place, split: Split | None) -> Iterator[Request]:
         """The batches from a place on."""
         if split is not None:
-            for step in range(len(split)):
-                positions = split.positions(step)
-                yield Request(place.epoch, positions, self.order.ids(place.epoch, positions))
+            # The ids of several batches at once: most of what they cost is there however few they are.
+            steps = max(1, _ORDERED_AT_ONCE // max(1, self._loader.batch_size or 1))
+            for first_step in range(0, len(split), steps):
+                batches = [split.positions(step) for step in range(first_step, min(first_step + steps, len(split)))]
+                ids = self.order.ids(place.epoch, np.concatenate(batches))
+                ends = np.cumsum([len(positions) for positions in batches])
+                for positions, chosen in zip(batches, np.split(ids, ends[:-1]), strict=True):
+                    yield Request(place.epoch, positions, chosen)
             return
         first, count = 0, len(self.dataset)
         sampler = self._loader.batch_sampler
@@ -315,9 +320,23 @@ def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
     )
 
 
-def _begin_worker(init: Callable[[int], None], seed: int, workers: int, dataset: FeederDataset, number: int) -> None:
-    introduce(seed, number, workers, dataset)
-    init(number)
+@dataclasses.dataclass
+class _WorkerInit:
+    # The user's worker_init_fn, in a worker that is seeded and known as torch's are.
+
+    init: Callable[[int], None]
+    workers: int
+    dataset: FeederDataset
+    base_seed: int = 0
+
+    def __call__(self, number: int) -> None:
+        introduce(self.base_seed, number, self.workers, self.dataset)
+        self.init(number)
+
+
+def _base_seed(seed: int, rank: int, epoch: int) -> int:
+    # Another one for each epoch that workers start in, and on each rank; torch takes 64 bits.
+    return int(np.random.SeedSequence([seed, rank, epoch]).generate_state(1, np.uint64)[0]) >> 2
 
 
 def _travels(work: Work) -> bool:

@@ -191,6 +191,7 @@ def worker_main(connection: socket.socket, job: Job) -> None:
         job: What to do.
     """
     signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
+    connection.settimeout(None)  # whatever the script's default for sockets is
     threading.Thread(target=_watch, args=(connection.fileno(), os.getppid()), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
         _run(Channel(connection), job)

@@ -49,6 +49,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             datasets with a state of their own), one for each such core. One rank of a host measures for all. What was
             chosen, and why, is logged and in :meth:`stats`. On the fast path it changes no batch; elsewhere torch seeds
             random augmentation by worker, so take a number where runs are to be repeated.
+        multiprocessing_context: Obeyed. Without one, workers of the fast path come from a small server without torch
+            and CUDA, so that they can be replaced at any time; but with a ``worker_init_fn``, or a recipe that can't be
+            pickled (a lambda in it), they are started as torch starts its own: by fork, where that is the default.
+        worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of (seed, rank, the
+            epoch that the workers start in, number of the worker).
         shuffle: On the fast path also a :class:`feeder.order.Window`.
         in_order: On the fast path batches come in order also with False, as order and resume rest on it.
         generator: On the fast path, where there is no ``seed``, the seed is drawn from it when the loader is made.

@@ -33,6 +33,8 @@ _FEWEST_SHARDS = 2
 _SHARE = 4
 # Less than this is read at once, so that the disk needs no word of it beforehand.
 _READ_AHEAD_BYTES = 1 << 18
+# So often it is told before it is looked at again whether it has to be.
+_ADVISED_PARTS = 30
 _JPEG = ("jpeg", "jpg")
 
 
@@ -42,7 +44,7 @@ class _Files:
     def __init__(self) -> None:
         self.entries: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self.arena = bytearray()
-        self.is_slow = True
+        self.advised_parts = 0
         self.pid = os.getpid()
         _all_files.add(self)
 
@@ -85,8 +87,8 @@ class ShardReader:
         return len(self.index)
 
     def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
-        """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk; a disk that was
-        slow the last time is told at once of all that will be read."""
+        """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk; a disk
+        that turned out slow is told at once of all that will be read."""
         index, count = self.index, len(ids)
         shards, offsets = index.shard[ids], index.offset[ids]
         lengths = index.length[ids]
@@ -116,7 +118,9 @@ class ShardReader:
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
         total = starts[-1] if count else 0
-        if files.is_slow and total > _READ_AHEAD_BYTES:
+        advise = files.advised_parts > 0 and total > _READ_AHEAD_BYTES
+        if advise:
+            files.advised_parts -= 1
             with contextlib.suppress(OSError):  # it is only advice
                 for i in filter(inside.__getitem__, stored_order):
                     descriptor = self._open(int(shards[i]))[0]
@@ -141,8 +145,9 @@ class ShardReader:
             except DecodeError as error:
                 errors[i] = self.at(error, int(ids[i]))
                 buffers[i] = view[:0]
-        if total > _READ_AHEAD_BYTES:
-            files.is_slow = time.perf_counter_ns() - started > total  # slower than a byte a nanosecond: not from memory
+        # Slower than a byte a nanosecond: not from memory.
+        if not advise and total > _READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
+            files.advised_parts = _ADVISED_PARTS
         return Encoded(buffers, index.label[ids], orientations, sizes, errors)
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:

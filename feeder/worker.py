@@ -40,6 +40,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         work: What to do; None: it is in the shared memory.
         init: Called with the worker's number before the first part.
     """
+    channel.settimeout(None)  # whatever the script's default for sockets is
     threading.Thread(target=_watch, args=(channel.fileno(), os.getppid()), daemon=True).start()
     hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
     if not hello:
@@ -51,6 +52,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         if work is None:
             work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None
+        _stay_alone()
         if init is not None:
             init(number)
         work.prepare()
@@ -78,6 +80,13 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
             _do(channel, board, number, part, views[part.slot], work)
             idle_from = time.perf_counter_ns()
+
+
+def _stay_alone() -> None:
+    """Lets torch use one thread, as in torch's own workers: the threads of a forked process are not there at all."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 def _do(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:

@@ -91,6 +91,7 @@ class _Worker:
     waited_from_ns: int = 0
     gone: bool = False
     hung: bool = False
+    dismissed: bool = False
 
 
 class Pool:
@@ -217,6 +218,7 @@ class Pool:
                 for number, worker in enumerate(self._workers):
                     if self._board.claimed(number) in self._outstanding:
                         worker.process.kill()
+                        worker.dismissed = True
                 deadline += _GRACE_S
             for number in self._board.cancel():  # given out again after a worker's end
                 self._outstanding.pop(number, None)
@@ -351,6 +353,11 @@ class Pool:
             if len(worker.buffer) == before and not worker.gone:
                 break
         part = self._outstanding.get(claimed) if (claimed := self._board.claimed(number)) is not None else None
+        if worker.dismissed:
+            if part is not None:
+                del self._outstanding[part.number]
+            self._begin_anew(number, [])
+            return []
         cause = f"silent for {self.options.hang_timeout_s:g} s" if worker.hung else _cause(code)
         keys = self._keys(part) if part is not None else ()
         event = Replacement(number, worker.process.pid(), cause, keys)
@@ -369,14 +376,19 @@ class Pool:
             part is not None and self._failures[part.number] >= _SAME_PART_LIMIT
         ):
             raise WorkerError(self._hopeless(cause, keys))
+        self._begin_anew(number, [part] if part is not None else [])
+        return []
+
+    def _begin_anew(self, number: int, parts: list[Part]) -> None:
+        """Puts a new worker in the place of one that has ended, and the parts back on the board."""
+        worker = self._workers[number]
         self._poll.unregister(worker.channel)
         worker.channel.close()
         worker.process.forget()
         self._board.forget(number)
         self._workers[number] = self._start(number)
         self._given_out_ns = time.monotonic_ns()
-        self._board.again([part] if part is not None else [])
-        return []
+        self._board.again(parts)
 
     def _hopeless(self, cause: str, keys: tuple[str, ...]) -> str:
         names = ", ".join(keys) if keys else "none"

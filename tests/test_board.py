@@ -1,13 +1,39 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
+import pytest
+
+from feeder.batch import SlotView
 from feeder.board import Board, Part
+from feeder.ends import pair
+from feeder.work import Report, Work
+from feeder.worker import _do
 
 
 def _parts(*numbers: int) -> list[Part]:
     return [Part(n, n % 3, 10 * n, n + 1, 5) for n in numbers]
+
+
+@pytest.mark.parametrize("is_last", [0, 1])
+def test_the_last_part_of_a_batch_wakes_the_trainer_and_no_other(is_last: int) -> None:
+    board = Board(8, 1)
+    board.publish([Part(0, 0, 0, 4, 0, is_last)])
+    part = board.claim(0)
+    assert part is not None
+    view = SlotView(*(np.zeros(4, np.int64) for _ in range(3)), np.zeros((4, 1), np.uint8))
+    mine, theirs = pair()
+    with mine, theirs:
+        _do(theirs, board, 0, part, view, cast(Work, SimpleNamespace(run=lambda *_: Report())))
+        assert mine.recv(100)
+    poll = select.poll()
+    poll.register(board.sent, select.POLLIN)
+    assert len(poll.poll(0)) == is_last
 
 
 def test_parts_are_claimed_in_order_and_once() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,6 +164,22 @@ def test_many_shards_keep_few_descriptors_open(tmp_path: Path, monkeypatch: pyte
     labels = [dataset[i][1] for i in range(200)]
     assert labels == [i % 7 for i in range(200)]
     assert len(os.listdir("/proc/self/fd")) - before <= 70
+
+
+def test_a_disk_that_turned_out_slow_is_told_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    steps = [0]  # of the clock, ns
+    clock = itertools.accumulate(steps[0] for _ in itertools.count())
+    monkeypatch.setattr(read_shards, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
+    monkeypatch.setattr(read_shards, "_READ_AHEAD_BYTES", 0)
+    monkeypatch.setattr(read_shards, "_ADVISED_PARTS", 2)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *of: told.append(of[2]))
+    reader = ShardReader(str(write_shards(tmp_path, 8) / "index.bin"))
+    lengths = reader.index.length.tolist()
+    for step, count in ((0, 0), (10**10, 0), (0, 1), (0, 2), (0, 2), (10**10, 2), (10**10, 3)):
+        steps[0] = step
+        reader.read(np.arange(8))
+        assert told == count * lengths
 
 
 def open_shards(folder: Path) -> int:

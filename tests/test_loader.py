@@ -25,6 +25,7 @@ from feeder.order import Window
 from feeder.shard import shard
 from feeder.transforms import Compose, Lambda, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
 from tests import images
+from tests.late_torch import draw_late
 from tests.loader_data import encode, write_shards
 from tests.noise import add_noise
 
@@ -133,6 +134,12 @@ def test_what_a_function_draws_is_keyed_by_seed_epoch_and_sample(shards: Path) -
     assert all(map(torch.equal, first, [image for batch in workers for image in batch[0]]))
     assert not any(map(torch.equal, first, second))
     assert not any(map(torch.equal, first, different))
+
+
+def test_what_a_function_draws_from_torch_is_keyed_from_the_first_image_on(shards: Path) -> None:
+    dataset = ShardDataset(shards, Compose([RandomResizedCrop(8), Lambda(draw_late)]))
+    alone, workers = (_epoch(DataLoader(dataset, batch_size=8, num_workers=count)) for count in (0, 2))
+    assert _same(alone, workers)
 
 
 def test_workers_under_spawn_make_the_same(shards: Path) -> None:
@@ -422,6 +429,21 @@ def test_worker_init_fn_finds_torchs_worker_info(shards: Path, tmp_path: Path) -
 
     _epoch(DataLoader(ShardDataset(shards, RECIPE), num_workers=2, seed=2**64 - 1, worker_init_fn=init))
     assert [(tmp_path / f"worker{k}").read_text() for k in (0, 1)] == [repr((k, 2, 50, True)) for k in (0, 1)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_init_fn_finds_another_seed_in_each_epoch_that_workers_start_in(
+    shards: Path, tmp_path: Path, persistent: bool
+) -> None:
+    def init(number: int) -> None:
+        (tmp_path / str(torch.initial_seed() - number)).touch()
+
+    for rank in (0, 1):
+        options = {"rank": rank, "world_size": 2, "worker_init_fn": init, "persistent_workers": persistent}
+        loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8, num_workers=2, **options)
+        for _ in range(2):
+            _epoch(loader)
+    assert len(os.listdir(tmp_path)) == (2 if persistent else 4)
 
 
 def test_a_timeout_without_workers_is_refused_as_torch_does(shards: Path) -> None:

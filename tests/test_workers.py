@@ -8,18 +8,22 @@ import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from feeder.dataset import ShardDataset
 from feeder.errors import WorkerError
 from feeder.loader import DataLoader
-from feeder.transforms import RandomResizedCrop
+from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.loader_data import DyingAndWaitingReader, RogueReader, WideReader, write_shards
 
 RECIPE = RandomResizedCrop(16)
@@ -112,6 +116,52 @@ def test_words_larger_than_what_a_channel_holds_come_whole(shards: Path) -> None
         return [field for _, _, fields in DataLoader(dataset, batch_size=16, num_workers=workers) for field in fields]
 
     assert wide(2) == wide(0)
+
+
+def test_forked_workers_use_torch_though_the_trainer_has_used_its_threads(shards: Path) -> None:
+    def product(image: npt.NDArray[Any]) -> npt.NDArray[Any]:  # a local function: workers are forked
+        side = torch.ones(512, 512)
+        return image + np.uint8((side @ side).sum() > 0)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        product(np.zeros(1, np.uint8))
+        dataset = ShardDataset(shards, Compose([RECIPE, Lambda(product)]))
+        loader = DataLoader(dataset, batch_size=16, num_workers=2, hang_timeout_s=20)
+        assert sum(len(images) for images, _ in loader) == 64
+        assert loader.stats()["replaced_workers"] == []
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_loop_broken_off_in_a_part_that_does_not_end_keeps_its_workers(shards: Path, tmp_path: Path) -> None:
+    dataset = _dataset(shards, 9, "stop", str(tmp_path / "mark"))
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
+    for _ in loader:
+        while not (tmp_path / "mark").exists():  # a worker is at it
+            os.sched_yield()
+        break
+    assert len(loader.worker_pids()) == 2
+    _check([tuple(x.clone() for x in batch) for batch in loader], _expected(shards, 2, batch_size=8)[8:])
+    assert loader.stats()["replaced_workers"] == []
+
+
+@pytest.fixture
+def _impatient_sockets() -> Iterator[None]:
+    socket.setdefaulttimeout(0.05)
+    yield
+    socket.setdefaulttimeout(None)
+
+
+@pytest.mark.usefixtures("_impatient_sockets")
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_a_default_timeout_of_sockets_is_none_of_the_workers(shards: Path, context: str | None) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("json",))
+    dataset.reader = WideReader(str(shards / "index.bin"))
+    loader = DataLoader(dataset, batch_size=16, num_workers=2, multiprocessing_context=context)
+    assert sum(len(labels) for _, labels, _ in loader) == 64
+    assert loader.stats()["replaced_workers"] == []
 
 
 def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:

@@ -247,9 +247,12 @@ def _seeded(key: int) -> Iterator[None]:
 
 
 def _call_array(array: npt.NDArray[Any], op: Lambda, row: Row) -> npt.NDArray[Any]:
-    own = np.array(array, order="C")
+    had_torch = "torch" in sys.modules
     with _seeded(int(row["key"])):
-        result: Any = op.lambd(own)
+        result: Any = op.lambd(np.array(array, order="C"))
+    if not had_torch and "torch" in sys.modules:  # imported within: its numbers were not keyed yet
+        with _seeded(int(row["key"])):
+            result = op.lambd(np.array(array, order="C"))
     if not isinstance(result, np.ndarray) or result.shape != array.shape or result.dtype != array.dtype:
         got = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else repr(type(result))
         raise ArgumentError(

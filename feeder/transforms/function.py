@@ -18,7 +18,7 @@ __all__ = ["Lambda"]
 class Lambda(Op):
     """Calls a function on every image, in the worker.
 
-    With worker processes the function must be picklable, so a module's function and no ``lambda``. What it draws from
+    A module's function can be pickled; with a ``lambda`` or a local function, workers are forked. What it draws from
     the global generators of ``random``, numpy and torch is a function of (seed, epoch, sample) too: the same whatever
     the workers, the ranks or a resume. Those of the calling process go on as if it had drawn nothing.
 
