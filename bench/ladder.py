@@ -4,7 +4,8 @@ Rows: a naive loop (no workers, float32, a folder of files, the loss read at eve
 copies that do not wait and feeder.DeviceLog; pre-shuffled shards; feeder's decoding; the batch size that
 find_batch_size finds; autocast. The last row goes back to the loader of the fourth: what autocast is worth without
 feeder's decoding. Equal in all: the images, RandomResizedCrop(224), flip and normalize to float32, a random order. The
-window of each row starts after its first batches; the rows run in turn, `--repeats` times over.
+window of each row starts after its first batches, and holds whole rounds of its workers, two at least; the rows run in
+turn, `--repeats` times over. The result is saved after every run; a row that fails says so in it, and the others go on.
 
 What it does not show: storage. After the first pass the images are warm in the page cache, the 250 photos behind the
 README's table as much as the 2,000 that are made here, so the fourth row, pre-shuffled shards, has nothing to win: it
@@ -22,8 +23,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -35,7 +38,7 @@ import torch
 
 import feeder
 from bench import standin
-from bench.gpu.common import cpu_seconds, gpu
+from bench.gpu.common import Result, cpu_seconds, gpu, is_over, warm_up
 from bench.gpu.resnet import resnet50
 from bench.gpu.train import Utilisation
 from bench.make_images import make_images
@@ -45,11 +48,13 @@ from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
 from feeder.cli import main as shard
 from feeder.cores import cores as given_cores
-from feeder.measure import interleave, save, spread, table
+from feeder.measure import spread, table
+from feeder.nvml import current_gpu_busy
 from feeder.presets import preset
 
 IMAGENET = 1_281_167
-_WARM_UP = 3
+# Of the GPU's memory, for the search: batches that are on their way there, and what a decoder takes, need the rest.
+_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,10 @@ def right_batch_size(maximum: int) -> BatchSizeResult:
         device.wait()
 
     restore = (device.model, device.optimizer) if isinstance(device, Gpu) else ()
-    return feeder.find_batch_size(step, restore=restore, start=32, multiple_of=32, maximum=maximum, steps=1)
+    limit = int(_SHARE * torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+    return feeder.find_batch_size(
+        step, restore=restore, start=32, multiple_of=32, maximum=maximum, steps=1, memory_limit_bytes=limit
+    )
 
 
 def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
@@ -161,7 +169,16 @@ def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
 
 def climb(setup: Setup, batch_size: int, images: str, shards: str, seconds: float) -> dict[str, float]:
     """Trains for some seconds; what the row's columns say."""
-    device, loader = make_device(setup.precision), make_loader(setup, batch_size, images, shards)
+    loader = make_loader(setup, batch_size, images, shards)
+    try:
+        return _train(setup, loader, batch_size, seconds)
+    finally:
+        if isinstance(loader, feeder.DataLoader):
+            loader.close()
+
+
+def _train(setup: Setup, loader: Any, batch_size: int, seconds: float) -> dict[str, float]:
+    device = make_device(setup.precision)
     batches = iter(loader)
     log = feeder.DeviceLog(every=50)
 
@@ -177,24 +194,23 @@ def climb(setup: Setup, batch_size: int, images: str, shards: str, seconds: floa
             log.write(number, loss=device.loss if isinstance(device, Gpu) else torch.zeros(()))
         return waited
 
-    for number in range(_WARM_UP):
+    before = warm_up(setup.workers, loader.prefetch_factor or 0)
+    for number in range(before):
         step(number)
     device.wait()
     busy = device.busy_s if isinstance(device, StandIn) else 0.0
     with Utilisation() if isinstance(device, Gpu) else contextlib.nullcontext() as utilisation:
         cpu, began, steps, waits = cpu_seconds(), time.perf_counter(), 0, 0.0
-        while not steps or time.perf_counter() - began < seconds:
-            waits += step(_WARM_UP + steps)
+        while not is_over(steps, setup.workers, began, seconds):
+            waits += step(before + steps)
             steps += 1
         device.wait()
         took = time.perf_counter() - began
         cpu = cpu_seconds() - cpu
     log.close()
-    if isinstance(loader, feeder.DataLoader):
-        loader.close()
     rate = steps * batch_size / took
     if isinstance(device, Gpu) and utilisation.mean is None:
-        raise SystemExit("NVML does not tell the GPU's utilisation; the ladder needs it: pip install nvidia-ml-py")
+        raise RuntimeError("NVML did not tell the GPU's utilisation")
     used = (device.busy_s - busy) / took if isinstance(device, StandIn) else utilisation.mean / 100
     return {
         "images_per_s": rate,
@@ -205,34 +221,47 @@ def climb(setup: Setup, batch_size: int, images: str, shards: str, seconds: floa
     }
 
 
-def measure(images: str, shards: str, seconds: float, repeats: int, batch_size: int, maximum: int) -> dict[str, Any]:
+def measure(images: str, shards: str, options: argparse.Namespace, result: Result) -> None:
+    """Adds the rows to the result after every run; one that fails is left out from then on.
+
+    Raises:
+        SystemExit: on a GPU whose utilisation NVML does not tell.
+    """
     simulated = not torch.cuda.is_available()
-    found = right_batch_size(maximum)
-    rows = ladder(given_cores().usable, batch_size)
-    results: dict[str, list[dict[str, float]]] = {row.name: [] for row in rows}
+    if not simulated:
+        torch.cuda.init()
+        if current_gpu_busy()() is None:
+            raise SystemExit("NVML does not tell the GPU's utilisation; the ladder needs it: pip install nvidia-ml-py")
+    found = right_batch_size(options.maximum)
     print(f"{standin.NAME + ', ' if simulated else ''}right batch size: {found.batch_size}")
-
-    def run(row: Setup) -> float:
-        results[row.name].append(climb(row, row.batch_size or found.batch_size, images, shards, seconds))
-        return results[row.name][-1]["images_per_s"]
-
-    load = os.getloadavg()[0]
-    interleave({row.name: (lambda row=row: run(row)) for row in rows}, repeats)  # type: ignore[misc]
-    measured = [
-        {
-            **dataclasses.asdict(row),
-            "batch_size": row.batch_size or found.batch_size,
-            **{name: spread([each[name] for each in results[row.name]]) for name in results[row.name][0]},
-        }
-        for row in rows
+    result.add(
+        **({standin.NAME: _arithmetic()} if simulated else {"gpu": gpu()}),
+        load_before=os.getloadavg()[0],  # of others, where this machine has others
+        batch_size=dataclasses.asdict(found),
+    )
+    setups = [
+        dataclasses.replace(setup, batch_size=setup.batch_size or found.batch_size)
+        for setup in ladder(given_cores().usable, options.batch_size)
     ]
-    device = {"simulated accelerator": _arithmetic()} if simulated else {"gpu": gpu()}
-    return {
-        **device,
-        "load_before": load,  # of others, where this machine has others
-        "batch_size": dataclasses.asdict(found),
-        "rows": measured,
-    }
+    runs: dict[str, list[dict[str, float]]] = {setup.name: [] for setup in setups}
+    for turn in range(options.repeats):
+        for setup in setups:
+            if setup.name in result.errors:
+                continue
+            try:
+                runs[setup.name].append(climb(setup, setup.batch_size, images, shards, options.seconds))
+                print(f"  {turn + 1}/{options.repeats} {setup.name}: {runs[setup.name][-1]['images_per_s']:.4g}")
+            except Exception as error:
+                result.failed(setup.name, error)
+            if setup.name in result.errors:  # here, as the error held what the run had on the GPU
+                gc.collect()
+                torch.cuda.empty_cache()
+            result.add(rows=[_row(each, runs[each.name], result.errors.get(each.name)) for each in setups])
+
+
+def _row(setup: Setup, runs: list[dict[str, float]], error: str | None) -> dict[str, Any]:
+    figures = {name: spread([each[name] for each in runs]) for name in runs[0]} if runs else {}
+    return {**dataclasses.asdict(setup), **figures, **({"error": error} if error else {})}
 
 
 def _arithmetic() -> dict[str, Any]:
@@ -253,6 +282,9 @@ def render(result: dict[str, Any], *, markdown: bool = False) -> str:
     heading = ["", "batch", "images/s", "epoch min", "busy", "cores", "wait ms"]
     rows = [heading]
     for row in result["rows"]:
+        if "images_per_s" not in row:
+            rows.append([row["name"], str(row["batch_size"]), "failed", *[""] * (len(heading) - 3)])
+            continue
         values = {name: row[name]["median"] for name in row if isinstance(row[name], dict)}
         rows.append(
             [
@@ -292,7 +324,7 @@ def _data(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield images, shards
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", help="photos in class folders; without it, made here")
     parser.add_argument("--shards", help="the same, sharded; without it, made here")
@@ -307,16 +339,17 @@ def main() -> None:
     if options.render:
         with open(options.render, encoding="utf-8") as file:
             print(render(json.load(file), markdown=True))
-        return
+        return 0
     if options.smoke:
         options.images, options.shards = (os.path.join(options.smoke, name) for name in ("images", "shards"))
         options.seconds, options.repeats, options.batch_size, options.maximum = 0.1, 1, 4, 8
+    result = Result("ladder", options.json)
     with _data(options) as (images, shards):
-        result = measure(images, shards, options.seconds, options.repeats, options.batch_size, options.maximum)
-    path = save("ladder", result, options.json)
-    with open(path, encoding="utf-8") as file:
-        print(f"\n{render(json.load(file))}\n\n{path}")
+        measure(images, shards, options, result)
+    with open(options.json, encoding="utf-8") as file:
+        print(f"\n{render(json.load(file))}\n\n{options.json}")
+    return 1 if result.errors else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

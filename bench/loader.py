@@ -6,7 +6,8 @@ decode     Images/s of 2 workers beside 2 processes that each run a plain decode
            a loader. Equal: samples, recipe, backend, reader, part size.
 outside    Share of a worker's busy time that is neither drawing nor decoding; of that, reading; and, for comparison,
            what plain copies of as many bytes, from memory in no cache, would take of that time.
-trainer    CPU time of the trainer's process for a batch of 256 (fast path).
+trainer    CPU time of the trainer's process for a batch of 256 (fast path), its order given by a sampler; and CPU time
+           of such a batch's ids in the loader's own order of 1,281,167 shuffled samples.
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
            the generic path, images by torch's forkserver for the fast path. Every server is stopped before each
            measurement, so that its start counts.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -41,13 +43,16 @@ from torch.utils.data import Dataset
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from feeder.dataset import ShardDataset
+from feeder.fastiterator import Place
 from feeder.forkserver import ForkServer
 from feeder.loader import DataLoader
 from feeder.measure import interleave, save, spread
+from feeder.order import Order, Split
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
 _COPY_BYTES = 1 << 30
+_IMAGENET = 1_281_167
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,20 @@ def trainer(path: str, extent: Extent) -> dict[str, Any]:
         before = time.process_time()
         count = sum(1 for _ in iterator)
         values.append(1000 * (time.process_time() - before) / count)
-    return {f"cpu_ms_per_batch_of_{size}": spread(values)}
+    order_ms = [_order_ms(path, size) for _ in range(extent.repeats)]
+    return {f"cpu_ms_per_batch_of_{size}": spread(values), f"order_ms_per_batch_of_{size}": spread(order_ms)}
+
+
+def _order_ms(path: str, size: int) -> float:
+    """CPU time of a batch's ids, in the loader's own shuffled order of as many samples as ImageNet has."""
+    loader = DataLoader(ShardDataset(path, RECIPE), size, shuffle=True)
+    fast = loader._path
+    assert fast is not None
+    fast.order = Order(_IMAGENET, 0, True)
+    requests = fast.requests(Place(), Split(_IMAGENET, size))
+    before = time.process_time()
+    count = sum(1 for _ in itertools.islice(requests, 512))
+    return 1000 * (time.process_time() - before) / count
 
 
 class Small(Dataset[Any]):

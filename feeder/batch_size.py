@@ -18,8 +18,12 @@ from feeder.snapshot import Snapshot
 
 __all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]
 
-# What allocators say, in the words of CUDA and its libraries, of torch's CPU allocator, and of C++.
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "bad_alloc")
+# What allocators say, in the words of CUDA and its libraries, of torch's CPU allocator, and of C++; and, in lower case,
+# what torch and cuDNN say where no way to do a convolution finds room for its workspace.
+_OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "alloc_failed", "bad_alloc"),
+    *("unable to find an engine", "unable to find a valid cudnn algorithm", "cudnn_status_not_supported"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ def find_batch_size(
     the next smaller size is tried. After each trial everything in ``restore``, and the random generators of Python,
     numpy and torch, are as they were. In a distributed job search before wrapping the model, on each rank, and take the
     smallest: a rank that runs out of memory in a collective operation would leave the others waiting.
+
+    What the trials do not hold has no room in the answer: batches that a loader keeps on the device, what a decoder
+    takes there, an evaluation, a model's average. Search with ``memory_limit_bytes`` lower by that much, such as
+    ``int(0.8 * torch.cuda.mem_get_info()[0])``.
 
     Args:
         step: Trains one step on a batch of that many samples, forward, backward and optimizer included.

@@ -85,6 +85,11 @@ def test_a_larger_batch_that_is_nearly_as_fast_wins(monkeypatch: pytest.MonkeyPa
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in"),
+        RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
+        RuntimeError("FIND was unable to find an engine to execute this computation"),
+        RuntimeError("GET was unable to find an engine to execute this computation"),
         MemoryError(),
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,23 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
     text = summary.summarize(tmp_path)
     assert "on a GPU" in text
     assert "b FAILED: ZeroDivisionError" in text
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_rate_does_not_count_what_workers_had_ready(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(common.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def batches() -> Generator[torch.Tensor, None, None]:
+        # As torch's loader gives them: each worker makes a whole batch in a second, all side by side; while the first
+        # was worked on, each made the two that it may be ahead.
+        nonlocal now
+        for number in itertools.count():
+            now = max(now, 1.0 + max(0, number // workers - 2))
+            yield torch.zeros(4)
+
+    assert common.rate(batches(), 0.5, workers)["images_per_s"] == 4 * workers
 
 
 def test_goals_are_of_the_rows_that_there_are() -> None:

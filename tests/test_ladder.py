@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 
 from bench import ladder, standin
 from bench.standin import StandIn
+from feeder.batch_size import BatchSizeResult
 
 
 class Time:
@@ -97,3 +102,72 @@ def test_tables_say_that_the_accelerator_is_simulated(simulated: bool) -> None:
         assert ("Simulated accelerator" in text, "NVIDIA H200" in text) == (simulated, not simulated)
         assert "8275CL CPU @ 3.00GHz, 2 cores" in text
         assert max(map(len, text.splitlines())) <= (150 if markdown else 80)
+
+
+def test_a_row_does_not_count_what_workers_had_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time(monkeypatch)
+
+    class Loader:
+        prefetch_factor = 2
+
+        def __iter__(self) -> Any:
+            for number in itertools.count():
+                # Each of 8 workers makes a batch in a second, and was two ahead when the first was done with.
+                time.now = max(time.now, 101.0 + max(0, number // 8 - 2))
+                yield (torch.zeros(1),)
+
+    monkeypatch.setattr(ladder, "make_loader", lambda *_: Loader())
+    monkeypatch.setattr(ladder, "make_device", lambda precision: StandIn(precision, cores=1e9))
+    row = ladder.climb(ladder.Setup("8 workers", 8, waiting=False), 64, "", "", 0.5)
+    assert row["images_per_s"] == pytest.approx(8 * 64, rel=1e-3)
+
+
+def test_a_row_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ladder.json"
+    columns = ("images_per_s", "epoch_min", "utilisation", "cpu_cores", "wait_ms_per_step")
+    measured: list[int] = []
+
+    def climb(setup: ladder.Setup, *_: Any) -> dict[str, float]:
+        rows = json.loads(path.read_text()).get("rows", [])
+        measured.append(sum(len(row["images_per_s"]["all"]) for row in rows if "images_per_s" in row))
+        if setup.name == "right batch size":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return dict.fromkeys(columns, 2.0)
+
+    monkeypatch.setattr(ladder, "climb", climb)
+    monkeypatch.setattr(ladder, "right_batch_size", lambda maximum: BatchSizeResult(128, 256, ()))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        sys, "argv", ["ladder", "--images", "i", "--shards", "s", "--repeats", "2", "--json", str(path)]
+    )
+    assert ladder.main() == 1
+    # Each run was saved before the next; the row that failed had one.
+    assert measured == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    assert rows.pop("right batch size")["error"] == "OutOfMemoryError: CUDA out of memory"
+    assert all(row["images_per_s"]["all"] == [2.0, 2.0] and "error" not in row for row in rows.values())
+    assert re.search(r"right batch size +128 +failed", capsys.readouterr().out)
+
+
+def test_the_search_leaves_room_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 2000))
+    monkeypatch.setattr(ladder, "make_device", StandIn)
+    monkeypatch.setattr(ladder.feeder, "find_batch_size", lambda step, **options: asked.update(options))
+    ladder.right_batch_size(4096)
+    assert asked["memory_limit_bytes"] == 800
+
+
+def test_nvml_is_asked_for_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(ladder, "current_gpu_busy", lambda: lambda: None)
+    monkeypatch.setattr(ladder, "right_batch_size", lambda maximum: pytest.fail("measured"))
+    monkeypatch.setattr(
+        sys, "argv", ["ladder", "--images", "i", "--shards", "s", "--json", str(tmp_path / "ladder.json")]
+    )
+    with pytest.raises(SystemExit, match="pip install nvidia-ml-py"):
+        ladder.main()

@@ -27,11 +27,13 @@ __all__ = [
     "cpu_seconds",
     "gpu",
     "interleaved",
+    "is_over",
     "loader_feed",
     "on_gpu",
     "rate",
     "recipe",
     "survives",
+    "warm_up",
 ]
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -189,17 +191,29 @@ def cpu_seconds() -> float:
         ours |= more
 
 
-def rate(batches: Generator[torch.Tensor, None, None], seconds: float) -> Row:
-    """images/s of a feed whose batches end up on the GPU, and the CPU cores that 1,000 images/s take.
+def warm_up(workers: int, prefetch_factor: int = 2) -> int:
+    """Batches before a window: start-up, autotuning, and what workers had ready.
 
-    The first batches (start-up, pools, autotuning) are not counted.
+    torch's workers make a whole batch each, so batches come in bursts of as many as there are workers.
     """
-    for _ in range(5):
+    return max(5, workers * (prefetch_factor + 1))
+
+
+def is_over(batches: int, workers: int, began: float, seconds: float) -> bool:
+    """Whether a window may end: after so many seconds, and whole bursts of the workers' batches, two at least."""
+    bursts, rest = divmod(batches, max(1, workers))
+    return not rest and bursts >= 2 and time.perf_counter() - began >= seconds
+
+
+def rate(batches: Generator[torch.Tensor, None, None], seconds: float, workers: int) -> Row:
+    """images/s of a feed whose batches end up on the GPU, and the CPU cores that 1,000 images/s take."""
+    for _ in range(warm_up(workers)):
         next(batches)
     torch.cuda.synchronize()
-    images, began, cpu = 0, time.perf_counter(), cpu_seconds()
-    while time.perf_counter() - began < seconds:
+    count, images, began, cpu = 0, 0, time.perf_counter(), cpu_seconds()
+    while not is_over(count, workers, began, seconds):
         images += len(next(batches))
+        count += 1
     torch.cuda.synchronize()
     took = time.perf_counter() - began
     used = cpu_seconds() - cpu

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, survives
+from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, survives, warm_up
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.measure import table
@@ -68,9 +68,9 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def run(self, batches: Generator[torch.Tensor, None, None], steps: int) -> tuple[float, float | None]:
-        """images/s and utilisation."""
-        for _ in range(10):
+    def run(self, batches: Generator[torch.Tensor, None, None], before: int, steps: int) -> tuple[float, float | None]:
+        """images/s and utilisation over so many steps, after others before."""
+        for _ in range(before):
             self.step(next(batches))
         torch.cuda.synchronize()
         with Utilisation() as utilisation:
@@ -102,7 +102,7 @@ def measure(options: Any, result: Result) -> None:
         feeds["feeder dali"] = lambda: loader_feed(options.seekable, "dali", options.workers, BATCH)
 
     def run(name: str) -> Row:
-        images_per_s, utilisation = trainer.run(feeds[name](), options.steps)
+        images_per_s, utilisation = trainer.run(feeds[name](), max(10, warm_up(options.workers)), options.steps)
         known = {} if utilisation is None else {"gpu_utilisation_percent": utilisation}
         return {"images_per_s": images_per_s, **known}
 
