@@ -253,6 +253,36 @@ def test_batches_are_page_locked(shards: Path, workers: int) -> None:
         assert labels.is_pinned()
 
 
+class _LateGuard:
+    """Copies that are done only after they were asked about so many times."""
+
+    def __init__(self, asked: int) -> None:
+        self._asked = asked
+
+    def record(self) -> list[int]:
+        return [0]
+
+    def done(self, mark: list[int]) -> bool:
+        mark[0] += 1
+        return mark[0] > self._asked
+
+
+def test_a_loop_ahead_of_the_gpu_waits_for_its_copies_and_is_not_blamed(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.fastpath.slot_guard", lambda loader: _LateGuard(30))
+    monkeypatch.setattr("feeder.engine.page_lock", lambda slots: None)
+    loader = DataLoader(_dataset(shards), batch_size=2, num_workers=2, pin_memory=True)
+    path = loader._fast
+    assert path is not None
+    for step, (images, *_) in enumerate(loader):
+        assert path._engine is not None
+        ring = path._engine.ring
+        assert 0 <= images.data_ptr() - ring.address < ring.region.size_bytes
+        del images
+    assert step == 24
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards: Path) -> None:
