@@ -235,13 +235,15 @@ class Assembly:
             reports.append(report)
         rows, ring = len(making.request.ids), self._engine.ring
         # Half of the batches ahead stay possible, whatever the caller keeps.
-        if ring.leased + 1 + max(1, self._engine.ahead // 2) <= ring.slots:
+        most = ring.slots - 1 - max(1, self._engine.ahead // 2)
+        if ring.settle(most):
             arrays = ring.lease_view(making.slot, rows)
         else:
-            if ring.leased >= HELD_BATCHES and not self._engine.warned:
+            held = ring.held
+            if held >= HELD_BATCHES and held > most and not self._engine.warned:
                 self._engine.warned = True
                 warnings.warn(
-                    f"{ring.leased} batches are held at a time, so further ones are copied to ordinary memory; "
+                    f"{held} batches are held at a time, so further ones are copied to ordinary memory; "
                     "if they are kept by mistake, let go of them, or copy what is needed",
                     RuntimeWarning,
                     stacklevel=_callers_level(),

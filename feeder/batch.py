@@ -17,6 +17,7 @@ import functools
 import math
 import mmap
 import os
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ from feeder.errors import ArgumentError
 __all__ = ["Guard", "Layout", "Lease", "Region", "Ring", "SlotView", "Slots", "available_bytes", "plan_slots"]
 
 _PAGE = 4096
+_LONGEST_WAIT_S = 60.0  # for the copies that may still read slots
+_POLL_S = 0.0005
 
 
 class Region:
@@ -176,6 +179,19 @@ class Slots:
     def held(self) -> int:
         """Slots that the caller holds, about; unlike the rest of this class, for any thread."""
         return max(0, self._leased - len(self._released))
+
+    def settle(self, most: int) -> bool:
+        """Waits until at most so many slots are leased, if only copies hold up the others; at most a minute.
+
+        Returns:
+            Whether so few are leased. What the caller holds is not waited for.
+        """
+        ends = time.monotonic() + _LONGEST_WAIT_S
+        while self.leased > most:
+            if self.held > most or time.monotonic() > ends:
+                return False
+            time.sleep(_POLL_S)  # a wait for a CUDA event would keep a core busy
+        return True
 
     def acquire(self) -> int | None:
         """Takes a free slot to fill, or None if there is none now."""

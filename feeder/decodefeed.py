@@ -118,7 +118,8 @@ class DecodeFeed:
         """Forgets the batches that were started."""
         for waiting in self._queue:
             if waiting.staged is not None:
-                self._decoder.drop(waiting.staged)
+                with self._on_stream():  # what is dropped is collected first
+                    self._decoder.drop(waiting.staged)
         self._queue.clear()
 
     def _take(self) -> None:

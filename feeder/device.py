@@ -277,7 +277,7 @@ class DeviceFeed(Generic[_T]):
         if self._stream is None:
             started = time.perf_counter_ns()
             moved = move(batch, self._device)
-            self._meter.add("copy", time.perf_counter_ns() - started, sum(t.nbytes for t in _tensors(batch)))
+            self._meter.add("copy", time.perf_counter_ns() - started, self._copied_bytes(batch))
             return self._completed(item, moved), None
         with torch.cuda.stream(self._stream):
             begun = self._stream.record_event(_timing_event())
@@ -294,8 +294,10 @@ class DeviceFeed(Generic[_T]):
     def _let_go(self) -> None:
         while self._reading and self._reading[0][2].query():
             batch, begun, copied = self._reading.popleft()
-            copied_bytes = sum(t.nbytes for t in _tensors(batch))
-            self._meter.add("copy", int(begun.elapsed_time(copied) * 1e6), copied_bytes)
+            self._meter.add("copy", int(begun.elapsed_time(copied) * 1e6), self._copied_bytes(batch))
+
+    def _copied_bytes(self, batch: Any) -> int:
+        return sum(tensor.nbytes for tensor in _tensors(batch) if tensor.device != self._device)
 
 
 def _timing_event() -> Any:

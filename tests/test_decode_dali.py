@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.conformance import MEAN, STD, decode, encode, natural_image
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
 from feeder.decode.dali import DaliDecoder
+from feeder.decode.dali_pipeline import DaliPipeline
 
 BASE = T.Recipe.of([T.RandomResizedCrop(48), T.RandomHorizontalFlip()])
 HEIGHT, WIDTH = 120, 160
@@ -99,6 +101,39 @@ def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
     for row in (0, 63, 64, 74):
         draws = draw(BASE, len(buffers)).take([row])
         np.testing.assert_array_equal(decode(few, [buffers[row]], BASE, draws, np.ones(1, np.uint8))[0], whole[row])
+
+
+@pytest.mark.parametrize("images_in_limit", [2, 7, None])
+def test_under_a_memory_limit_one_part_is_decoded_at_a_time(
+    images_in_limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, most = 0, 0
+
+    def gone() -> None:
+        nonlocal there
+        there -= 1
+
+    def collect(self: DaliPipeline, stream: Any = None) -> Any:
+        nonlocal there, most
+        images = original(self, stream)
+        there += 1
+        most = max(most, there)
+        weakref.finalize(images, gone)
+        return images
+
+    original = DaliPipeline.collect
+    monkeypatch.setattr(DaliPipeline, "collect", collect)
+    limit = None if images_in_limit is None else images_in_limit * 2 * 3 * HEIGHT * WIDTH
+    decoder = DaliDecoder(gpu_memory_limit_bytes=limit)
+    decoder._options["crops"] = False
+    draws = draw(BASE, 5)
+    first, second = (staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in (0, 5))
+    for batch in (first, second):
+        decoder.start(batch)
+    for batch in (second, first):  # DALI gives the first one first
+        decoder.finish(batch, BASE, ())
+    assert (there, most) == (0, 1 if limit else 2)
+    decoder.close()
 
 
 def test_outliers_are_decoded_by_the_cpu_backend_and_join_the_batch() -> None:
@@ -331,12 +366,17 @@ class TestOnTheGpu:
 
     @pytest.mark.parametrize("check", GPU_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
     def test_the_device_conforms(self, check: Callable[[Decoder], None]) -> None:
-        check(DaliDecoder(device="cuda"))
+        decoder = DaliDecoder(device="cuda")
+        check(decoder)
+        if check is not conformance.check_bad_images_stay_alone:
+            assert decoder.redone_images == 0
 
     def test_pixels_are_those_of_the_cpu_pipeline(self) -> None:
         buffers = self.batch()
-        found, expected = (run(DaliDecoder(device=device), buffers).astype(int) for device in ("cuda", "cpu"))
+        decoder = DaliDecoder(device="cuda")
+        found, expected = (run(each, buffers).astype(int) for each in (decoder, DaliDecoder()))
         check_alike(found, expected)
+        assert (decoder.dali_images, decoder.redone_images) == (len(buffers), 0)
 
     def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(self) -> None:
         good = self.batch(8)
@@ -375,6 +415,7 @@ class TestOnTheGpu:
                     difference = (held.float().cpu() - expected[number]).abs() / (1 / 255 / 0.225)
                     assert difference.mean() <= 0.7, iteration
                     assert difference.flatten().quantile(0.999) <= 9, iteration
+        assert (decoder.dali_images, decoder.redone_images) == (200 * len(buffers), 0)
 
     def test_memory_on_the_gpu_stays_flat(self) -> None:
         decoder, buffers = DaliDecoder(device="cuda"), self.batch()
@@ -385,3 +426,4 @@ class TestOnTheGpu:
             torch.cuda.synchronize()
             free.append(torch.cuda.mem_get_info()[0])
         assert free[19] - free[59] <= 8 << 20
+        assert (decoder.dali_images, decoder.redone_images) == (60 * len(buffers), 0)

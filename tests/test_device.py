@@ -13,6 +13,8 @@ from feeder.dataset import ShardDataset
 from feeder.device import DeviceFeed, StaticBuffers, checked_device, move
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
+from feeder.meter import Meter
+from feeder.stats import stage_table
 from feeder.transforms import (
     ColorJitter,
     Compose,
@@ -81,6 +83,16 @@ def test_batches_on_the_cpu_are_the_same(shards: Path, workers: int, ahead: int)
     loader = DataLoader(_dataset(shards), device="cpu", prefetch_to_device=ahead, **options)
     batches = [[x.clone() if isinstance(x, torch.Tensor) else x for x in batch] for batch in loader]
     _check(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
+
+
+def test_only_what_is_copied_counts_as_copied() -> None:
+    meter = Meter()
+    batch = torch.zeros(2, 3, device="meta"), torch.zeros(2, dtype=torch.int64), ["a", "b"]
+    feed = DeviceFeed(lambda: ("item", batch), torch.device("meta"), 0, meter=meter)
+    for _ in range(3):
+        next(feed)
+    copy = stage_table(meter.words)["copy"]
+    assert (copy["count"], copy["bytes"]) == (3, 3 * 2 * 8)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -251,6 +263,38 @@ def test_batches_are_page_locked(shards: Path, workers: int) -> None:
     for images, labels, *_ in DataLoader(_dataset(shards), batch_size=25, num_workers=workers, pin_memory=True):
         assert images.is_pinned()
         assert labels.is_pinned()
+
+
+class _LateGuard:
+    """Copies that are done only after they were asked about so many times."""
+
+    def __init__(self, asked: int) -> None:
+        self._asked = asked
+
+    def record(self) -> list[int]:
+        return [0]
+
+    def done(self, mark: list[int]) -> bool:
+        mark[0] += 1
+        return mark[0] > self._asked
+
+
+def test_a_loop_ahead_of_the_gpu_waits_for_its_copies_and_is_not_blamed(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.fastpath.slot_guard", lambda loader: _LateGuard(30))
+    monkeypatch.setattr("feeder.engine.page_lock", lambda slots: None)
+    loader = DataLoader(_dataset(shards), batch_size=2, num_workers=2, pin_memory=True)
+    path = loader._fast
+    assert path is not None
+    steps = 0
+    for images, *_ in loader:
+        steps += 1
+        assert path._engine is not None
+        ring = path._engine.ring
+        assert 0 <= images.data_ptr() - ring.address < ring.region.size_bytes
+        del images
+    assert steps == 25
 
 
 @pytest.mark.gpu

@@ -14,11 +14,12 @@ import torch
 
 import feeder
 from feeder.dataset import FeederDataset, ShardDataset
+from feeder.decode.registry import available_decoders
 from feeder.errors import ArgumentError
 from feeder.loader import DataLoader
-from feeder.transforms import Compose, Lambda, RandomResizedCrop
+from feeder.transforms import Compose, Lambda, Normalize, RandomResizedCrop
 from feeder.tuning.fit import Fit
-from feeder.tuning.headroom import Headroom
+from feeder.tuning.headroom import Headroom, _seekable_gain
 from tests.loader_data import write_shards
 from tests.slow import SlowItems, Slowly, SlowReader
 
@@ -196,3 +197,26 @@ def test_a_step_that_the_workers_slow_down_is_not_said_to_be_caught_up_with(shar
     assert workers.rate == pytest.approx(1500)
     assert not workers.closes
     assert _judged(_loader(shards, "nothing", 2), _fit()).remedies[0].closes
+
+
+def test_the_gain_of_seekable_shards_is_measured_where_a_device_does_the_last_ops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "cpu" not in available_decoders():
+        pytest.skip("feeder._native is not built")
+    from feeder.decode.cpu import CpuDecoder
+
+    recipe = Compose([RandomResizedCrop(8), Normalize([0.5] * 3, [0.25] * 3)])
+    dataset = ShardDataset(write_shards(tmp_path, 8, jpegs=True), recipe)
+    loader = DataLoader(dataset, _BATCH, backend="cpu", device="cpu")
+    dtypes = []
+
+    def decode(self: CpuDecoder, *arguments: Any) -> Any:
+        dtypes.append(arguments[-1].dtype)
+        return original(self, *arguments)
+
+    original = CpuDecoder.decode
+    monkeypatch.setattr(CpuDecoder, "decode", decode)
+    gain = _seekable_gain(loader)
+    assert gain is None or 0 < gain < 1
+    assert dtypes == [np.uint8] * 6

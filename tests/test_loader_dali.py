@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import subprocess
 import sys
 import time
+import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from feeder.assembly import Finished
+from feeder.batch import SlotView
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.decode import dali as dali_backend
 from feeder.decode.room import plan_room
-from feeder.decode.staged import ROW
+from feeder.decode.staged import ROW, Staged
+from feeder.decodefeed import DecodeFeed
 from feeder.errors import BackendError, DecodeError
 from feeder.loader import DataLoader
 from feeder.transforms import (
@@ -438,3 +444,35 @@ def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) ->
     assert stats["fused"] == {"transform": "decode"}
     for worker in stats["workers"]:
         assert "decode" not in worker["stages"]
+
+
+def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To drop one is to collect those before it, whose kernels go to the current device."""
+    current: list[Any] = []
+    dropped: list[tuple[Any, list[Any]]] = []
+
+    @contextlib.contextmanager
+    def stream(which: Any) -> Iterator[None]:
+        current.append(which)
+        yield
+        current.pop()
+
+    class Decoder:
+        def start(self, staged: Staged) -> None: ...
+
+        def drop(self, staged: Staged) -> None:
+            dropped.append((staged, list(current)))
+
+        def finish(self, staged: Staged, *_: Any, **__: Any) -> Any:
+            return torch.zeros(len(staged), 1), [None]
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0)
+    memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
+    Staged(np.zeros(1, ROW), [b""]).pack(memory.reshape(-1))
+    one = np.zeros(1, np.int64)
+    batches = [Finished(SlotView(one, one, one, memory), [], [], 0, [(0, 1)]) for _ in range(2)]
+    feed = DecodeFeed(iter(batches), work, Decoder(), lambda: True, stream="the feed's")  # type: ignore[arg-type]
+    next(feed)
+    feed.close()
+    assert [on for _, on in dropped] == [["the feed's"]]

@@ -92,6 +92,27 @@ def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.M
         assert "OUT OF BOUNDS" in report.render()
 
 
+def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "dali" not in registry.available_decoders():
+        pytest.skip("DALI is not installed")
+    from feeder.decode.dali_pipeline import DaliPipeline
+
+    bad = (images / "class-0" / "0.jpg").read_bytes()[:300] + b"\xff\xd9"
+    (images / "class-0" / "bad.jpg").write_bytes(bad)
+    report = parity(os.fspath(images), backend="dali")
+    assert report.redone == 0
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(DaliPipeline, "collect", fail)
+    report = parity(os.fspath(images), backend="dali")
+    assert (report.images, report.redone, report.passed) == (6, 6, False)
+    assert "'dali' failed on 6 images" in report.render()
+
+
 def test_images_that_neither_can_decode_are_counted_and_passed_over(images: Path) -> None:
     whole = (images / "class-0" / "0.jpg").read_bytes()
     (images / "class-0" / "cut.jpg").write_bytes(whole[: len(whole) // 2])

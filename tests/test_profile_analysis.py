@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from feeder.profile.analysis import analyse
+from feeder.profile.hooks import Meter
 from feeder.profile.page import render_page
-from feeder.profile.record import Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
+from feeder.profile.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
 from feeder.profile.text import render
 
 MS = 1_000_000
@@ -142,6 +146,35 @@ def test_idle_workers_and_a_waiting_loop() -> None:
     record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 20, 1.0, 0.0, workers=4))
     (advice,) = analyse(process(record, cores=0.5), cores=8).advice
     assert "prefetch_factor" in advice.title
+
+
+@pytest.mark.parametrize("decode_ms", [0, 25])
+def test_decoding_in_the_training_process_is_none_of_the_workers_time(decode_ms: float) -> None:
+    """Workers are busy half the time; if what the caller decodes were theirs, they would seem busy throughout."""
+    stages = {"read": int(21 * 40 * MS), TRAINER_DECODE: int(21 * decode_ms * MS)}
+    record = loader([30.0] * 21, 10, workers=2, stage_ns=stages)
+    found = analyse(process(record, cores=2), cores=8)
+    assert found.loaders[0].workers_busy == pytest.approx(0.5, rel=0.05)
+    (advice,) = found.advice
+    if decode_ms:
+        assert "Less to decode" in advice.title
+        assert advice.gain == pytest.approx(40 / (40 - 25 * 21 / 20), rel=0.01)
+        assert "decode in the training process 38%" in found.stage
+    else:
+        assert "prefetch_factor" in advice.title
+
+
+@pytest.mark.parametrize("in_trainer", [False, True])
+def test_decoding_in_the_training_process_is_told_apart(in_trainer: bool, tmp_path: Path) -> None:
+    class Loader:
+        def stats(self) -> dict[str, Any]:
+            stages = {name: {"total_ns": 3} for name in ("read", "decode", "consumer")}
+            return {"stages": stages, "bottleneck": None} | ({"dali_images": 7} if in_trainer else {})
+
+    meter, each, record = Meter(str(tmp_path)), Loader(), loader([30.0] * 3, 10)
+    meter._records[each] = record
+    meter._note_stats(each)
+    assert record.stage_ns == {"read": 3, TRAINER_DECODE if in_trainer else "decode": 3}
 
 
 def test_the_starts_of_epochs_are_worth_persistent_workers() -> None:

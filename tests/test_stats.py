@@ -154,7 +154,7 @@ def test_slow_copies_a_slow_caller_and_idle_workers_show(shards: Path, monkeypat
     for _ in loader:
         time.sleep(2 * _SLOW_S)
     stages = loader.stats()["stages"]
-    assert (stages["copy"]["count"], stages["copy"]["bytes"]) == (10, 20 * (3 * 8 * 8 + 8))
+    assert (stages["copy"]["count"], stages["copy"]["bytes"]) == (10, 0)  # they are on that device already
     assert stages["copy"]["total_ns"] >= 10 * _SLOW_NS
     assert (stages["consumer"]["count"], stages["wait_batch"]["count"]) == (10, 10)
     assert stages["consumer"]["p50_ns"] >= 2 * 0.875 * _SLOW_NS

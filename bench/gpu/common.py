@@ -224,7 +224,11 @@ def rate(batches: Generator[torch.Tensor, None, None], seconds: float, workers: 
 def loader_feed(
     shards: str, backend: str, workers: int, batch_size: int, **options: Any
 ) -> Generator[torch.Tensor, None, None]:
-    """Batches of a feeder.DataLoader on the GPU, float16 and channels_last, without end."""
+    """Batches of a feeder.DataLoader on the GPU, float16 and channels_last, without end.
+
+    Raises:
+        RuntimeError: when it ends, if the CPU decoded images in the GPU's place.
+    """
     loader = feeder.DataLoader(
         feeder.ShardDataset(shards, transform=recipe()),
         batch_size,
@@ -242,7 +246,10 @@ def loader_feed(
             for images, _ in loader:
                 yield images
     finally:
+        redone = loader.stats().get("redone_images", 0)
         loader.close()
+        if redone:
+            raise RuntimeError(f"DALI failed on batches of {redone} images, which the CPU decoded in its place")
 
 
 if __name__ == "__main__":

@@ -55,8 +55,9 @@ class DaliDecoder:
             its neighbours is missing.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
         outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the usual limit.
-        gpu_memory_limit_bytes: Limit for a batch's decoded images on the GPU, and the copy that is resized; larger
-            batches are done in parts.
+        gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, and their copy that is resized.
+            Larger batches are done in parts, each once the one before it is resized, and nothing is started ahead.
+            DALI's own pools and the images that are resized are not in it.
         hw_decoder_load: The share of images that goes to the hardware JPEG engine, 0 to 1.
         preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
 
@@ -177,13 +178,13 @@ class DaliDecoder:
     def start(self, staged: Staged) -> None:
         """Starts to decode a batch; :meth:`finish` of the same batch then waits for what is left to do.
 
-        Its payloads must stay as they are until it is finished or dropped. A batch that the memory limit cuts in parts,
-        and one that comes when two others are under way, are only started by ``finish``.
+        Its payloads must stay as they are until it is finished or dropped. Under a memory limit, and when two others
+        are under way, it is only started by ``finish``.
 
         Args:
             staged: N samples.
         """
-        if len(self._started) >= _STARTED:
+        if len(self._started) >= _STARTED or self.memory_limit_bytes is not None:
             return
         parts = self._parts(staged, np.flatnonzero(staged.rows["kind"] == Kind.JPEG))
         if len(parts) == 1:
@@ -246,9 +247,7 @@ class DaliDecoder:
 
     def close(self) -> None:
         """Ends DALI's pipeline, once what it gave is no longer in use."""
-        for event, _ in self._in_use:
-            event.synchronize()
-        self._in_use.clear()
+        self._wait_for_kernels()
         if self._pipeline is not None:
             self._pipeline.close()
         self._started.clear()
@@ -259,7 +258,12 @@ class DaliDecoder:
         kinds = staged.rows["kind"]
         done: list[_Done] = []
         for part in self._parts(staged, np.flatnonzero(kinds == Kind.JPEG)):
-            done += self._run(staged, part, errors)
+            if self.memory_limit_bytes is not None:
+                self._wait_for_kernels()
+            done.append(self._run(staged, part, errors))
+            if self.memory_limit_bytes is not None:
+                self._hold([done[-1].borrowed])
+                done[-1] = done[-1]._replace(borrowed=None)
         borrowed = [group.borrowed for group in done if group.borrowed is not None]
         if len(done) == 1 and len(done[0].rows) == len(staged):
             return done[0].images, errors, borrowed
@@ -310,7 +314,7 @@ class DaliDecoder:
         batch = max(self._batch_size, _SMALLEST_BATCH)
         self._pipeline = DaliPipeline(PipelineOptions(index, batch_size=batch, **self._options))
 
-    def _run(self, staged: Staged, rows: npt.NDArray[np.int64], errors: list[DecodeError | None]) -> list[_Done]:
+    def _run(self, staged: Staged, rows: npt.NDArray[np.int64], errors: list[DecodeError | None]) -> _Done:
         """Runs the pipeline, or the CPU if it fails; images that fail there, too, get their error."""
         started = next((each for each in self._started if each.staged is staged), None)
         try:
@@ -318,10 +322,10 @@ class DaliDecoder:
                 self._drain(started)
                 self._started.remove(started)
                 if started.done is not None:
-                    return [started.done]
+                    return started.done
                 if started.error is not None:
                     raise started.error
-            return [self._submit_and_collect(staged, rows)]
+            return self._submit_and_collect(staged, rows)
         except RuntimeError as error:
             _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", len(rows), _brief(error))
         self.redone_images += len(rows)
@@ -330,7 +334,7 @@ class DaliDecoder:
         for row, problem in zip(rows.tolist(), found, strict=True):
             if problem is not None:
                 errors[row] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
-        return [_Done(rows, self._move(pixels), None)]
+        return _Done(rows, self._move(pixels), None)
 
     def _drain(self, last: _Started | None = None) -> None:
         """Collects what is under way, up to a batch, as DALI gives it in the order that it was started in."""
@@ -368,6 +372,12 @@ class DaliDecoder:
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self.device)
+
+    def _wait_for_kernels(self) -> None:
+        """Until DALI's memory is no longer in use."""
+        while self._in_use:
+            self._in_use[0][0].synchronize()
+            self._in_use.popleft()
 
     def _hold(self, borrowed: list[Any]) -> None:
         """Keeps DALI's memory from being used again before the kernels queued so far have read it."""

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from feeder.profile.record import Batch, GpuReading, LoaderRecord, ProcessRecord
+from feeder.profile.record import TRAINER_DECODE, Batch, GpuReading, LoaderRecord, ProcessRecord
 
 __all__ = ["Advice", "Analysis", "LoaderTimes", "analyse"]
 
@@ -32,6 +32,7 @@ _INPUT_BOUND = 0.1
 _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _WORTH_SAYING = 1.02
+_MOSTLY = 0.5  # of the wait
 _HARDLY = 0.05  # of the step: a wait that nobody notices
 _MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
 
@@ -216,7 +217,8 @@ def _times(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
     if record.workers and record.batches:
         first = record.made_ns[0][0] if record.made_ns else record.batches[0].asked_ns
         available = (record.batches[-1].got_ns - first) / 1e9 * record.workers
-        work_s = sum(making) if making else sum(record.stage_ns.values()) / 1e9
+        workers_ns = sum(record.stage_ns.values()) - record.stage_ns.get(TRAINER_DECODE, 0)
+        work_s = sum(making) if making else workers_ns / 1e9
         busy = min(1.0, work_s / available) if available and (making or record.stage_ns) else None
     return LoaderTimes(
         record=record,
@@ -328,7 +330,10 @@ def _advice(found: Analysis, cores: int) -> list[Advice]:
     advice = []
     # Waits for workers to start have a remedy of their own, below; more workers would make them longer.
     starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < _HARDLY * step
-    if found.bound == "input" and not starts_only:
+    decoding = record.stage_ns.get(TRAINER_DECODE, 0) / 1e9
+    if found.bound == "input" and decoding >= _MOSTLY * main.wait_s:
+        advice.append(_cheaper_decoding(decoding / n, wait, step))
+    elif found.bound == "input" and not starts_only:
         advice += _more_workers(main, wait, step, cores, found)
         if not advice or (found.children_cores or 0) + (found.own_cores or 0) > 0.8 * cores:
             advice.append(_cheaper(main, most))
@@ -392,6 +397,13 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, found
         text = f"{_workers(record.workers)} at it all the time, and {free:.1f} of {cores} cores are free."
         return [Advice(f"num_workers={workers}", text, gain)] if gain >= _WORTH_SAYING else []
     return []
+
+
+def _cheaper_decoding(decoding: float, wait: float, step: float) -> Advice:
+    gain = (wait + step) / max(1e-6, step, wait + step - decoding)
+    text = f"The training process itself decodes, for {_ms(decoding)} a batch, and the loop waits for it ({_ms(wait)})."
+    text += " Images of seekable shards are cut to what a crop needs before; workers decode with backend='cpu'."
+    return Advice("Less to decode in the training process: seekable shards, or backend='cpu'", text, gain, True)
 
 
 def _cheaper(main: LoaderTimes, most: float) -> Advice:

@@ -22,7 +22,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from feeder.profile.fetch import MeteredInit, meter_fetching, read_fetches
-from feeder.profile.record import Batch, Fetch, LoaderRecord, ProcessRecord
+from feeder.profile.record import TRAINER_DECODE, Batch, Fetch, LoaderRecord, ProcessRecord
 
 __all__ = ["Meter"]
 
@@ -227,6 +227,8 @@ class Meter:
             found = loader.stats()
             stages = found.get("stages", {})
             times = {name: int(stage["total_ns"]) for name, stage in stages.items() if name in _MAKING}
+            if "dali_images" in found and "decode" in times:
+                times[TRAINER_DECODE] = times.pop("decode")
             if record is not None:
                 before = self._stages_before.get(loader, {})
                 times = {name: before.get(name, 0) + times.get(name, 0) for name in {**before, **times}}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["Batch", "Fetch", "GpuReading", "LoaderRecord", "ProcessRecord", "Sample"]
+__all__ = ["TRAINER_DECODE", "Batch", "Fetch", "GpuReading", "LoaderRecord", "ProcessRecord", "Sample"]
+
+TRAINER_DECODE = "decode in the training process"
 
 
 class Batch(NamedTuple):
@@ -89,7 +91,7 @@ class LoaderRecord:
         made_ns: (asked, got) of each call of ``iter()``, which starts the workers.
         batches: The calls of ``next()``.
         fetches: How torch's workers made the batches.
-        stage_ns: feeder's own meters: time by stage, over all workers.
+        stage_ns: feeder's own meters: time by stage, over all workers; decoding in the caller under a name of its own.
         bottleneck: feeder's own verdict.
     """
 

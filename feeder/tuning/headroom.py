@@ -321,13 +321,15 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
     if len(kept) < len(ids) / 2:
         return None
     rows = np.array(kept)
-    draws = work.recipe.draw(work.seed, 0, ids[rows], encoded.sizes[rows])
+    recipe, draws = work.recipe, work.recipe.draw(work.seed, 0, ids[rows], encoded.sizes[rows])
+    if work.split is not None:  # the device does the rest
+        recipe, draws = work.split.cpu, work.split.draws(draws)
     out = np.empty((len(kept), *work.sample_shape), work.sample_dtype)
     decoder = CpuDecoder(fidelity=work.fidelity)
     times: dict[int, list[int]] = {0: [], 1: []}
     for _ in range(3):
         for which, buffers in enumerate((before, after)):
-            decoder.decode(buffers, encoded.orientations[rows], work.recipe, draws, out)
+            decoder.decode(buffers, encoded.orientations[rows], recipe, draws, out)
             times[which].append(int(decoder.spent_ns[:, 0].sum()))
     factor = min(times[1]) / max(1, min(times[0]))
     return factor if factor < 1 - NOTICEABLE else None

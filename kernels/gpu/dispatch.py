@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
 import shutil
 import sysconfig
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from feeder.errors import ArgumentError
 
-__all__ = ["has_triton", "runs_triton"]
+__all__ = ["has_triton", "launching_on", "runs_triton"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,3 +76,8 @@ def runs_triton(device: torch.device, using: str) -> bool:
             "feeder._gpu to interpret the kernels on the CPU"
         )
     return True
+
+
+def launching_on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a GPU the current one while its kernels are launched: Triton asks for the current one, not the tensors'."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from feeder._gpu.dispatch import runs_triton
+from feeder._gpu.dispatch import launching_on, runs_triton
 from feeder._gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
 from feeder.errors import ArgumentError
 
@@ -77,7 +77,8 @@ def normalize(
     if runs_triton(images.device, using):
         from feeder._gpu.normalize_kernel import launch
 
-        launch(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
+        with launching_on(images.device):
+            launch(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
     else:
         normalize_reference(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
     return out
@@ -100,7 +101,8 @@ def gray_mean(
     if runs_triton(images.device, using):
         from feeder._gpu.normalize_kernel import launch_gray_mean
 
-        return launch_gray_mean(images, size, color, layout)
+        with launching_on(images.device):
+            return launch_gray_mean(images, size, color, layout)
     # A turn moves pixels and leaves the mean as it is.
     pixels = stored_reference(images, size, layout)
     mean = torch.zeros(len(pixels), device=images.device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from feeder._gpu.dispatch import runs_triton
+from feeder._gpu.dispatch import launching_on, runs_triton
 from feeder._gpu.normalize import finish_reference
 from feeder._gpu.parameters import Erase, output_tensor
 from feeder.errors import ArgumentError
@@ -120,7 +120,8 @@ def crop_resize(
     if runs_triton(images.data.device, using):
         from feeder._gpu.resize_kernel import launch
 
-        launch(images, source, support, size, out, scale, bias, turn, erase)
+        with launching_on(images.data.device):
+            launch(images, source, support, size, out, scale, bias, turn, erase)
     else:
         crop_resize_reference(images, source, support, size, out, scale, bias, turn, erase)
     return out
