@@ -166,8 +166,8 @@ class Assembly:
             left = None if not self._timeout_s else started + self._timeout_s - time.monotonic()
             if left is not None and left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
-            missing = [part for part in making.parts if part not in making.reports]
-            for part, report in self._engine.pool.take(left, missing):
+            last_missing = making.parts[-1] not in making.reports
+            for part, report in self._engine.pool.take(left, last_missing):
                 self._by_part.pop(part).reports[part] = report
         self._waited_ns += int((time.monotonic() - started) * 1e9)
         self._queue.popleft()

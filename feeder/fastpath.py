@@ -322,7 +322,7 @@ def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
 
 @dataclasses.dataclass
 class _WorkerInit:
-    # The user's worker_init_fn, in a worker that is seeded and known as torch's are.
+    """The user's ``worker_init_fn``, in a worker that is seeded and known as torch's are."""
 
     init: Callable[[int], None]
     workers: int
@@ -335,7 +335,7 @@ class _WorkerInit:
 
 
 def _base_seed(seed: int, rank: int, epoch: int) -> int:
-    # Another one for each epoch that workers start in, and on each rank; torch takes 64 bits.
+    """Another one for each epoch that workers start in, and on each rank; torch takes 64 bits."""
     return int(np.random.SeedSequence([seed, rank, epoch]).generate_state(1, np.uint64)[0]) >> 2
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -153,23 +153,24 @@ class Pool:
         Returns:
             The parts' numbers.
         """
-        parts = []
-        for first, count in rows:
-            parts.append(Part(self._next, slot, first, count, epoch))
-            self._next += 1
-        parts[-1:] = [part._replace(is_last=1) for part in parts[-1:]]
+        edges = list(rows)
+        parts = [
+            Part(self._next + k, slot, first, count, epoch, is_last=int(k == len(edges) - 1))
+            for k, (first, count) in enumerate(edges)
+        ]
+        self._next += len(parts)
         self._outstanding.update({part.number: part for part in parts})
         self._given_out_ns = time.monotonic_ns()
         self._board.publish(parts)
         return [part.number for part in parts]
 
-    def take(self, timeout_s: float | None, wanted: Sequence[int] = ()) -> list[tuple[int, Report | BaseException]]:
+    def take(self, timeout_s: float | None, last_missing: bool = False) -> list[tuple[int, Report | BaseException]]:
         """What came back since the last call; waits for something, but not longer than the timeout (0: not at all).
 
         Args:
             timeout_s: How long; None: until there is something.
-            wanted: Parts that the caller has to have all of. It is not woken for each: every time costs it more than
-                what there is to do.
+            last_missing: The last part of the batch that the caller waits for is not back. Then it is not woken for
+                each of the others: every time costs it more than what there is to do.
 
         Raises:
             WorkerError: if workers can't be started, or die again and again without finishing anything.
@@ -182,7 +183,7 @@ class Pool:
         while not results:
             wait = min(_LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
-            for descriptor, _ in self._sleep(max(0, math.ceil(left * 1000)), wanted):
+            for descriptor, _ in self._sleep(max(0, math.ceil(left * 1000)), last_missing):
                 number = self._numbers[descriptor]
                 results += self._read(number)
                 if self._workers[number].gone:
@@ -197,11 +198,10 @@ class Pool:
                 break
         return results
 
-    def _sleep(self, most_ms: int, wanted: Sequence[int]) -> list[tuple[int, int]]:
-        """Waits for any worker's word; if the last part of a batch is wanted, for that, but not for long. Returns whose
+    def _sleep(self, most_ms: int, last_missing: bool) -> list[tuple[int, int]]:
+        """Waits for any worker's word; if a batch's last part is missing, for that, but not for long. Returns whose
         word is there."""
-        last = most_ms and any(part in self._outstanding and self._outstanding[part].is_last for part in wanted)
-        if not last or any(worker.buffer for worker in self._workers):
+        if not (most_ms and last_missing) or any(worker.buffer for worker in self._workers):
             return self._poll.poll(most_ms)
         if self._sent.poll(min(most_ms, _GATHER_MS)):
             os.eventfd_read(self._board.sent)
