@@ -107,41 +107,44 @@ class ShardReader:
         sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
         swapped = np.isin(orientations, SWAPPING_ORIENTATIONS)
         sizes[swapped] = sizes[swapped, ::-1]
-        shard_sizes = np.array([self._open(int(s))[1] for s in shards.tolist()], np.uint64)
-        # uint64 sums could wrap around on a hostile index: compare without adding.
-        inside = (lengths <= shard_sizes) & (offsets <= shard_sizes - np.minimum(lengths, shard_sizes))
-        starts = np.cumsum(np.where(inside, lengths, 0)).tolist()
+        places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
+        size_of = {shard: self._open(shard)[1] for shard in {shard for shard, _, _ in places}}
+        inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
+        total = sum(length for (_, _, length), is_inside in zip(places, inside, strict=True) if is_inside)
         files = self._own_files()
-        if count and starts[-1] > len(files.arena):
-            files.arena = bytearray(max(starts[-1], 2 * len(files.arena)))
+        if total > len(files.arena):
+            files.arena = bytearray(max(total, 2 * len(files.arena)))
         view = memoryview(files.arena)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
-        total = starts[-1] if count else 0
         advise = files.advised_parts > 0 and total > _READ_AHEAD_BYTES
         if advise:
             files.advised_parts -= 1
             with contextlib.suppress(OSError):  # it is only advice
                 for i in filter(inside.__getitem__, stored_order):
-                    descriptor = self._open(int(shards[i]))[0]
-                    os.posix_fadvise(descriptor, int(offsets[i]), int(lengths[i]), os.POSIX_FADV_WILLNEED)
+                    shard, offset, length = places[i]
+                    os.posix_fadvise(self._open(shard)[0], offset, length, os.POSIX_FADV_WILLNEED)
         started = time.perf_counter_ns()
+        start, opened, descriptor = 0, -1, -1
         for i in stored_order:
-            shard, offset, length = int(shards[i]), int(offsets[i]), int(lengths[i])
             if errors[i] is not None:
                 continue
+            shard, offset, length = places[i]
             if not inside[i]:
                 errors[i] = self.at(
                     DecodeError(
-                        f"expected {length} bytes at byte {offset}, but the shard has {int(shard_sizes[i])} bytes: it "
+                        f"expected {length} bytes at byte {offset}, but the shard has {size_of[shard]} bytes: it "
                         "was cut off, or the index is of another shard; run `feeder inspect --verify`"
                     ),
                     int(ids[i]),
                 )
                 continue
-            buffers[i] = view[starts[i] - length : starts[i]]
+            if shard != opened:
+                opened, descriptor = shard, self._open(shard)[0]
+            buffers[i] = view[start : start + length]
+            start += length
             try:
-                self._pread(shard, offset, buffers[i])
+                _pread(descriptor, offset, buffers[i])
             except DecodeError as error:
                 errors[i] = self.at(error, int(ids[i]))
                 buffers[i] = view[:0]
@@ -203,7 +206,7 @@ class ShardReader:
             raise self.at(DecodeError(f"expected {length} bytes at byte {offset}, the shard has {size} bytes"), i)
         data = bytearray(length)
         try:
-            self._pread(shard, offset, memoryview(data))
+            _pread(self._open(shard)[0], offset, memoryview(data))
         except DecodeError as error:
             raise self.at(error, i) from None
         return bytes(data)
@@ -213,21 +216,6 @@ class ShardReader:
             return json.loads(data)
         except ValueError as error:
             raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
-
-    def _pread(self, shard: int, offset: int, view: memoryview) -> None:
-        descriptor = self._open(shard)[0]
-        done = 0
-        while done < len(view):
-            try:
-                count = os.preadv(descriptor, [view[done:]], offset + done)
-            except OSError as error:
-                raise DecodeError(f"read failed at byte {offset + done}: {error.strerror}") from None
-            if count == 0:
-                raise DecodeError(
-                    f"expected {len(view)} bytes at byte {offset}, got {done}: the shard was cut off; "
-                    "run `feeder inspect --verify`"
-                )
-            done += count
 
     def _open(self, shard: int) -> tuple[int, int]:
         """Descriptor and size of a shard."""
@@ -256,6 +244,21 @@ class ShardReader:
         if files is None or files.pid != os.getpid():
             files = self._local.files = _Files()
         return files
+
+
+def _pread(descriptor: int, offset: int, view: memoryview) -> None:
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(descriptor, [view[done:] if done else view], offset + done)
+        except OSError as error:
+            raise DecodeError(f"read failed at byte {offset + done}: {error.strerror}") from None
+        if count == 0:
+            raise DecodeError(
+                f"expected {len(view)} bytes at byte {offset}, got {done}: the shard was cut off; "
+                "run `feeder inspect --verify`"
+            )
+        done += count
 
 
 def _shard_reader(index: str, exif: bool, classes: list[str] | None) -> ShardReader:
