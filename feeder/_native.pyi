@@ -45,12 +45,13 @@ def transcode(data: _Buffer, *, keep_metadata: bool, segment_px: int = 64, max_p
         Unsupported: with the reason, for files to be kept as they are.
     """
 
-def cut(data: _Buffer, support_box: tuple[int, int, int, int]) -> tuple[bytes, int, int] | None:
+def cut(data: _Buffer, support_box: tuple[int, int, int, int], first_row: int = 0) -> tuple[bytes, int, int] | None:
     """Cuts a seekable JPEG to the restart segments that a box needs.
 
     Args:
         data: The JPEG.
         support_box: left, top, right, bottom in stored pixels (before orientation).
+        first_row: The row of pixels that the data begin with after the header, see :func:`decode_batch`.
 
     Returns:
         (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.
@@ -58,6 +59,18 @@ def cut(data: _Buffer, support_box: tuple[int, int, int, int]) -> tuple[bytes, i
     Raises:
         Unsupported: the header can't be read.
         ValueError: the box does not lie in the image.
+    """
+
+def row_places(data: _Buffer) -> bytes | None:
+    """Finds the rows of a complete seekable JPEG, in bands of at least 32 pixels.
+
+    Args:
+        data: The JPEG.
+
+    Returns:
+        uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset of each (of
+        the first one: the length of the header), and that of the end of the last one's marker. None where the file is
+        not seekable, or not complete.
     """
 
 def decode_batch(
@@ -76,6 +89,7 @@ def decode_batch(
     fidelity: str = "fast",
     max_pixels: int = 0,
     image_sizes: npt.NDArray[np.int32] | None = None,
+    first_rows: npt.NDArray[np.int32] | None = None,
     times: dict[str, int] | None = None,
     spent: npt.NDArray[np.int64] | None = None,
 ) -> tuple[npt.NDArray[np.int32], list[str]]:
@@ -97,6 +111,9 @@ def decode_batch(
         max_pixels: Refuse larger stored images; 0 for no limit.
         image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of another
             size is refused.
+        first_rows: int32 [N], -1 for a whole file. Of a seekable JPEG the rows that the support box needs are enough,
+            see :func:`row_places`: the buffer is then its header and the bytes from 2 before a band on (for the first
+            band, from its start on), and ``first_rows`` has the band's first row, in pixels as stored.
         times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.
         spent: int64 [N, 2], filled with nanoseconds for each image: from the file to planes, and from there to the
             output. Reading the clock for it costs less than 0.1 us an image.

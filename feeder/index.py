@@ -11,7 +11,10 @@ encoded image in its shard, bytes); label i64 (-1: none); width u32 and height u
 orientation u8 (EXIF, 1-8); source_bytes u64 (size of the sample's source, before any re-encoding); crc32 u32 (of the
 image's bytes followed by the other fields'). Texts are a start u64 [N+1] and bytes: `key_start`, `key_data`,
 `path_start`, `path_data` (the original path, in the file system's bytes). The other fields of sample i are rows
-member_start[i] to member_start[i+1] of member_field u16, member_offset u64, member_length u64.
+member_start[i] to member_start[i+1] of member_field u16, member_offset u64, member_length u64. Of a seekable JPEG
+row_data u32 has, from row_start[i] to row_start[i+1], where its rows lie, in bands: the height of a band in pixels, the
+offset of each in the image's bytes, and that of the end of the last one's marker. Of other images there is nothing, and
+older indexes lack both columns.
 """
 
 from __future__ import annotations
@@ -56,9 +59,13 @@ _DTYPES = {
     "member_field": "<u2",
     "member_offset": "<u8",
     "member_length": "<u8",
+    "row_start": "<u8",
+    "row_data": "<u4",
 }
+# Columns that an index may lack, but not one of them.
+_OPTIONAL = ("row_start", "row_data")
 # Start columns -> the column that their last value is the length of.
-_STARTS = {"key_start": "key_data", "path_start": "path_data", "member_start": "member_field"}
+_STARTS = {"key_start": "key_data", "path_start": "path_data", "member_start": "member_field", "row_start": "row_data"}
 
 
 class ShardEntry(NamedTuple):
@@ -81,7 +88,7 @@ class IndexBuilder:
         columns = [name for name in _DTYPES if not name.endswith(("_start", "_data"))]
         self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
         self._starts = {name: array("q", [0]) for name in _STARTS}
-        self._data = {"key_data": bytearray(), "path_data": bytearray()}
+        self._data = {"key_data": bytearray(), "path_data": bytearray(), "row_data": bytearray()}
 
     def __len__(self) -> int:
         return len(self._rows["offset"])
@@ -101,8 +108,9 @@ class IndexBuilder:
         source_bytes: int,
         crc32: int,
         members: Iterable[tuple[str, int, int]],
+        rows: bytes = b"",
     ) -> None:
-        """Adds a sample; ``members`` are its other fields as (field, offset, length)."""
+        """Adds a sample; ``members`` are its other fields as (field, offset, length), ``rows`` is its ``row_data``."""
         row = {"shard": self.shard, "field": self._field(field), "offset": offset, "length": length, "label": label}
         row |= {"width": width, "height": height, "orientation": orientation}
         row |= {"source_bytes": source_bytes, "crc32": crc32}
@@ -114,8 +122,11 @@ class IndexBuilder:
             self._rows["member_length"].append(member_length)
         self._data["key_data"] += key
         self._data["path_data"] += path
+        self._data["row_data"] += rows
         for start, column in _STARTS.items():
-            self._starts[start].append(len(self._data.get(column, self._rows.get(column, ()))))
+            values = self._rows.get(column)
+            size = len(self._data[column]) // np.dtype(_DTYPES[column]).itemsize if values is None else len(values)
+            self._starts[start].append(size)
 
     def write(self, path: str, shards: Sequence[ShardEntry]) -> None:
         """Writes the rows as an index file of their own, atomically."""
@@ -168,7 +179,12 @@ class Index:
             self.fields = tuple(str(name) for name in header["fields"])
             self._samples = int(header["samples"])
             data = np.memmap(self.path, np.uint8, "r")
-            self._columns = {name: self._view(data, name, header["columns"][name]) for name in _DTYPES}
+            columns = header["columns"]
+            absent = [] if all(name in columns for name in _OPTIONAL) else _OPTIONAL
+            self._columns = {name: self._view(data, name, columns[name]) for name in _DTYPES if name not in absent}
+            if absent:
+                self._columns["row_start"] = np.broadcast_to(np.uint64(0), self._samples + 1)
+                self._columns["row_data"] = np.zeros(0, np.uint32)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise FormatError(f"{self.path}: damaged index header: {error!r}; rebuild it with `feeder index`") from None
         for name in _DTYPES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -11,10 +11,14 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
 
-__all__ = ["REFUSED_FIELDS", "SWAPPING_ORIENTATIONS", "Encoded", "Peek", "Reader", "check_fields"]
+__all__ = ["REFUSED_FIELDS", "SWAPPING_ORIENTATIONS", "Encoded", "Peek", "Reader", "Wanted", "check_fields"]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
 SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # of EXIF: those that turn width into height
+
+# Takes orientations (uint8 [N]) and upright sizes (int32 [N, 2], (height, width)); gives the rows that are wanted,
+# int32 [N, 2], (first, end), in pixels as stored.
+Wanted = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.int32]], npt.NDArray[np.int32]]
 
 
 @dataclass
@@ -28,6 +32,8 @@ class Encoded:
         orientations: uint8 [N], EXIF orientation to apply, 1-8.
         sizes: int32 [N, 2], upright (height, width), pixels.
         errors: One entry per sample: None, or why it could not be read.
+        first_rows: int32 [N]: -1 for a whole image. Else the buffer is a seekable JPEG's header, followed by what the
+            file has from the marker in front of that row of pixels on, as far as it was wanted. None: all are whole.
     """
 
     buffers: list[memoryview]
@@ -35,6 +41,7 @@ class Encoded:
     orientations: npt.NDArray[np.uint8]
     sizes: npt.NDArray[np.int32]
     errors: list[DecodeError | None]
+    first_rows: npt.NDArray[np.int32] | None = None
 
 
 class Peek(NamedTuple):
@@ -58,8 +65,14 @@ class Reader(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
-        """Reads the encoded images of N samples."""
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+        """Reads the encoded images of N samples.
+
+        Args:
+            ids: int64 [N].
+            wanted: What says which rows are wanted of each; a reader that knows where they lie asks it before it reads,
+                and reads no more. None: all.
+        """
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """What is known of N samples; those that can't be read count as empty."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feeder.errors import DecodeError, SourceError
 from feeder.imageinfo import image_info
-from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek
+from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
 from feeder.splits import splits_advice
 
 __all__ = ["FolderReader"]
@@ -55,7 +55,7 @@ class FolderReader:
         start, end = self._path_start[i : i + 2].tolist()
         return os.fsdecode(self._path_data[start:end].tobytes())
 
-    def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
         """See :meth:`Reader.read`. Size and orientation come from each file's header."""
         count = len(ids)
         orientations = np.ones(count, np.uint8)

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from feeder.errors import DecodeError, FormatError
 from feeder.index import Index
-from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek
+from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
+from feeder.rows import WHOLE, extents
 
 __all__ = ["ShardReader"]
 
@@ -86,7 +87,7 @@ class ShardReader:
     def __len__(self) -> int:
         return len(self.index)
 
-    def read(self, ids: npt.NDArray[np.int64]) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
         """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk; a disk
         that turned out slow is told at once of all that will be read."""
         index, count = self.index, len(ids)
@@ -107,10 +108,18 @@ class ShardReader:
         sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
         swapped = np.isin(orientations, SWAPPING_ORIENTATIONS)
         sizes[swapped] = sizes[swapped, ::-1]
+        first_rows, parts = None, None
+        if wanted is not None:
+            found = extents(index, ids, wanted(orientations, sizes))
+            if (found.first_row != WHOLE).any():
+                first_rows = found.first_row
+                parts = list(zip(found.header.tolist(), found.begin.tolist(), found.end.tolist(), strict=True))
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
         size_of = {shard: self._open(shard)[1] for shard in {shard for shard, _, _ in places}}
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
-        total = sum(length for (_, _, length), is_inside in zip(places, inside, strict=True) if is_inside)
+        if parts is None:
+            parts = [(0, 0, length) for _, _, length in places]
+        total = sum(head + end - begin for (head, begin, end), good in zip(parts, inside, strict=True) if good)
         files = self._own_files()
         if total > len(files.arena):
             files.arena = bytearray(max(total, 2 * len(files.arena)))
@@ -122,8 +131,8 @@ class ShardReader:
             files.advised_parts -= 1
             with contextlib.suppress(OSError):  # it is only advice
                 for i in filter(inside.__getitem__, stored_order):
-                    shard, offset, length = places[i]
-                    os.posix_fadvise(self._open(shard)[0], offset, length, os.POSIX_FADV_WILLNEED)
+                    (shard, offset, _), (_, begin, end) = places[i], parts[i]
+                    os.posix_fadvise(self._open(shard)[0], offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
         started = time.perf_counter_ns()
         start, opened, descriptor = 0, -1, -1
         for i in stored_order:
@@ -141,17 +150,21 @@ class ShardReader:
                 continue
             if shard != opened:
                 opened, descriptor = shard, self._open(shard)[0]
-            buffers[i] = view[start : start + length]
-            start += length
+            head, begin, end = parts[i]
+            size = head + end - begin
+            buffer = buffers[i] = view[start : start + size]
+            start += size
             try:
-                _pread(descriptor, offset, buffers[i])
+                if head:
+                    _pread(descriptor, offset, buffer[:head])
+                _pread(descriptor, offset + begin, buffer[head:] if head else buffer)
             except DecodeError as error:
                 errors[i] = self.at(error, int(ids[i]))
                 buffers[i] = view[:0]
         # Slower than a byte a nanosecond: not from memory.
         if not advise and total > _READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
             files.advised_parts = _ADVISED_PARTS
-        return Encoded(buffers, index.label[ids], orientations, sizes, errors)
+        return Encoded(buffers, index.label[ids], orientations, sizes, errors, first_rows)
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""

@@ -26,7 +26,13 @@ __all__ = ["PixelSink", "Sink", "StagedSink"]
 
 
 class Sink(Protocol):
-    """Takes the images of a part, all at once or some again."""
+    """Takes the images of a part, all at once or some again.
+
+    Attributes:
+        takes_rows: Whether images may lack the rows that are not needed.
+    """
+
+    takes_rows: bool
 
     def add(
         self,
@@ -34,6 +40,7 @@ class Sink(Protocol):
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
         draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Takes the images of some rows; a row that is given again is replaced.
 
@@ -42,6 +49,7 @@ class Sink(Protocol):
             buffers: K encoded images; need not outlive the call.
             orientations: uint8 [K], EXIF orientation 1-8 to apply.
             draws: What was drawn for them.
+            first_rows: int32 [K], see :class:`feeder.read.Encoded`; None: all are whole.
 
         Returns:
             One entry per image: None, or why it can't be decoded.
@@ -72,6 +80,7 @@ class PixelSink:
     ) -> None:
         self._decoder, self._split, self._images, self._meter = decoder, split, images, meter
         self._recipe = recipe if split is None else split.cpu
+        self.takes_rows = getattr(decoder, "takes_rows", False)
 
     def add(
         self,
@@ -79,14 +88,16 @@ class PixelSink:
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
         draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
         if self._split is not None:
             draws = self._split.draws(draws)
         whole = len(rows) == len(self._images)
         images = self._images if whole else np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
+        further: dict[str, Any] = {} if first_rows is None else {"first_rows": first_rows}
         started = time.perf_counter_ns()
-        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images)
+        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images, **further)
         self._meter.add_images(time.perf_counter_ns() - started, len(buffers), images.nbytes, self._decoder)
         if not whole:
             self._images[rows] = images
@@ -112,6 +123,7 @@ class StagedSink:
         rows = np.zeros(len(memory), ROW)
         rows["kind"] = Kind.FAILED
         self._staged = Staged(rows, [b""] * len(memory))
+        self.takes_rows = stager.takes_rows
 
     def add(
         self,
@@ -119,10 +131,11 @@ class StagedSink:
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
         draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
         started = time.perf_counter_ns()
-        staged, errors = self._stager.stage(buffers, orientations, self._recipe, draws)
+        staged, errors = self._stager.stage(buffers, orientations, self._recipe, draws, first_rows)
         self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
         self._staged.rows[rows] = staged.rows
         for row, payload in zip(rows.tolist(), staged.payloads, strict=True):

@@ -14,17 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decode.registry import get_decoder
+from feeder.decode.staged import stored_rows
 from feeder.errors import DecodeError
 from feeder.meter import Meter
 from feeder.order import substitute
-from feeder.read import Encoded, Reader
+from feeder.read import Encoded, Reader, Wanted
 from feeder.sink import PixelSink, Sink, StagedSink
 
 if TYPE_CHECKING:
     from feeder.decode.base import Buffer, Decoder
     from feeder.decode.fused import DeviceSplit
     from feeder.decode.staged import Stager
-    from feeder.transforms import Recipe
+    from feeder.transforms import Draws, Recipe
 
 __all__ = ["SUBSTITUTES", "Report", "Substitution", "Work"]
 
@@ -61,7 +62,7 @@ class Report:
         left_over: Staged images that found no room in the slot, by row of the part.
         read_ns: Time in reading, nanoseconds.
         decode_ns: Time in drawing, decoding and augmenting, nanoseconds.
-        encoded_bytes: Size of the encoded images.
+        encoded_bytes: What was read of the encoded images.
     """
 
     fields: list[list[Any]] = field(default_factory=list)
@@ -219,26 +220,54 @@ class Work:
         beat: Callable[[], None],
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
-        started = time.perf_counter_ns()
-        encoded = self.reader.read(ids)
+        draws: Draws | None = None
+
+        def draw(sizes: npt.NDArray[np.int32]) -> Draws:
+            started = time.perf_counter_ns()
+            drawn = self.recipe.draw(self.seed, epoch, ids, sizes)
+            self.meter.add("draw", time.perf_counter_ns() - started)
+            return drawn
+
+        def wanted(orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+            nonlocal draws
+            draws = draw(sizes)
+            return stored_rows(draws, orientations)
+
+        started, already_ns = time.perf_counter_ns(), report.read_ns
+        encoded = self._read(ids, report, wanted if sink.takes_rows else None)
         labels[rows] = encoded.labels
-        report.encoded_bytes += sum(map(len, encoded.buffers))
-        read = time.perf_counter_ns()
-        self.meter.add("read", read - started, sum(map(len, encoded.buffers)))
         beat()
-        errors = [_problem(encoded, row) for row in range(len(ids))]
-        good = np.array([row for row, error in enumerate(errors) if error is None], np.int64)
-        if len(good):
-            drawing = time.perf_counter_ns()
-            draws = self.recipe.draw(self.seed, epoch, ids[good], encoded.sizes[good])
-            self.meter.add("draw", time.perf_counter_ns() - drawing)
-            buffers = encoded.buffers if len(good) == len(ids) else [encoded.buffers[row] for row in good.tolist()]
-            found = sink.add(rows[good], buffers, encoded.orientations[good], draws)
-            for row, error in zip(good.tolist(), found, strict=True):
+        if draws is None:
+            draws = draw(encoded.sizes)
+        errors = _add(sink, encoded, rows, draws)
+        if encoded.first_rows is not None and any(errors):
+            # Rows alone don't say what is wrong with a file, or that the index is.
+            again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
+            encoded = self._read(ids[again], report)
+            for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
                 errors[row] = error
-        report.read_ns += read - started
-        report.decode_ns += time.perf_counter_ns() - read
+        report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
+
+    def _read(self, ids: npt.NDArray[np.int64], report: Report, wanted: Wanted | None = None) -> Encoded:
+        asked_ns = 0
+
+        def asked(orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+            nonlocal asked_ns
+            assert wanted is not None
+            started = time.perf_counter_ns()
+            found = wanted(orientations, sizes)
+            asked_ns = time.perf_counter_ns() - started
+            return found
+
+        started = time.perf_counter_ns()
+        encoded = self.reader.read(ids, None if wanted is None else asked)
+        size_bytes = sum(map(len, encoded.buffers))
+        report.encoded_bytes += size_bytes
+        spent_ns = time.perf_counter_ns() - started - asked_ns
+        report.read_ns += spent_ns
+        self.meter.add("read", spent_ns, size_bytes)
+        return encoded
 
     def _replace(
         self,
@@ -268,6 +297,21 @@ class Work:
             shard=error.shard,
             offset_bytes=error.offset_bytes,
         )
+
+
+def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
+    """Gives what was read to the sink; one entry each: None, or what is wrong."""
+    errors = [_problem(encoded, row) for row in range(len(rows))]
+    buffers, orientations, first_rows = encoded.buffers, encoded.orientations, encoded.first_rows
+    if not any(errors):
+        return sink.add(rows, buffers, orientations, draws, first_rows)
+    good = [row for row, error in enumerate(errors) if error is None]
+    if good:
+        some = None if first_rows is None else first_rows[good]
+        found = sink.add(rows[good], [buffers[row] for row in good], orientations[good], draws.take(good), some)
+        for row, error in zip(good, found, strict=True):
+            errors[row] = error
+    return errors
 
 
 def _problem(encoded: Encoded, row: int) -> DecodeError | None:

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from feeder.index import INDEX_NAME, IndexBuilder, ShardEntry, merge_indexes
-from feeder.read import Encoded
+from feeder.read import Encoded, Wanted
 from feeder.read_shards import ShardReader
 
 
@@ -104,7 +104,7 @@ class RogueReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return RogueReader, (self.index.path, self.sample, self.deed, self.mark)
 
-    def read(self, ids: np.ndarray) -> Encoded:  # type: ignore[type-arg]
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:  # type: ignore[type-arg]
         if self.sample in ids:
             first = not self.mark
             if self.deed == "wait":
@@ -128,7 +128,7 @@ class RogueReader(ShardReader):
                 os._exit(3)
         elif self.deed == "wait" and self.sample + 5 in ids:
             open(self.mark, "w").close()
-        return super().read(ids)
+        return super().read(ids, wanted)
 
 
 class WideReader(ShardReader):
@@ -152,7 +152,7 @@ class DyingAndWaitingReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return DyingAndWaitingReader, (self.index.path, self.marks)
 
-    def read(self, ids: np.ndarray) -> Encoded:  # type: ignore[type-arg]
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:  # type: ignore[type-arg]
         if 8 in ids:
             if self.mark("dying"):
                 self.wait("die")
@@ -161,7 +161,7 @@ class DyingAndWaitingReader(ShardReader):
         elif 12 in ids:
             self.mark("waiting")
             self.wait("again")
-        return super().read(ids)
+        return super().read(ids, wanted)
 
     def mark(self, name: str) -> bool:
         """Leaves a mark; returns whether it is new."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.read import Encoded
+from feeder.read import Encoded, Wanted
 from feeder.read_shards import ShardReader
 
 __all__ = ["SlowItems", "SlowReader", "Slowly", "collate_slowly"]
@@ -29,9 +29,9 @@ class SlowReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return SlowReader, (self.index.path, self.sample_s)
 
-    def read(self, ids: npt.NDArray[Any]) -> Encoded:
+    def read(self, ids: npt.NDArray[Any], wanted: Wanted | None = None) -> Encoded:
         time.sleep(self.sample_s * len(ids))
-        return super().read(ids)
+        return super().read(ids, wanted)
 
 
 class Slowly:

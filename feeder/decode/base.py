@@ -39,6 +39,9 @@ class Decoder(Protocol):
     A decoder may say what the last call took: ``spent_ns``, int64 [N, 3], for each image the time of decode, transform
     and write (zeros where a stage is not done by itself), and ``fused``, by such a stage the one whose time has it.
     Without them all is decode.
+
+    One whose ``takes_rows`` is true decodes seekable JPEGs that lack the rows which are not needed: its ``decode``
+    takes ``first_rows`` as well, int32 [N], see :class:`feeder.read.Encoded`. What it can't decode so, it gets whole.
     """
 
     name: str

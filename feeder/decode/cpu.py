@@ -39,6 +39,7 @@ class CpuDecoder:
     """
 
     name = "cpu"
+    takes_rows = True
     fused: ClassVar[dict[str, str]] = {"cut": "decode", "write": "transform"}
 
     def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
@@ -74,6 +75,7 @@ class CpuDecoder:
         recipe: Recipe,
         draws: Draws,
         out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decode.base.Decoder`."""
         check_batch(buffers, orientations, recipe, draws, out)
@@ -81,10 +83,10 @@ class CpuDecoder:
         if len(buffers) == 0:
             return []
         if recipe.is_base_path:
-            return self._decode_base_path(buffers, orientations, recipe, draws, out)
+            return self._decode_base_path(buffers, orientations, recipe, draws, out, first_rows)
         errors: list[DecodeError | None] = []
         for row in range(len(buffers)):
-            errors.append(self._decode_with_rest(buffers[row], orientations, recipe, draws, row, out[row]))
+            errors.append(self._decode_with_rest(buffers[row], orientations, recipe, draws, row, out[row], first_rows))
         return errors
 
     def _decode_base_path(
@@ -94,6 +96,7 @@ class CpuDecoder:
         recipe: Recipe,
         draws: Draws,
         out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None,
     ) -> list[DecodeError | None]:
         wrong = np.flatnonzero((draws.base_size != out.shape[2:]).any(axis=1))
         if out.ndim != 4 or len(wrong):
@@ -105,7 +108,7 @@ class CpuDecoder:
         scale, bias = recipe.affine or (None, None)
         spent = np.zeros((len(buffers), 2), np.int64)
         options = {"layout": "nchw", "dtype": recipe.output_dtype, "scale": scale, "bias": bias, "spent": spent}
-        statuses, reasons = self._native(buffers, orientations, draws, out, **options)
+        statuses, reasons = self._native(buffers, orientations, draws, out, first_rows=first_rows, **options)
         self.spent_ns[:, :2] = spent
         errors = _errors(statuses, reasons)
         others = np.flatnonzero(statuses == _native.Status.NOT_JPEG.value)
@@ -130,6 +133,7 @@ class CpuDecoder:
         draws: Draws,
         row: int,
         out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None,
     ) -> DecodeError | None:
         height, width = draws.base_size[row].tolist()
         if height * width > self.max_pixels:
@@ -137,9 +141,9 @@ class CpuDecoder:
         base = np.empty((1, height, width, 3), np.uint8)
         one = slice(row, row + 1)
         spent = np.zeros((1, 2), np.int64)
-        statuses, reasons = self._native(
-            [buffer], orientations[one], draws.take(one), base, layout="nhwc", dtype="uint8", spent=spent
-        )
+        some = None if first_rows is None else first_rows[one]
+        options: dict[str, Any] = {"layout": "nhwc", "dtype": "uint8", "spent": spent, "first_rows": some}
+        statuses, reasons = self._native([buffer], orientations[one], draws.take(one), base, **options)
         if statuses[0] == _native.Status.NOT_JPEG.value:
             self.pillow_images += 1
             error = self._pillow.decode([buffer], orientations[one], recipe, draws.take(one), out[None])[0]

@@ -23,7 +23,7 @@ from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.imageinfo import check_complete, image_info
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
-__all__ = ["ROW", "Kind", "Staged", "Stager", "stored_boxes", "turn_codes"]
+__all__ = ["ROW", "Kind", "Staged", "Stager", "stored_boxes", "stored_rows", "turn_codes"]
 
 _NPY_MAGIC = b"\x93NUMPY"
 
@@ -32,6 +32,9 @@ _OUTLIER_PIXELS = 24_000_000
 
 # The offset of a payload that found no room.
 _ELSEWHERE = -1
+
+# In place of a first row: the image is whole.
+_WHOLE = -1
 
 # The turn of each EXIF orientation without a flip; entry 0 is no orientation.
 _TURNS = np.array([0, 0, 1, 3, 2, 4, 6, 7, 5], np.uint8)
@@ -175,6 +178,15 @@ class Stager:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether :meth:`stage` takes images without the rows that are not needed."""
+        try:
+            from feeder import _native  # noqa: F401
+        except ImportError:
+            return False
+        return self._cuts
+
     def with_threads(self, threads: int) -> Stager:
         """The same with another number of threads."""
         options = {**self._options, "threads": threads, "outlier_pixels": self.outlier_pixels}
@@ -186,7 +198,12 @@ class Stager:
             self._here = _cpu_decoder(self._options)
 
     def stage(
-        self, buffers: Sequence[Buffer], orientations: npt.NDArray[np.uint8], recipe: Recipe, draws: Draws
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Staged, list[DecodeError | None]]:
         """Checks, cuts and turns N images.
 
@@ -195,6 +212,7 @@ class Stager:
             orientations: uint8 [N], EXIF orientation 1-8 to apply.
             recipe: What is done to every image; only its base path matters here.
             draws: What was drawn for them.
+            first_rows: int32 [N], see :class:`feeder.read.Encoded`; None: all are whole.
 
         Returns:
             The batch, and for each image None or why it can't be decoded; its kind is then FAILED.
@@ -209,7 +227,8 @@ class Stager:
         errors: list[DecodeError | None] = []
         for row, buffer in enumerate(buffers):
             try:
-                kind, payload = self._one(buffer, orientations, recipe, draws, row, rows)
+                first_row = _WHOLE if first_rows is None else int(first_rows[row])
+                kind, payload = self._one(buffer, first_row, orientations, recipe, draws, row, rows)
                 errors.append(None)
             except DecodeError as error:
                 kind, payload = Kind.FAILED, b""
@@ -221,6 +240,7 @@ class Stager:
     def _one(
         self,
         buffer: Buffer,
+        first_row: int,
         orientations: npt.NDArray[np.uint8],
         recipe: Recipe,
         draws: Draws,
@@ -232,16 +252,16 @@ class Stager:
             raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
         data = buffer if isinstance(buffer, bytes) else bytes(buffer)
         if data[:2] == b"\xff\xd8":
-            stored = self._check_jpeg(data, int(orientations[row]), draws.image_size[row])
+            stored = self._check_jpeg(data, first_row, int(orientations[row]), draws.image_size[row])
             if stored <= self.outlier_pixels and _is_plain(data):
-                return Kind.JPEG, self._cut(data, row, rows)
+                return Kind.JPEG, self._cut(data, first_row, row, rows)
         one = slice(row, row + 1)
-        pixels = self._decode_here(data, orientations[one], recipe, draws.take(one))
+        pixels = self._decode_here(data, first_row, orientations[one], recipe, draws.take(one))
         rows["turn"][row] = 0
         rows["size"][row] = height, width
         return Kind.PIXELS, pixels
 
-    def _check_jpeg(self, data: bytes, orientation: int, image_size: npt.NDArray[np.int32]) -> int:
+    def _check_jpeg(self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]) -> int:
         """The number of stored pixels of a JPEG whose header and end are as they should be."""
         try:
             info = image_info(data)
@@ -249,7 +269,8 @@ class Stager:
                 raise DecodeError(
                     f"the image has {info.width_px}x{info.height_px} pixels, more than max_pixels={self.max_pixels}"
                 )
-            check_complete(data, info)
+            if first_row == _WHOLE:
+                check_complete(data, info)
         except ValueError as error:
             raise DecodeError(str(error)) from None
         stored = (info.height_px, info.width_px)
@@ -262,7 +283,7 @@ class Stager:
             )
         return info.width_px * info.height_px
 
-    def _cut(self, data: bytes, row: int, rows: npt.NDArray[np.void]) -> bytes:
+    def _cut(self, data: bytes, first_row: int, row: int, rows: npt.NDArray[np.void]) -> bytes:
         """The JPEG cut to the window, where it is seekable; the boxes then follow it."""
         if not self._cuts:
             return data
@@ -271,9 +292,11 @@ class Stager:
         except ImportError:
             return data
         try:
-            cut = _native.cut(data, tuple(rows["window"][row].tolist()))
+            cut = _native.cut(data, tuple(rows["window"][row].tolist()), max(first_row, 0))
         except (_native.Unsupported, ValueError):
-            return data
+            cut = None
+        if cut is None and first_row != _WHOLE:
+            raise DecodeError("JPEG: its rows are not where they were said to be")
         if cut is None:
             return data
         smaller, x, y = cut
@@ -281,7 +304,9 @@ class Stager:
         rows["source"][row] -= (x, y, x, y)
         return smaller
 
-    def _decode_here(self, data: bytes, orientations: npt.NDArray[np.uint8], recipe: Recipe, draws: Draws) -> bytes:
+    def _decode_here(
+        self, data: bytes, first_row: int, orientations: npt.NDArray[np.uint8], recipe: Recipe, draws: Draws
+    ) -> bytes:
         """uint8 [H, W, 3] after the base path, by the CPU backend, or by Pillow where that is not built."""
         self.prepare()
         assert self._here is not None
@@ -291,7 +316,8 @@ class Stager:
         height, width = draws.base_size[0].tolist()
         out = np.empty((1, 3, height, width), np.uint8)
         drawn = replace(draws, ops=tuple(params for _, params in kept), output_size=draws.base_size)
-        (error,) = self._here.decode([data], orientations, base, drawn, out)
+        further: dict[str, Any] = {} if first_row == _WHOLE else {"first_rows": np.array([first_row], np.int32)}
+        (error,) = self._here.decode([data], orientations, base, drawn, out, **further)
         if error is not None:
             raise error
         return np.ascontiguousarray(out[0].transpose(1, 2, 0)).tobytes()
@@ -332,6 +358,12 @@ def stored_boxes(
             box[:, axis + 2] = np.where(mirrored, length - low, high)
         boxes.append(box)
     return boxes[0].astype(np.int32), boxes[1]
+
+
+def stored_rows(draws: Draws, orientations: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """(First, end) row of the support boxes in stored pixels, int32 [N, 2]; arguments as of :func:`stored_boxes`."""
+    box = draws.support_box if (orientations == 1).all() else stored_boxes(draws, orientations)[0]
+    return box[:, 1::2]
 
 
 def _is_plain(data: bytes) -> bool:

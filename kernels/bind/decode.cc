@@ -17,6 +17,7 @@ namespace {
 
 using Boxes64 = nb::ndarray<const double, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Boxes32 = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Ints32 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sizes32 = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Spent64 = nb::ndarray<int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -68,7 +69,8 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
                        Bytes8 orientations, OutArray out, const std::string& layout_name, const std::string& dtype_name,
                        std::optional<Floats> scale, std::optional<Floats> bias, int threads,
                        const std::string& fidelity_name, int64_t max_pixels, std::optional<Sizes32> image_sizes,
-                       std::optional<nb::dict> times, std::optional<Spent64> spent) {
+                       std::optional<Ints32> first_rows, std::optional<nb::dict> times,
+                       std::optional<Spent64> spent) {
     const size_t count = nb::len(buffers);
     const Layout layout = layout_of(layout_name);
     const Dtype dtype = dtype_of(dtype_name);
@@ -77,9 +79,9 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
     options.max_pixels = max_pixels;
     if (source_boxes.shape(0) != count || support_boxes.shape(0) != count || flips.shape(0) != count ||
         orientations.shape(0) != count || out.shape(0) != count || (image_sizes && image_sizes->shape(0) != count) ||
-        (spent && spent->shape(0) != count)) {
-        bad("source_boxes, support_boxes, flips, orientations, image_sizes, spent and out must have one entry per "
-            "buffer (" +
+        (first_rows && first_rows->shape(0) != count) || (spent && spent->shape(0) != count)) {
+        bad("source_boxes, support_boxes, flips, orientations, image_sizes, first_rows, spent and out must have one "
+            "entry per buffer (" +
             std::to_string(count) + ")");
     }
     const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
@@ -108,6 +110,10 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
         if (image_sizes) {
             job.image_height = image_sizes->data()[2 * i];
             job.image_width = image_sizes->data()[2 * i + 1];
+        }
+        if (first_rows) job.first_row = first_rows->data()[i];
+        if (job.first_row < ImageJob::kWhole) {
+            bad("first_rows must be -1 or more; entry " + std::to_string(i) + " is " + std::to_string(job.first_row));
         }
         job.orientation = orientations.data()[i];
         if (job.orientation < 1 || job.orientation > 8) {
@@ -167,7 +173,7 @@ void add_decode(nb::module_& module) {
         "decode_batch", &decode_batch, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a, "orientations"_a,
         nb::arg("out").noconvert(), nb::kw_only(), "layout"_a, "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
         "threads"_a = 1, "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(),
-        "times"_a = nb::none(), "spent"_a = nb::none(),
+        "first_rows"_a = nb::none(), "times"_a = nb::none(), "spent"_a = nb::none(),
         "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
         "Args:\n"
         "    buffers: N bytes-like objects, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].\n"
@@ -184,6 +190,9 @@ void add_decode(nb::module_& module) {
         "    max_pixels: Refuse larger stored images; 0 for no limit.\n"
         "    image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of\n"
         "        another size is refused.\n"
+        "    first_rows: int32 [N], -1 for a whole file. Of a seekable JPEG the rows that the support box needs are\n"
+        "        enough, see row_places(): the buffer is then its header and the bytes from 2 before a band on (for the\n"
+        "        first band, from its start on), and first_rows has the band's first row, in pixels as stored.\n"
         "    times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.\n"
         "    spent: int64 [N, 2], filled with nanoseconds for each image: from the file to planes, and from there to\n"
         "        the output. Reading the clock for it costs less than 0.1 us an image.\n\n"

@@ -63,7 +63,7 @@ nb::list jpeg_planes(nb::handle data, const std::array<int, 4>& asked, bool with
         outcome = decode_with_libjpeg(file.bytes(), header, box, Fidelity::fast, pixels, planes);
     } else if (outcome.ok()) {
         static thread_local const auto decoder = std::make_unique<BaselineDecoder>();
-        if (!decoder->decode(file.bytes(), header, box, pixels, planes)) outcome = not_ours();
+        if (!decoder->decode(file.bytes(), header, box, 0, pixels, planes)) outcome = not_ours();
     }
     if (!outcome.ok()) raise_unsupported(outcome);
     nb::list found;

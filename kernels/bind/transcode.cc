@@ -46,7 +46,7 @@ nb::bytes transcode(nb::handle data, bool keep_metadata, int segment_px, int64_t
 }
 
 // The smallest JPEG of whole segments around a box, and where it lies in the stored image.
-nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box) {
+nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box, int first_row) {
     const BufferView file(data);
     const auto [left, top, right, bottom] = support_box;
     JpegHeader header;
@@ -57,10 +57,12 @@ nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box) {
                                std::to_string(header.width) + "x" + std::to_string(header.height) + " pixels")
                                   .c_str());
     }
+    const int file_row = mcu_row_at(header, first_row);
+    if (file_row < 0) return nb::none();
     std::vector<Segment> segments;
     Bytes out;
     CutPlace place;
-    switch (cut_jpeg(file.bytes(), header, {left, top, right, bottom}, segments, out, place)) {
+    switch (cut_jpeg(file.bytes(), header, {left, top, right, bottom}, file_row, segments, out, place)) {
         case CutResult::cut:
             return nb::make_tuple(nb::bytes(out.data(), out.size()), place.origin_x, place.origin_y);
         case CutResult::no_memory:
@@ -68,6 +70,14 @@ nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box) {
         default:
             return nb::none();
     }
+}
+
+nb::object row_places(nb::handle data) {
+    const BufferView file(data);
+    JpegHeader header;
+    std::vector<uint32_t> places;
+    if (!parse_jpeg_header(file.bytes(), header).ok() || !find_bands(file.bytes(), header, places)) return nb::none();
+    return nb::bytes(places.data(), places.size() * sizeof(places[0]));
 }
 
 }  // namespace
@@ -93,11 +103,20 @@ void add_transcode(nb::module_& module) {
                "    A baseline JPEG with the same pixels.\n\n"
                "Raises:\n"
                "    Unsupported: with the reason, for files to be kept as they are.");
-    module.def("cut", &cut, "data"_a, "support_box"_a,
+    module.def("row_places", &row_places, "data"_a,
+               "Finds the rows of a complete seekable JPEG, in bands of at least 32 pixels.\n\n"
+               "Args:\n"
+               "    data: The JPEG, bytes-like.\n\n"
+               "Returns:\n"
+               "    uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset\n"
+               "    of each (of the first one: the length of the header), and that of the end of the last one's marker.\n"
+               "    None where the file is not seekable, or not complete.");
+    module.def("cut", &cut, "data"_a, "support_box"_a, "first_row"_a = 0,
                "Cuts a seekable JPEG to the segments that a box needs.\n\n"
                "Args:\n"
                "    data: The JPEG, bytes-like.\n"
-               "    support_box: left, top, right, bottom in stored pixels.\n\n"
+               "    support_box: left, top, right, bottom in stored pixels.\n"
+               "    first_row: The row of pixels that the data begin with after the header, see decode_batch().\n\n"
                "Returns:\n"
                "    (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.\n\n"
                "Raises:\n"

@@ -21,6 +21,7 @@ namespace feeder {
 namespace {
 
 constexpr int64_t kFewPixels = 32 * 32;
+constexpr const char* kWrongRows = "JPEG: its rows are not where they were said to be";
 
 std::string size_text(int width, int height) { return std::to_string(width) + "x" + std::to_string(height); }
 
@@ -152,19 +153,22 @@ PixelBox stored_box(const int box[4], int orientation, int width, int height) {
     }
 }
 
-Outcome ImageDecoder::decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
+Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
                                   Planes& planes, StageTimes* times) {
+    const ByteSpan file = job.file;
     // The fast path rounds color at another place than Pillow does. Over a photo that averages out; over a few pixels it
     // does not, and for them the exact path costs next to nothing.
     const bool few_pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top) <= kFewPixels;
     const Fidelity fidelity = few_pixels ? Fidelity::exact : wanted;
-    if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, pixels_, planes, times)) return {};
+    const int file_row = job.is_whole() ? 0 : mcu_row_at(header, job.first_row);
+    if (file_row < 0) return {Status::corrupt, kWrongRows};
+    if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, file_row, pixels_, planes, times)) return {};
 
     // Whatever our own decoder does not do, or finds damaged.
     Lap lap(times);
     Outcome outcome;
     CutPlace place;
-    if (cut_jpeg(file, header, box, segments_, cut_, place) == CutResult::cut) {
+    if (cut_jpeg(file, header, box, file_row, segments_, cut_, place) == CutResult::cut) {
         JpegHeader cut_header;
         outcome = parse_jpeg_header(cut_.span(), cut_header);
         if (!outcome.ok()) return outcome;
@@ -175,8 +179,10 @@ Outcome ImageDecoder::decode_jpeg(ByteSpan file, const JpegHeader& header, const
         planes.origin_y += place.origin_y;
         planes.image_width = header.width;
         planes.image_height = header.height;
-    } else {
+    } else if (job.is_whole()) {
         outcome = decode_with_libjpeg(file, header, box, fidelity, pixels_, planes);
+    } else {
+        outcome = {Status::corrupt, kWrongRows};
     }
     lap.add_to(&StageTimes::libjpeg);
     return outcome;
@@ -194,10 +200,10 @@ Outcome ImageDecoder::decode_planes(ImageJob& job, const DecodeOptions& options,
     if (outcome.ok()) outcome = check_kind(header);
     if (outcome.ok()) outcome = check_size(job, header.width, header.height, options);
     if (!outcome.ok()) return outcome;
-    const bool complete = has_end(job.file, header.entropy_offset);
+    const bool complete = !job.is_whole() || has_end(job.file, header.entropy_offset);
     lap.add_to(&StageTimes::header);
     narrow_support(job);
-    outcome = decode_jpeg(job.file, header, stored_box(job.support_box, job.orientation, header.width, header.height),
+    outcome = decode_jpeg(job, header, stored_box(job.support_box, job.orientation, header.width, header.height),
                           options.fidelity, planes, times);
     // A truncated file is one wherever the box lies: whether an image is good must not depend on the crop.
     if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};

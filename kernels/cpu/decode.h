@@ -17,8 +17,13 @@
 namespace feeder {
 
 // What is to be done with one encoded image. Boxes are in upright pixels (after orientation), as resample() takes them.
+//
+// The bytes of a seekable JPEG need not be all of it: its header and the MCU rows that the support box needs are enough,
+// from the marker in front of that which starts with `first_row`, in pixels (in front of the first one there is none), to
+// the one behind the last. What can not be decoded that way is corrupt, and the whole file then says what is wrong.
 struct ImageJob {
     ByteSpan file;
+    int first_row = kWhole;
     double source_box[4] = {};  // left, top, right, bottom
     int support_box[4] = {};
     int image_height = 0;  // upright, of the image that the boxes were drawn for; 0: not checked
@@ -26,6 +31,9 @@ struct ImageJob {
     int orientation = 1;  // EXIF, 1-8
     bool flip = false;
     Output out;
+
+    static constexpr int kWhole = -1;
+    bool is_whole() const { return first_row == kWhole; }
 };
 
 struct DecodeOptions {
@@ -41,8 +49,8 @@ class ImageDecoder {
   private:
     // Narrows the job's support box to what is read, and decodes that.
     Outcome decode_planes(ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
-    Outcome decode_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity wanted, Planes& planes,
-                        StageTimes* times);
+    Outcome decode_jpeg(const ImageJob& job, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
+                        Planes& planes, StageTimes* times);
 
     BaselineDecoder baseline_;
     Bytes cut_;

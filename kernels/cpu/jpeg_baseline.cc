@@ -66,21 +66,24 @@ bool BaselineDecoder::prepare(ByteSpan file, const JpegHeader& original, JpegHea
 }
 
 // Finds the segments that hold something of the window, and unstuffs them.
-bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, Lap& lap) {
+bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, int file_row,
+                                 Lap& lap) {
     const bool whole = header.restart_interval_mcus == 0;
     const int interval = whole ? static_cast<int>(window.mcus) : header.restart_interval_mcus;
+    if (file_row > 0 && (window.first_row < file_row || whole || window.columns % interval != 0)) return false;
     const int last_needed = (window.end_row - 1) * window.columns + window.end_column - 1;
-    const size_t count = static_cast<size_t>(last_needed / interval) + 1;
+    const size_t first = static_cast<size_t>(file_row * window.columns / interval);
+    const size_t end = static_cast<size_t>(last_needed / interval) + 1;
     if (whole) {
         segments_.assign(1, {header.entropy_offset, file.size()});
-    } else if (find_segments(file, header.entropy_offset, count, segments_) != MarkerScan::complete) {
+    } else if (find_segments(file, header.entropy_offset, first, end - first, segments_) != MarkerScan::complete) {
         return false;
     }
     lap.add_to(&StageTimes::markers);
 
     tasks_.clear();
     size_t room = kReadAheadBytes;
-    for (size_t s = 0; s < count; ++s) {
+    for (size_t s = first; s < end; ++s) {
         const int first_mcu = static_cast<int>(s) * interval;
         const int end_mcu =
             static_cast<int>(std::min<int64_t>(window.mcus, static_cast<int64_t>(first_mcu) + interval));
@@ -95,8 +98,8 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
         }
         if (last_wanted < 0) continue;
         const bool to_the_end = last_wanted + 1 == end_mcu && end_mcu != window.mcus;
-        tasks_.push_back({s, 0, first_mcu, last_wanted + 1, !to_the_end});
-        room += segments_[s].end - segments_[s].begin;
+        tasks_.push_back({s - first, 0, first_mcu, last_wanted + 1, !to_the_end});
+        room += segments_[s - first].end - segments_[s - first].begin;
     }
     if (unstuffed_.capacity() < room) {
         if (!unstuffed_.reserve(room + room / 2)) return false;
@@ -264,8 +267,8 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
     std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
 }
 
-bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const PixelBox& box, Bytes& pixels,
-                             Planes& planes, StageTimes* times) {
+bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const PixelBox& box, int file_row,
+                             Bytes& pixels, Planes& planes, StageTimes* times) {
     Lap lap(times);
     ColorModel color;
     JpegHeader header;
@@ -282,7 +285,7 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
     window.first_row = pixel_window.top / grid.mcu_height_px;
     window.end_row = (pixel_window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px;
     window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
-    if (!plan_tasks(file, header, window, lap)) return false;
+    if (!plan_tasks(file, header, window, file_row, lap)) return false;
     return decode_tasks(
         window, [&](Lane& lane) { transform(header, window, lane, planes); }, lap);
 }
@@ -296,7 +299,7 @@ int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& orig
     window.columns = window.end_column = grid.columns;
     window.end_row = grid.rows;
     window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
-    if (!plan_tasks(file, header, window, lap)) return -1;
+    if (!plan_tasks(file, header, window, 0, lap)) return -1;
     const auto take = [&](Lane& lane) {
         const size_t count = static_cast<size_t>(lane.run_mcus) * static_cast<size_t>(plan_.blocks);
         if (coefficients != nullptr) {

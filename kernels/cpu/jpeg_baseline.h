@@ -20,9 +20,10 @@ namespace feeder {
 // asks libjpeg, which has the last word on damaged files. Keeps tables and buffers; one per thread.
 class BaselineDecoder {
   public:
-    // True: `planes` point into `pixels`. False: another kind of JPEG, a damaged one, or no memory.
-    bool decode(ByteSpan file, const JpegHeader& header, const PixelBox& box, Bytes& pixels, Planes& planes,
-                StageTimes* times = nullptr);
+    // True: `planes` point into `pixels`. False: another kind of JPEG, a damaged one, or no memory. `file_row` is the MCU
+    // row that the file's entropy-coded data begin with; see ImageJob.
+    bool decode(ByteSpan file, const JpegHeader& header, const PixelBox& box, int file_row, Bytes& pixels,
+                Planes& planes, StageTimes* times = nullptr);
 
     // Entropy decoding alone, of the whole image, as `decode` does it. `coefficients` gets 64 for each block, in the order
     // of the file and, within a block, natural order; nullptr: they are thrown away. Returns the number of blocks, -1 where
@@ -65,7 +66,7 @@ class BaselineDecoder {
 
     bool prepare(ByteSpan file, const JpegHeader& original, JpegHeader& header);
     bool build_tables(ByteSpan file, const JpegHeader& header);
-    bool plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, Lap& lap);
+    bool plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, int file_row, Lap& lap);
     template <typename Take>
     bool decode_tasks(const Window& window, const Take& take, Lap& lap);
     void start_run(Lane& lane, const Window& window);

@@ -19,15 +19,19 @@ bool belongs_in_cut(const MarkerSegment& segment, ByteSpan file) {
 
 }  // namespace
 
-CutResult cut_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, std::vector<Segment>& scratch,
-                   Bytes& out, CutPlace& place) {
+CutResult cut_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, int file_row,
+                   std::vector<Segment>& scratch, Bytes& out, CutPlace& place) {
     const SegmentGrid grid = segment_grid(header);
     if (!grid.seekable()) return CutResult::not_seekable;
     const SegmentWindow window = segments_for(header, grid, box);
+    if (window.first_row < file_row) return CutResult::damaged;
 
     const size_t per_row = static_cast<size_t>(grid.segments_per_row);
-    const size_t needed = static_cast<size_t>(window.last_row) * per_row + static_cast<size_t>(window.last_column) + 1;
-    if (find_segments(file, header.entropy_offset, needed, scratch) != MarkerScan::complete) return CutResult::damaged;
+    const size_t needed =
+        static_cast<size_t>(window.last_row - file_row) * per_row + static_cast<size_t>(window.last_column) + 1;
+    const size_t file_segment = static_cast<size_t>(file_row) * per_row;
+    if (find_segments(file, header.entropy_offset, file_segment, needed, scratch) != MarkerScan::complete)
+        return CutResult::damaged;
 
     const int segment_width_px = grid.segment_mcus * grid.mcu.mcu_width_px;
     place.origin_x = window.first_column * segment_width_px;
@@ -37,8 +41,9 @@ CutResult cut_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box,
 
     size_t size = header.entropy_offset + 4;
     for (int row = window.first_row; row <= window.last_row; ++row) {
-        const size_t first = static_cast<size_t>(row) * per_row + static_cast<size_t>(window.first_column);
-        const size_t last = static_cast<size_t>(row) * per_row + static_cast<size_t>(window.last_column);
+        const size_t start = static_cast<size_t>(row - file_row) * per_row;
+        const size_t first = start + static_cast<size_t>(window.first_column);
+        const size_t last = start + static_cast<size_t>(window.last_column);
         size += scratch[last].end - scratch[first].begin + 2;
     }
     out.set_size(0);
@@ -71,7 +76,7 @@ CutResult cut_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box,
     unsigned restart = 0;
     for (int row = window.first_row; row <= window.last_row; ++row) {
         for (int column = window.first_column; column <= window.last_column; ++column) {
-            const Segment& piece = scratch[static_cast<size_t>(row) * per_row + static_cast<size_t>(column)];
+            const Segment& piece = scratch[static_cast<size_t>(row - file_row) * per_row + static_cast<size_t>(column)];
             if (row != window.first_row || column != window.first_column) {
                 out.append(0xFF);
                 out.append(static_cast<uint8_t>(0xD0 + restart++ % 8));

@@ -26,8 +26,9 @@ enum class CutResult { cut, not_seekable, damaged, no_memory };
 
 // Writes the smallest JPEG of whole segments that holds `box` (inside the image, not empty) and one chroma sample
 // around it. EXIF and other metadata stay behind; what decides the color space goes along. `not_seekable` and
-// `damaged` (markers missing or out of order) leave `out` undefined: decode the whole file instead.
-CutResult cut_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, std::vector<Segment>& scratch,
-                   Bytes& out, CutPlace& place);
+// `damaged` (markers missing or out of order) leave `out` undefined: decode the whole file instead. `file_row` is the
+// MCU row that the file's entropy-coded data begin with, see ImageJob.
+CutResult cut_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, int file_row,
+                   std::vector<Segment>& scratch, Bytes& out, CutPlace& place);
 
 }  // namespace feeder

@@ -76,7 +76,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static BaselineDecoder decoder;
     static Bytes pixels[2];
     Planes planes[2];
-    if (!decoder.decode(file, header, box, pixels[0], planes[0])) return 0;
+    if (!decoder.decode(file, header, box, 0, pixels[0], planes[0])) return 0;
     if (!decode_with_libjpeg(file, header, box, Fidelity::fast, pixels[1], planes[1]).ok()) {
         if (same_stream(header, box)) std::abort();
         return 0;

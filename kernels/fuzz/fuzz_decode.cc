@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             Bytes cut;
             CutPlace place;
             const PixelBox box = {width / 4, height / 4, width / 4 + 1, height / 4 + 1};
-            if (cut_jpeg(job.file, header, box, segments, cut, place) == CutResult::cut) {
+            if (cut_jpeg(job.file, header, box, 0, segments, cut, place) == CutResult::cut) {
                 JpegHeader cut_header;
                 if (!parse_jpeg_header(cut.span(), cut_header).ok() || cut_header.width != place.width) std::abort();
             }
