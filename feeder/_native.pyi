@@ -73,6 +73,31 @@ def row_places(data: _Buffer) -> bytes | None:
         not seekable, or not complete.
     """
 
+def row_extents(
+    row_data: npt.NDArray[np.uint32],
+    starts: npt.NDArray[np.uint64],
+    ends: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.uint64],
+    rows: npt.NDArray[np.int32],
+) -> npt.NDArray[np.int64]:
+    """Which bytes of N images are needed for some of their rows.
+
+    Args:
+        row_data: uint32, what :func:`row_places` gave for many images, one after the other.
+        starts: uint64 [N], where each image's values stand there; not checked beforehand.
+        ends: uint64 [N], likewise.
+        lengths: uint64 [N], of the images, bytes.
+        rows: int32 [N, 2], first and end row, in pixels as stored.
+
+    Returns:
+        int64 [N, 4]: first_row, header, begin, end. The first ``header`` bytes are needed, and those from ``begin`` to
+        ``end``; these start with the marker in front of the band of ``first_row``, in pixels. For row 0 they start with
+        the file, and ``header`` is 0. first_row -1: the whole file.
+
+    Raises:
+        ValueError: arguments of different lengths.
+    """
+
 def decode_batch(
     buffers: Sequence[_Buffer],
     source_boxes: npt.NDArray[np.float64],

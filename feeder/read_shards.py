@@ -24,7 +24,7 @@ import numpy.typing as npt
 from feeder.errors import DecodeError, FormatError
 from feeder.index import Index
 from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
-from feeder.rows import WHOLE, extents
+from feeder.rows import extents
 
 __all__ = ["ShardReader"]
 
@@ -106,19 +106,15 @@ class ShardReader:
             )
         orientations[turned_wrongly] = 1
         sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
-        swapped = np.isin(orientations, SWAPPING_ORIENTATIONS)
+        swapped = orientations >= SWAPPING_ORIENTATIONS[0]
         sizes[swapped] = sizes[swapped, ::-1]
-        first_rows, parts = None, None
-        if wanted is not None:
-            found = extents(index, ids, wanted(orientations, sizes))
-            if (found.first_row != WHOLE).any():
-                first_rows = found.first_row
-                parts = list(zip(found.header.tolist(), found.begin.tolist(), found.end.tolist(), strict=True))
+        found = None if wanted is None else extents(index, ids, wanted(orientations, sizes))
+        first_rows = None if found is None else found[:, 0].astype(np.int32)
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
         size_of = {shard: self._open(shard)[1] for shard in {shard for shard, _, _ in places}}
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
-        if parts is None:
-            parts = [(0, 0, length) for _, _, length in places]
+        # Of each: so many bytes from its start, then those from here to there, counted from its start.
+        parts = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
         total = sum(head + end - begin for (head, begin, end), good in zip(parts, inside, strict=True) if good)
         files = self._own_files()
         if total > len(files.arena):

@@ -22,6 +22,7 @@ NB_MODULE(_native, module) {
     module.doc() = "feeder's CPU kernels: seekable JPEG, decode, resize and normalize.";
     feeder::bind::add_status(module);
     feeder::bind::add_resize(module);
+    feeder::bind::add_bands(module);
     feeder::bind::add_transcode(module);
     feeder::bind::add_decode(module);
     feeder::bind::add_libjpeg(module);

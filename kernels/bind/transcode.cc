@@ -6,6 +6,7 @@
 #include "bind/buffer.h"
 #include "bind/module.h"
 #include "bind/unsupported.h"
+#include "cpu/jpeg_bands.h"
 #include "cpu/jpeg_cut.h"
 #include "cpu/jpeg_transcode.h"
 
@@ -72,14 +73,6 @@ nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box, int 
     }
 }
 
-nb::object row_places(nb::handle data) {
-    const BufferView file(data);
-    JpegHeader header;
-    std::vector<uint32_t> places;
-    if (!parse_jpeg_header(file.bytes(), header).ok() || !find_bands(file.bytes(), header, places)) return nb::none();
-    return nb::bytes(places.data(), places.size() * sizeof(places[0]));
-}
-
 }  // namespace
 
 void add_transcode(nb::module_& module) {
@@ -103,14 +96,6 @@ void add_transcode(nb::module_& module) {
                "    A baseline JPEG with the same pixels.\n\n"
                "Raises:\n"
                "    Unsupported: with the reason, for files to be kept as they are.");
-    module.def("row_places", &row_places, "data"_a,
-               "Finds the rows of a complete seekable JPEG, in bands of at least 32 pixels.\n\n"
-               "Args:\n"
-               "    data: The JPEG, bytes-like.\n\n"
-               "Returns:\n"
-               "    uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset\n"
-               "    of each (of the first one: the length of the header), and that of the end of the last one's marker.\n"
-               "    None where the file is not seekable, or not complete.");
     module.def("cut", &cut, "data"_a, "support_box"_a, "first_row"_a = 0,
                "Cuts a seekable JPEG to the segments that a box needs.\n\n"
                "Args:\n"

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "jpeg_bands.h"
 #include "jpeg_cut.h"
 #include "jpeg_header.h"
 #include "jpeg_libjpeg.h"

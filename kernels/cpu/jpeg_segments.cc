@@ -11,9 +11,6 @@
 namespace feeder {
 namespace {
 
-// Of a photo that is some ten kilobytes, less than which it is not worth to leave out.
-constexpr int kBandPixels = 32;
-
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -144,29 +141,6 @@ MarkerScan find_segments(ByteSpan file, size_t entropy_offset, size_t first, siz
         begin = marker + 2;
     }
     return MarkerScan::complete;
-}
-
-int mcu_row_at(const JpegHeader& header, int row_px) {
-    const McuGrid grid = mcu_grid(header);
-    return row_px >= 0 && row_px < header.height && row_px % grid.mcu_height_px == 0 ? row_px / grid.mcu_height_px : -1;
-}
-
-bool find_bands(ByteSpan file, const JpegHeader& header, std::vector<uint32_t>& places) {
-    places.clear();
-    const SegmentGrid grid = segment_grid(header);
-    if (!grid.seekable() || file.size() > UINT32_MAX) return false;
-    const size_t per_row = static_cast<size_t>(grid.segments_per_row);
-    std::vector<Segment> segments;
-    const size_t count = static_cast<size_t>(grid.mcu.rows) * per_row;
-    if (find_segments(file, header.entropy_offset, 0, count, segments) != MarkerScan::complete) return false;
-    const size_t end = segments.back().end;
-    if (end + 2 > file.size() || file[end + 1] != 0xD9) return false;
-    const int band_rows = std::max(1, kBandPixels / grid.mcu.mcu_height_px);
-    places.push_back(static_cast<uint32_t>(band_rows * grid.mcu.mcu_height_px));
-    for (size_t i = 0; i < count; i += per_row * static_cast<size_t>(band_rows))
-        places.push_back(static_cast<uint32_t>(segments[i].begin));
-    places.push_back(static_cast<uint32_t>(end + 2));
-    return true;
 }
 
 }  // namespace feeder

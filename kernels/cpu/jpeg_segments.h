@@ -72,14 +72,6 @@ enum class MarkerScan {
 MarkerScan find_segments(ByteSpan file, size_t entropy_offset, size_t first, size_t count,
                          std::vector<Segment>& segments);
 
-// Where the rows of a seekable JPEG lie, in bands of whole MCU rows: the height of a band in pixels, the offset of each,
-// and that of the end of the last one's marker. False, and nothing in `places`, where the file is not seekable, has
-// damage among its markers, or is of 4 GiB or more.
-bool find_bands(ByteSpan file, const JpegHeader& header, std::vector<uint32_t>& places);
-
-// The MCU row that starts with this row of pixels; -1 where none does.
-int mcu_row_at(const JpegHeader& header, int row_px);
-
 // The position of the next marker (its 0xFF, with a byte other than 00 and FF behind it) at or after `from`;
 // file.size() when there is none.
 size_t find_marker(ByteSpan file, size_t from);

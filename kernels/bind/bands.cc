@@ -1,0 +1,78 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <vector>
+
+#include "bind/buffer.h"
+#include "bind/module.h"
+#include "cpu/jpeg_bands.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace feeder::bind {
+namespace {
+
+using Counts = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+
+nb::object row_places(nb::handle data) {
+    const BufferView file(data);
+    JpegHeader header;
+    std::vector<uint32_t> places;
+    if (!parse_jpeg_header(file.bytes(), header).ok() || !find_bands(file.bytes(), header, places)) return nb::none();
+    return nb::bytes(places.data(), places.size() * sizeof(places[0]));
+}
+
+nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Counts starts, Counts ends,
+                                                         Counts lengths, Rows rows) {
+    const size_t count = rows.shape(0);
+    if (starts.shape(0) != count || ends.shape(0) != count || lengths.shape(0) != count)
+        throw nb::value_error("starts, ends, lengths and rows must be of one length");
+    const BufferView view(row_data);
+    const std::span<const uint32_t> all(reinterpret_cast<const uint32_t*>(view.bytes().data()),
+                                        view.bytes().size() / sizeof(uint32_t));
+    int64_t* const found = new int64_t[4 * count + 1];
+    nb::capsule owner(found, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
+    for (size_t i = 0; i < count; ++i) {
+        const uint64_t start = starts.data()[i], end = ends.data()[i];
+        const bool known = start < end && end <= all.size();
+        const std::span<const uint32_t> places = known ? all.subspan(start, end - start) : std::span<const uint32_t>();
+        const BandExtent extent = band_extent(places, static_cast<int64_t>(lengths.data()[i]), rows.data()[2 * i],
+                                              rows.data()[2 * i + 1]);
+        found[4 * i] = extent.first_row;
+        found[4 * i + 1] = extent.header;
+        found[4 * i + 2] = extent.begin;
+        found[4 * i + 3] = extent.end;
+    }
+    const size_t shape[2] = {count, 4};
+    return {found, 2, shape, owner};
+}
+
+}  // namespace
+
+void add_bands(nb::module_& module) {
+    module.def("row_places", &row_places, "data"_a,
+               "Finds the rows of a complete seekable JPEG, in bands of at least 32 pixels.\n\n"
+               "Args:\n"
+               "    data: The JPEG, bytes-like.\n\n"
+               "Returns:\n"
+               "    uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset\n"
+               "    of each (of the first one: the length of the header), and that of the end of the last one's marker.\n"
+               "    None where the file is not seekable, or not complete.");
+    module.def("row_extents", &row_extents, "row_data"_a, "starts"_a, "ends"_a, "lengths"_a, "rows"_a,
+               "Which bytes of N images are needed for some of their rows.\n\n"
+               "Args:\n"
+               "    row_data: uint32 values, what row_places() gave for many images, one after the other.\n"
+               "    starts, ends: uint64 [N], where each image's values stand there; not checked beforehand.\n"
+               "    lengths: uint64 [N], of the images in bytes.\n"
+               "    rows: int32 [N, 2], first and end row, in pixels as stored.\n\n"
+               "Returns:\n"
+               "    int64 [N, 4]: first_row, header, begin, end. The first `header` bytes are needed, and those from\n"
+               "    `begin` to `end`; these start with the marker in front of the band of `first_row`, in pixels. For\n"
+               "    row 0 they start with the file, and `header` is 0. first_row -1: the whole file.\n\n"
+               "Raises:\n"
+               "    ValueError: arguments of different lengths.");
+}
+
+}  // namespace feeder::bind
