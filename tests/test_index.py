@@ -32,6 +32,7 @@ def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "
             source_bytes=99,
             crc32=2**32 - 1,
             members=[(field, 7 * i, 3) for field in fields[1:]],
+            rows=np.array([32, 20, 12_000, 24_000][: 4 * (i % 2)], "<u4").tobytes(),
         )
     builder.write(str(path), [ShardEntry(f"shard-{shard:06d}.tar", 10_240)])
     return str(path)
@@ -48,6 +49,8 @@ def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
     assert index.shard_path(0) == str(tmp_path / "shard-000000.tar")
     row = [int(getattr(index, c)[2]) for c in ("offset", "length", "label", "width", "height", "orientation")]
     assert row == [514, 12, 1, 640, 480, 6]
+    assert index.column("row_start").tolist() == [0, 0, 4, 4]
+    assert index.column("row_data").tolist() == [32, 20, 12_000, 24_000]
 
 
 def test_merged_parts_read_like_one(tmp_path: Path) -> None:
@@ -64,6 +67,8 @@ def test_merged_parts_read_like_one(tmp_path: Path) -> None:
     assert index.members(4) == [("cls", 14, 3), ("json", 14, 3)]
     assert index.source_path(3) == "cat/\udcff1.jpg"
     assert [s.name for s in index.shards] == ["shard-000000.tar"] * 3
+    assert index.column("row_start").tolist() == [0, 0, 4, 4, 8, 8]
+    assert index.column("row_data").tolist() == [32, 20, 12_000, 24_000] * 2
 
 
 def test_an_index_of_no_samples_opens(tmp_path: Path) -> None:
@@ -179,7 +184,9 @@ def test_no_damage_makes_reading_do_worse_than_a_named_error(
             for name in ("key", "path", "jpg", "cls"):
                 with contextlib.suppress(DecodeError):
                     reader.field(i, name)
-        encoded = reader.read(np.arange(min(len(reader), 4)))
-        assert sum(map(len, encoded.buffers)) <= 4 * 1024
+        ids = np.arange(min(len(reader), 4))
+        for wanted in (None, lambda orientations, sizes: np.full((len(ids), 2), (40, 60), np.int32)):
+            encoded = reader.read(ids, wanted)
+            assert sum(map(len, encoded.buffers)) <= 4 * 1024
     except FormatError as error:
         assert "index.bin" in str(error) or "shard" in str(error)  # noqa: PT017

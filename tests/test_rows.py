@@ -161,7 +161,7 @@ def test_damage_in_the_rows_is_dealt_with_as_in_the_whole_file(
         )
         try:
             outcomes.append(([images for images, _ in loader], str(loader.stats()["substitutions"])))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             outcomes.append(([], str(error).replace(str(folder), "")))
     (found, told), (wanted, said) = outcomes
     assert told == said

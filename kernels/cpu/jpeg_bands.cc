@@ -10,8 +10,6 @@ namespace {
 
 // Of a photo that is some ten kilobytes, less than which it is not worth to leave out.
 constexpr int kBandPixels = 32;
-// Fewer bytes than this are read along: it takes as long.
-constexpr int64_t kWorthBytes = 8192;
 // The chroma sample beside the crop is needed, too, and is for so many pixels at most.
 constexpr int64_t kMarginPixels = 4;
 // In front of every band but the first.
@@ -42,16 +40,16 @@ int mcu_row_at(const JpegHeader& header, int row_px) {
     return row_px >= 0 && row_px < header.height && row_px % grid.mcu_height_px == 0 ? row_px / grid.mcu_height_px : -1;
 }
 
-BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t top, int64_t bottom) {
+BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t top, int64_t bottom, int64_t worth) {
     const BandExtent whole = {BandExtent::kWhole, 0, 0, length};
     if (places.size() < 3 || places[0] == 0) return whole;
     const int64_t height = places[0], bands = static_cast<int64_t>(places.size()) - 2;
-    int64_t first = std::clamp((std::max<int64_t>(top - kMarginPixels, 0)) / height, int64_t{0}, bands - 1);
+    int64_t first = std::clamp(std::max<int64_t>(top - kMarginPixels, 0) / height, int64_t{0}, bands - 1);
     const int64_t last = std::clamp((bottom + kMarginPixels - 1) / height, first, bands - 1);
     const int64_t header = places[1], end = places[static_cast<size_t>(last) + 2];
     const int64_t begin = int64_t{places[static_cast<size_t>(first) + 1]} - kMarkerBytes;
-    if (begin - header < kWorthBytes) first = 0;
-    if (first == 0) return end < 0 || length - end < kWorthBytes ? whole : BandExtent{0, 0, 0, end};
+    if (begin - header < worth) first = 0;
+    if (first == 0) return length - end < worth ? whole : BandExtent{0, 0, 0, end};
     if (end < begin || end > length || first * height > std::numeric_limits<int32_t>::max()) return whole;
     return {first * height, header, begin, end};
 }

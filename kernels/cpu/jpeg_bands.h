@@ -30,7 +30,9 @@ struct BandExtent {
 };
 
 // What is needed for the rows from `top` to `bottom`, in pixels as stored, of a file of `length` bytes. `places` is what
-// find_bands() gave, or anything: what makes no sense, or would save next to nothing, is answered with the whole file.
-BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t top, int64_t bottom);
+// find_bands() gave, or anything: what makes no sense, or is not worth it, is answered with the whole file. Fewer bytes
+// than `worth` are not left out but read along, which takes as long.
+BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t top, int64_t bottom,
+                       int64_t worth = 8192);
 
 }  // namespace feeder
