@@ -17,6 +17,8 @@ SIZES = ((1, 1), (7, 9), (17, 33), (40, 24))
 # What the last bytes of an input choose: a box, orientation, flip, fidelity, SIMD level. The baseline target's whole
 # image at each level, and a box.
 CHOICES = tuple(bytes([1, 0, 5, 0, 3, 0, 40, 2, 3, 30, 20, level]) for level in (0x80, 0x81, 0x82, 0x01))
+# A box low down, in the fast and in the exact way.
+LOW = tuple(bytes([0, fidelity, 1, 0, 80, 0, 9, 0, 12, 0, 20, 30]) for fidelity in (2, 3))
 
 
 def picture(width: int, height: int) -> Image.Image:
@@ -118,6 +120,11 @@ def files() -> Iterator[tuple[str, bytes]]:
     yield "progressive", encoded(image, progressive=True)
     yield "progressive_gray", encoded(image.convert("L"), progressive=True)
     yield "cmyk", encoded(image.convert("CMYK"))
+    tall = picture(24, 112)  # several bands of rows
+    for sampling in ("4:4:4", "4:2:0"):
+        label = sampling.replace(":", "")
+        yield f"tall_{label}", encoded(tall, subsampling=sampling, quality=20, restart_marker_rows=1)
+    yield "tall_gray", encoded(tall.convert("L"), quality=20, restart_marker_blocks=1)
     array = io.BytesIO()
     np.save(array, np.asarray(image))
     yield "npy", array.getvalue()
@@ -128,7 +135,7 @@ def main(folder: str) -> None:
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     for name, data in files():
-        for number, choice in enumerate(CHOICES):
+        for number, choice in enumerate(CHOICES + LOW * name.startswith("tall")):
             (out / f"{name}_{number}").write_bytes(data + choice)
 
 
