@@ -91,25 +91,10 @@ class ShardReader:
         """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk; a disk
         that turned out slow is told at once of all that will be read."""
         index, count = self.index, len(ids)
-        shards, offsets = index.shard[ids], index.offset[ids]
-        lengths = index.length[ids]
-        orientations = np.array(index.orientation[ids]) if self.exif else np.ones(count, np.uint8)
-        turned_wrongly = (orientations < 1) | (orientations > 8)
-        errors: list[DecodeError | None] = [None] * count
-        for i in np.flatnonzero(turned_wrongly).tolist():
-            errors[i] = self.at(
-                DecodeError(
-                    f"{index.path} gives it orientation {orientations[i]}, expected 1 to 8; the index is damaged: "
-                    "rebuild it with `feeder index`, or shard the dataset again"
-                ),
-                int(ids[i]),
-            )
-        orientations[turned_wrongly] = 1
-        sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
-        swapped = orientations >= SWAPPING_ORIENTATIONS[0]
-        sizes[swapped] = sizes[swapped, ::-1]
+        orientations, sizes, errors = self._stored(ids)
         found = None if wanted is None else extents(index, ids, wanted(orientations, sizes))
         first_rows = None if found is None else found[:, 0].astype(np.int32)
+        shards, offsets, lengths = index.shard[ids], index.offset[ids], index.length[ids]
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
         size_of = {shard: self._open(shard)[1] for shard in {shard for shard, _, _ in places}}
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
@@ -161,6 +146,28 @@ class ShardReader:
         if not advise and total > _READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
             files.advised_parts = _ADVISED_PARTS
         return Encoded(buffers, index.label[ids], orientations, sizes, errors, first_rows)
+
+    def _stored(
+        self, ids: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], list[DecodeError | None]]:
+        """Orientations to apply, upright sizes, and what is wrong already."""
+        index = self.index
+        errors: list[DecodeError | None] = [None] * len(ids)
+        orientations = np.array(index.orientation[ids]) if self.exif else np.ones(len(ids), np.uint8)
+        turned_wrongly = (orientations < 1) | (orientations > 8)
+        for i in np.flatnonzero(turned_wrongly).tolist():
+            errors[i] = self.at(
+                DecodeError(
+                    f"{index.path} gives it orientation {orientations[i]}, expected 1 to 8; the index is damaged: "
+                    "rebuild it with `feeder index`, or shard the dataset again"
+                ),
+                int(ids[i]),
+            )
+        orientations[turned_wrongly] = 1
+        sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
+        swapped = orientations >= SWAPPING_ORIENTATIONS[0]
+        sizes[swapped] = sizes[swapped, ::-1]
+        return orientations, sizes, errors
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""

@@ -18,7 +18,7 @@ from feeder.decode.staged import stored_rows
 from feeder.errors import DecodeError
 from feeder.meter import Meter
 from feeder.order import substitute
-from feeder.read import Encoded, Reader, Wanted
+from feeder.read import Encoded, Reader
 from feeder.sink import PixelSink, Sink, StagedSink
 
 if TYPE_CHECKING:
@@ -220,51 +220,29 @@ class Work:
         beat: Callable[[], None],
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
-        draws: Draws | None = None
-
-        def draw(sizes: npt.NDArray[np.int32]) -> Draws:
-            started = time.perf_counter_ns()
-            drawn = self.recipe.draw(self.seed, epoch, ids, sizes)
-            self.meter.add("draw", time.perf_counter_ns() - started)
-            return drawn
-
-        def wanted(orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-            nonlocal draws
-            draws = draw(sizes)
-            return stored_rows(draws, orientations)
-
         started, already_ns = time.perf_counter_ns(), report.read_ns
-        encoded = self._read(ids, report, wanted if sink.takes_rows else None)
+        drawing = _Drawing(self, epoch, ids)
+        encoded = self._read(ids, report, drawing if sink.takes_rows else None)
         labels[rows] = encoded.labels
         beat()
-        if draws is None:
-            draws = draw(encoded.sizes)
+        draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
         errors = _add(sink, encoded, rows, draws)
-        if encoded.first_rows is not None and any(errors):
+        if encoded.first_rows is not None:
             # Rows alone don't say what is wrong with a file, or that the index is.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
-            encoded = self._read(ids[again], report)
-            for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
-                errors[row] = error
+            if again:
+                encoded = self._read(ids[again], report)
+                for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
+                    errors[row] = error
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
-    def _read(self, ids: npt.NDArray[np.int64], report: Report, wanted: Wanted | None = None) -> Encoded:
-        asked_ns = 0
-
-        def asked(orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-            nonlocal asked_ns
-            assert wanted is not None
-            started = time.perf_counter_ns()
-            found = wanted(orientations, sizes)
-            asked_ns = time.perf_counter_ns() - started
-            return found
-
+    def _read(self, ids: npt.NDArray[np.int64], report: Report, drawing: _Drawing | None = None) -> Encoded:
         started = time.perf_counter_ns()
-        encoded = self.reader.read(ids, None if wanted is None else asked)
+        encoded = self.reader.read(ids, None if drawing is None else drawing.rows)
         size_bytes = sum(map(len, encoded.buffers))
+        spent_ns = time.perf_counter_ns() - started - (0 if drawing is None else drawing.spent_ns)
         report.encoded_bytes += size_bytes
-        spent_ns = time.perf_counter_ns() - started - asked_ns
         report.read_ns += spent_ns
         self.meter.add("read", spent_ns, size_bytes)
         return encoded
@@ -297,6 +275,39 @@ class Work:
             shard=error.shard,
             offset_bytes=error.offset_bytes,
         )
+
+
+@dataclass
+class _Drawing:
+    """Draws the augmentation of some samples, as soon as their sizes are known.
+
+    Args:
+        work: What is done to them.
+        epoch: The epoch that it is drawn for.
+        ids: int64 [N].
+
+    Attributes:
+        draws: What was drawn.
+        spent_ns: What it took, nanoseconds.
+    """
+
+    work: Work
+    epoch: int
+    ids: npt.NDArray[np.int64]
+    draws: Draws | None = field(default=None, init=False)
+    spent_ns: int = field(default=0, init=False)
+
+    def draw(self, sizes: npt.NDArray[np.int32]) -> Draws:
+        """Draws for images of these upright sizes, int32 [N, 2]."""
+        started = time.perf_counter_ns()
+        self.draws = self.work.recipe.draw(self.work.seed, self.epoch, self.ids, sizes)
+        self.spent_ns = time.perf_counter_ns() - started
+        self.work.meter.add("draw", self.spent_ns)
+        return self.draws
+
+    def rows(self, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The rows that are needed then; see :data:`feeder.read.Wanted`."""
+        return stored_rows(self.draw(sizes), orientations)
 
 
 def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
