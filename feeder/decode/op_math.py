@@ -1,5 +1,4 @@
-"""The arithmetic of ops that is the same wherever they run: affine matrices as torchvision and Pillow make them, and the
-weights of a blur."""
+"""Numbers of ops that are the same wherever they run: matrices, as torchvision and Pillow make them, and blurs."""
 
 from __future__ import annotations
 
