@@ -249,6 +249,35 @@ def test_mixed_after_the_noise(
     assert not torch.equal(found, plain)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not _gpu.has_triton(), reason="without Triton the references wait")
+def test_nothing_waits_for_the_gpu() -> None:
+    """Through all ops and recipes above; a stream that is kept busy shows that nothing reads what is not there yet."""
+    device, every = (
+        torch.device("cuda"),
+        [*RECIPES, [T.TrivialAugmentWide(interpolation="bicubic"), T.Resize((16, 16))]],
+    )
+    codes = (np.arange(COUNT) % 4).astype(np.uint8)
+    work: list[tuple[Finisher, tuple[int, int], Any]] = []
+    for ops in every:
+        recipe = T.Recipe.of([T.Resize((HEIGHT, WIDTH)), *ops])
+        assert recipe.output_size is not None
+        draws = recipe.draw(0, 0, np.arange(COUNT), [[HEIGHT, WIDTH]] * COUNT)
+        work.append((Finisher(recipe, device), recipe.output_size, draws.ops[recipe.base_length :]))
+    batch = torch.from_numpy(pixels()).to(device)
+    expected = [finisher(batch, size, rest, turn=codes) for finisher, size, rest in work]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(50_000_000)
+        found = [finisher(batch, size, rest, turn=codes) for finisher, size, rest in work]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for images_found, images_expected in zip(found, expected, strict=True):
+        assert torch.equal(images_found, images_expected)
+
+
 def test_no_images_are_no_work(device: torch.device) -> None:
     for ops in RECIPES:
         recipe = T.Recipe.of([T.Resize((HEIGHT, WIDTH)), *ops])
