@@ -56,19 +56,9 @@ def rotation_matrix(width: int, height: int, degrees: float, center: tuple[float
         degrees: Counterclockwise.
         center: (x, y) in pixels; None for the middle.
     """
-    degrees %= 360.0
-    if center is None:
-        # Pillow turns these without a filter.
-        if degrees == 0.0:
-            return 1.0, 0.0, 0.0, 0.0, 1.0, 0.0
-        if degrees == 180.0:
-            return -1.0, 0.0, float(width), 0.0, -1.0, float(height)
-        if degrees == 90.0 and width == height:
-            return 0.0, -1.0, float(width), 1.0, 0.0, 0.0
-        if degrees == 270.0 and width == height:
-            return 0.0, 1.0, 0.0, -1.0, 0.0, float(height)
     center_x, center_y = center or (width / 2, height / 2)
-    radians = -math.radians(degrees)
+    radians = -math.radians(degrees % 360.0)
+    # So rounded, right angles are exact, which Pillow turns without a filter.
     cos, sin, minus_sin = (round(value, 15) for value in (math.cos(radians), math.sin(radians), -math.sin(radians)))
     x0 = cos * -center_x + sin * -center_y + 0.0 + center_x
     y0 = minus_sin * -center_x + cos * -center_y + 0.0 + center_y
