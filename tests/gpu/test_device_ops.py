@@ -10,10 +10,12 @@ import PIL
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
-from feeder import _gpu
+from feeder import _gpu, tensors
 from feeder import transforms as T
-from feeder.decode import device_erase, device_rows
+from feeder.decode import device_color, device_erase, device_geometry, device_rows, finish
 from feeder.decode.device_ops import check_device_ops, run_on_device
 from feeder.decode.finish import Finisher
 from feeder.decode.pillow import PillowDecoder
@@ -247,6 +249,48 @@ def test_mixed_after_the_noise(
     expected = T.mixing.Mixing(lam, box, lam).apply(plain.float())
     torch.testing.assert_close(found.float(), expected, rtol=1e-3 if dtype == "float16" else 1e-6, atol=1e-3)
     assert not torch.equal(found, plain)
+
+
+class _NoneFromTheCpu(TorchDispatchMode):
+    """Refuses ops on tensors that lie on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        assert all(each.is_meta for each in given), func
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_read_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch's device without data, where to ask for a value is an error."""
+    meta = torch.device("meta")
+
+    def to_meta(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+        with _disable_current_modes():
+            return torch.from_numpy(array.copy()).to(device)
+
+    for module in (tensors, device_color, device_erase, device_geometry, device_rows, finish):
+        monkeypatch.setattr(module, "to_device", to_meta)
+
+    def kernel_1(images: torch.Tensor, size: tuple[int, int], *, dtype: torch.dtype, **_: Any) -> torch.Tensor:
+        return torch.empty((len(images), 3, *size), dtype=dtype, device=meta)
+
+    monkeypatch.setattr(_gpu, "normalize", kernel_1)
+    mix = _gpu.Mix(torch.arange(COUNT, device=meta), 0.3)
+    bicubic = T.RandAugment(4, interpolation="bicubic")
+    for ops in (
+        *RECIPES,
+        [bicubic, T.RandomRotation(9), T.CenterCrop(40), T.RandomGrayscale(), T.ColorJitter(hue=0.1)],
+    ):
+        recipe = T.Recipe.of([T.Resize((HEIGHT, WIDTH)), *ops])
+        draws = recipe.draw(0, 0, np.arange(COUNT), [[HEIGHT, WIDTH]] * COUNT)
+        batch, size = torch.empty((COUNT, HEIGHT, WIDTH, 3), dtype=torch.uint8, device=meta), recipe.output_size
+        assert size is not None
+        finisher = Finisher(recipe, meta)
+        finisher(batch, size, draws.ops[recipe.base_length :])  # the first time it copies what stays
+        with _NoneFromTheCpu():
+            found = finisher(batch, size, draws.ops[recipe.base_length :], mix=mix)
+        assert found.is_meta
+        assert found.shape == (COUNT, 3, *size)
 
 
 @pytest.mark.gpu
