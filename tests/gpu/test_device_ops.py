@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # pillow-simd's blends round differently.
 EXACT = 0 if "post" not in PIL.__version__ else 1
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Many small ops: on a busy machine torch's threads would wait for each other most of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pixels(height: int = HEIGHT, width: int = WIDTH, count: int = COUNT) -> npt.NDArray[np.uint8]:
