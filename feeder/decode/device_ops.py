@@ -76,12 +76,12 @@ def _problem(op: Op, extent: Extent, is_batched: bool) -> str | None:
         return "it is no op of feeder.transforms"
     if not is_batched:
         return None
+    if isinstance(op, (Resize, RandomResizedCrop)) and op.interpolation != "bilinear":
+        return f"its interpolation is {op.interpolation!r}, and must be 'bilinear'"
     if not extent.fixed:
         return "it gets images of different sizes here; put a crop or Resize((height, width)) first"
     if isinstance(op, RandomRotation) and op.expand:
         return "with expand=True its images are of different sizes"
-    if isinstance(op, (Resize, RandomResizedCrop)) and op.interpolation != "bilinear":
-        return f"there it resizes as 'bilinear' only, not as {op.interpolation!r}"
     if isinstance(op, RandomCrop) and not op.pad_if_needed:
         left, top, right, bottom = op.padding or (0, 0, 0, 0)
         height, width = extent.minimum[0] + top + bottom, extent.minimum[1] + left + right

@@ -349,8 +349,11 @@ def test_no_images_are_no_work(device: torch.device) -> None:
         ([T.RandomResizedCrop(32), T.RandomRotation(9, expand=True)], "RandomRotation: with expand=True"),
         ([T.Resize(80), T.RandomRotation(9), T.CenterCrop(64)], "RandomRotation: it gets images of different sizes"),
         ([T.RandomCrop(64)], "RandomCrop: it gets images of different sizes"),
-        ([T.Resize((64, 64), "bicubic")], "Resize: it gets images of different sizes"),
-        ([T.Resize((64, 64)), T.GaussianBlur(3), T.Resize((32, 32), "lanczos")], "Resize: there it resizes as"),
+        ([T.Resize((64, 64), "bicubic")], "Resize: its interpolation is 'bicubic', and must be 'bilinear'"),
+        (
+            [T.Resize((64, 64)), T.GaussianBlur(3), T.Resize((32, 32), "lanczos")],
+            "Resize: its interpolation is 'lanczos'",
+        ),
         ([T.Resize((64, 64)), T.GaussianBlur(3), T.RandomCrop(70, 2)], "RandomCrop: its 70x70 .* larger .* 68x68"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
