@@ -35,11 +35,16 @@ from feeder.transforms import (
     Compose,
     CutMix,
     GaussianBlur,
+    Lambda,
     MixUp,
     Normalize,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
     RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
     Resize,
 )
 from tests import images, test_device, test_frameworks, test_loader, test_workers
@@ -79,6 +84,18 @@ from tests.test_workers import (
 )
 
 RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), Normalize([0.5] * 3, [0.25] * 3)])
+# What kernel 1 does not do comes before and after it.
+NOISY = Compose(
+    [
+        RandomResizedCrop(20),
+        RandomAffine(20, (0.1, 0.1), interpolation="bilinear"),
+        ColorJitter(0.2, 0.2, 0.2, 0.1),
+        GaussianBlur(3),
+        RandomCrop(16, 2),
+        Normalize([0.5] * 3, [0.25] * 3),
+        RandomErasing(0.5, value="random"),
+    ]
+)
 
 
 class DaliLoader(DataLoader[Any]):
@@ -316,9 +333,10 @@ def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> Non
     assert limited.stats()["dali_images"] == 33
 
 
+@pytest.mark.parametrize("recipe", [RECIPE, NOISY], ids=["in the same pass", "after the noise"])
 @pytest.mark.parametrize("mix", [MixUp(), CutMix()], ids=str)
-def test_mixed_in_the_same_pass_and_the_substitutes_too(tmp_path: Path, mix: Any) -> None:
-    dataset = ShardDataset(write_shards(tmp_path, 16, jpegs=True, cut=(10,)), RECIPE)
+def test_batches_are_mixed_and_the_substitutes_too(tmp_path: Path, mix: Any, recipe: Compose) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 16, jpegs=True, cut=(10,)), recipe)
     options: dict[str, Any] = {"batch_size": 8, "on_error": "skip"}
     loader = DaliLoader(dataset, mix=mix, channels_last=True, device="cpu", **options)
     for step, (batch, (labels, others, weight)) in enumerate(loader):
@@ -370,12 +388,40 @@ print(len(next(iterator)[1]), len(next(iterator)[1]))
 
 
 def test_what_dali_cant_run_is_refused_when_the_loader_is_built(shards: Path) -> None:
-    recipe = Compose([RandomResizedCrop(16), GaussianBlur(3)])
-    with pytest.raises(BackendError, match="'dali' can't run GaussianBlur"):
-        DataLoader(ShardDataset(shards, recipe), backend="dali")
-    colors = Compose([*RECIPE.transforms[:2], ColorJitter(0.4, 0.4, 0.4), *RECIPE.transforms[2:], RandomErasing(1.0)])
-    dataset = ShardDataset(shards, colors)
-    assert _same(_epoch(DaliLoader(dataset, 8, num_workers=1)), _epoch(DaliLoader(dataset, 8)))
+    for op, reason in ((Lambda(abs), "it is a function"), (RandomRotation(9, expand=True), "with expand=True")):
+        recipe = Compose([RandomResizedCrop(16), op, CenterCrop(16)])
+        with pytest.raises(BackendError, match=f"'dali' can't run {type(op).__name__}: {reason}.*backend='cpu'"):
+            DataLoader(ShardDataset(shards, recipe), backend="dali")
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [ColorJitter(0.4, 0.4, 0.4), Normalize([0.5] * 3, [0.25] * 3), RandomErasing(1.0)],
+        [RandAugment(), *NOISY.transforms[1:], RandomHorizontalFlip()],
+    ],
+    ids=["one pass", "batched ops"],
+)
+def test_ops_after_the_crop_are_the_same_whatever_the_workers_and_after_a_resume(shards: Path, ops: list[Any]) -> None:
+    dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops]))
+    expected = _epoch(DaliLoader(dataset, 8))
+    running = DaliLoader(dataset, 8, num_workers=2)
+    iterator = iter(running)
+    assert _same([next(iterator)], expected[:1])
+    resumed = DaliLoader(dataset, 16, num_workers=1)  # other images lie together in a batch
+    resumed.load_state_dict(running.state_dict())
+    rest = torch.cat([batch[0] for batch in resumed])
+    assert torch.equal(rest, torch.cat([batch[0] for batch in expected[1:]]))
+    assert _same(_epoch(iterator), expected[1:])
+
+
+@pytest.mark.parametrize("other", ["cpu", "pillow"])
+def test_ops_after_the_crop_give_the_other_backends_pixels(shards: Path, other: str) -> None:
+    dataset = ShardDataset(shards, NOISY)
+    loader, expected = (DataLoader(dataset, 10, backend=name) for name in ("dali", other))
+    for (found, _), (wanted, _) in zip(loader, expected, strict=True):
+        assert (found - wanted).abs().mean() < 1.5 / 255 / 0.25
+    assert loader.stats()["dali_images"] == 33
 
 
 def test_a_missing_dali_is_one_line_with_the_remedy(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from feeder._gpu import Mix
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
 from feeder.decode.crops import resize_crops
 from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions, check_device, import_dali
+from feeder.decode.device_ops import check_device_ops
 from feeder.decode.finish import Finisher
-from feeder.decode.fused import check_fused
 from feeder.decode.redo import decode_on_cpu
 from feeder.decode.staged import Kind, Staged, Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -44,9 +44,10 @@ class DaliDecoder:
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
     JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
     :func:`feeder._gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
-    :func:`feeder._gpu.normalize`. Images that DALI does not decode as Pillow does (other formats, CMYK), and outliers
-    in size, are decoded by the CPU backend and join the batch. A batch that DALI fails on is redone on the CPU, and the
-    pipeline rebuilt for the next one.
+    :func:`feeder._gpu.normalize`. What that pass can't do, such as hue, blur, warps and RandAugment, runs before it as
+    batched torch ops (:mod:`feeder.decode.device_ops`), and noise is written after it. Images that DALI does not decode
+    as Pillow does (other formats, CMYK), and outliers in size, are decoded by the CPU backend and join the batch. A
+    batch that DALI fails on is redone on the CPU, and the pipeline rebuilt for the next one.
 
     Args:
         max_pixels: Larger images are refused.
@@ -139,12 +140,12 @@ class DaliDecoder:
                 self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // _PIXEL_BYTES)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuses a recipe with an op that the fused kernels don't run.
+        """Refuses a recipe with an op that doesn't run in batches: a function, or one whose images differ in size.
 
         Raises:
             BackendError: naming the op and the backend that can run it.
         """
-        check_fused(recipe, self.name)
+        check_device_ops(recipe, self.name)
 
     def decode(
         self,
@@ -158,9 +159,9 @@ class DaliDecoder:
         check_batch(buffers, orientations, recipe, draws, out)
         if len(buffers) == 0:
             return []
-        wrong = np.flatnonzero((draws.base_size != out.shape[2:]).any(axis=1))
+        wrong = np.flatnonzero((draws.output_size != out.shape[2:]).any(axis=1))
         if out.ndim != 4 or len(wrong):
-            height, width = draws.base_size[wrong[0]].tolist() if len(wrong) else out.shape[-2:]
+            height, width = draws.output_size[wrong[0]].tolist() if len(wrong) else out.shape[-2:]
             raise ArgumentError(
                 f"out must be [N, 3, {height}, {width}] for this image, got {list(out.shape)}; "
                 "end the recipe with a size that doesn't depend on the image"
@@ -232,9 +233,11 @@ class DaliDecoder:
         """
         size = size or recipe.output_size
         assert size is not None
-        images, errors, borrowed = self._decode(staged, 3 * size[0] * size[1])
         if self._finisher is None or self._finisher[0] is not recipe:
+            self.check(recipe)
             self._finisher = recipe, Finisher(recipe, self.device)
+        height, width = recipe.base_size or size
+        images, errors, borrowed = self._decode(staged, 3 * height * width)
         turn = staged.rows["turn"]
         result = self._finisher[1](images, size, rest, turn=turn, channels_last=channels_last, mix=mix, out=out)
         if borrowed:

@@ -1,4 +1,7 @@
-"""The last step on the device: uint8 images turned, colored, normalized, erased and mixed in one pass of kernel 1."""
+"""The last step on the device: uint8 images turned, colored, normalized, erased and mixed in one pass of kernel 1.
+
+What it can't do comes before it, on uint8 images (:mod:`feeder.decode.device_ops`), and further erasing after it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import numpy.typing as npt
 import torch
 
 from feeder import _gpu
-from feeder.decode.fused import fused_parameters
+from feeder.decode.device_erase import erase
+from feeder.decode.device_ops import run_on_device
+from feeder.decode.fused import Erasing, fused_from, fused_parameters
 from feeder.tensors import to_device
 from feeder.transforms import Recipe
 from feeder.transforms.op import Params
@@ -28,6 +33,7 @@ class Finisher:
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._recipe, self._device = recipe, device
+        self._first_fused = fused_from(recipe.rest)
         self._affine: tuple[torch.Tensor | None, torch.Tensor | None] | None = None
 
     def __call__(
@@ -45,7 +51,8 @@ class Finisher:
         """Queues it on the current stream.
 
         Args:
-            images: uint8, contiguous, N images of ``size``, as :func:`feeder._gpu.normalize` takes them.
+            images: uint8, contiguous, N images of the size after the base path, as :func:`feeder._gpu.normalize` takes
+                them. They stay as they are.
             size: (H, W) of the output.
             rest: What was drawn for the ops after the base path; None: they have been done.
             layout: "nhwc" or "nchw": how the images' bytes lie.
@@ -59,8 +66,14 @@ class Finisher:
         """
         codes = np.zeros(len(images), np.uint8) if turn is None else turn.copy()
         further: dict[str, Any] = {}
+        later: tuple[Erasing, ...] = ()
         if rest:
-            fused = fused_parameters(self._recipe, rest, len(images), size[1])
+            first = self._first_fused
+            if first:
+                images, layout = self._run(images, layout, codes, rest[:first]), "nchw"
+                codes = np.zeros(len(images), np.uint8)
+            fused = fused_parameters(self._recipe.rest[first:], rest[first:], len(images), size[1])
+            later = fused.later
             # Mirroring what has been swapped is mirroring the other axis before.
             codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
             further = fused.tensors(self._device)
@@ -69,7 +82,7 @@ class Finisher:
             # Once, and waited for: a later call may be on another stream.
             scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
             self._affine = scale, bias
-        return _gpu.normalize(
+        result = _gpu.normalize(
             images,
             size,
             scale=self._affine[0],
@@ -78,7 +91,32 @@ class Finisher:
             layout=layout,
             channels_last=channels_last,
             turn=to_device(codes, self._device) if codes.any() else None,
-            mix=mix,
+            mix=None if later else mix,
             out=out,
             **further,
         )
+        for erasing in later:
+            erase(result, erasing)
+        if later and mix is not None:
+            _mix(result, mix)
+        return result
+
+    def _run(
+        self, images: torch.Tensor, layout: str, codes: npt.NDArray[np.uint8], rest: Sequence[Params]
+    ) -> torch.Tensor:
+        """The ops before those of kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
+        size = self._recipe.base_size
+        assert size is not None  # or the recipe was refused
+        turn = to_device(codes, self._device) if codes.any() else None
+        pixels = _gpu.normalize(images, size, dtype=torch.uint8, layout=layout, turn=turn)
+        for op, params in zip(self._recipe.rest, rest, strict=False):
+            pixels = run_on_device(pixels, op, params)
+        return pixels.contiguous()
+
+
+def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
+    """What kernel 1 does last, where something comes between: in place."""
+    top, left, bottom, right = mix.box or (0, 0, *images.shape[2:])
+    own = images[:, :, top:bottom, left:right]
+    partner = own.index_select(0, mix.partner)
+    own.copy_(mix.lam * own.float() + (1.0 - mix.lam) * partner.float())

@@ -1,4 +1,4 @@
-"""The ops that feeder's fused GPU kernels run after the resize, and their parameters for a batch."""
+"""The ops that kernel 1 runs in its one pass, with erasing after it, and their parameters for a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import BackendError
 from feeder.transforms import (
     ColorJitter,
     Draws,
@@ -27,29 +26,49 @@ from feeder.transforms.values import compose_affine
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceSplit", "FusedParameters", "check_fused", "fused_parameters", "split_for_device"]
+__all__ = ["DeviceSplit", "Erasing", "FusedParameters", "fused_from", "fused_parameters", "split_for_device"]
 
 _JITTER = ("brightness", "contrast", "saturation")  # steps 1, 2 and 3 of feeder._gpu.Color
 _SATURATION = 3
-_RUNS = "ColorJitter without hue, RandomGrayscale, RandomHorizontalFlip, RandomErasing with numbers, ToDtype, Normalize"
+
+
+@dataclass
+class Erasing:
+    """One op's rectangles in the output.
+
+    Args:
+        boxes: int32 [N, 4], see :class:`feeder._gpu.Erase`.
+        value: float32 [3], what is written there; None for noise.
+        keys: uint64 [N], which the noise is a function of.
+        mirrored: bool [N], where the noise is mirrored left to right.
+        scale: float32 [3], what the ops that follow make of the noise, with ``bias``.
+        bias: float32 [3].
+    """
+
+    boxes: npt.NDArray[np.int32]
+    value: npt.NDArray[np.float32] | None
+    keys: npt.NDArray[np.uint64]
+    mirrored: npt.NDArray[np.bool_]
+    scale: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
 
 
 class FusedParameters(NamedTuple):
-    """What :func:`feeder._gpu.normalize` takes for N samples, as numpy arrays.
+    """What :func:`feeder._gpu.normalize` takes for N samples, as numpy arrays, and what is left after it.
 
     Attributes:
-        flip: uint8 [N], 1 where the ops after the base path mirror the image.
+        flip: uint8 [N], 1 where the ops mirror the image.
         steps: uint8 [N, K], see :class:`feeder._gpu.Color`; None without color ops.
         factors: float32 [N, K]; None without color ops.
-        boxes: int32 [N, 4], see :class:`feeder._gpu.Erase`; None without erasing.
-        value: float32 [3], what is written there; None without erasing.
+        erasing: The first op that erases, if it writes a value.
+        later: The others, in order.
     """
 
     flip: npt.NDArray[np.uint8]
     steps: npt.NDArray[np.uint8] | None
     factors: npt.NDArray[np.float32] | None
-    boxes: npt.NDArray[np.int32] | None
-    value: npt.NDArray[np.float32] | None
+    erasing: Erasing | None
+    later: tuple[Erasing, ...]
 
     def tensors(self, device: torch.device) -> dict[str, object]:
         """The keyword arguments ``color`` and ``erase``, on a device."""
@@ -60,8 +79,8 @@ class FusedParameters(NamedTuple):
         if self.steps is not None and self.factors is not None:
             has_contrast = bool((self.steps == _gpu.CONTRAST).any())
             color = _gpu.Color(to_device(self.steps, device), to_device(self.factors, device), has_contrast)
-        if self.boxes is not None and self.value is not None:
-            erase = _gpu.Erase(to_device(self.boxes, device), to_device(self.value, device))
+        if self.erasing is not None and self.erasing.value is not None:
+            erase = _gpu.Erase(to_device(self.erasing.boxes, device), to_device(self.erasing.value, device))
         return {"color": color, "erase": erase}
 
 
@@ -92,11 +111,10 @@ def split_for_device(recipe: Recipe) -> DeviceSplit | None:
     values = [isinstance(op, (ToDtype, Normalize)) for op in recipe.ops]
     if recipe.output_dtype == "uint8" and not recipe.rest:
         return None
-    try:
-        check_fused(recipe, "")
+    if _is_one_pass(recipe.rest):
         kept = [number for number in range(recipe.base_length) if not values[number]]
         fuses_rest = True
-    except BackendError:
+    else:
         kept = list(range(values.index(True) if any(values) else len(values)))
         fuses_rest = False
         if not any(values) or not all(values[len(kept) :]):
@@ -105,62 +123,52 @@ def split_for_device(recipe: Recipe) -> DeviceSplit | None:
     return DeviceSplit(cpu, tuple(kept), fuses_rest)
 
 
-def check_fused(recipe: Recipe, backend: str) -> None:
-    """Refuses, by the op's name, a recipe with an op after the base path that the kernels don't run.
+def fused_from(ops: Sequence[Op]) -> int:
+    """From which op on all are done by kernel 1, and by erasing after it.
 
-    Raises:
-        BackendError: naming the op and the backends that can run it.
-    """
-    erased = contrasts = 0
-    for op in recipe.rest:
-        problem = None
-        if isinstance(op, ColorJitter):
-            contrasts += op.contrast is not None
-            if op.hue is not None:
-                problem = "it shifts the hue"
-            elif erased:
-                problem = "it stands after RandomErasing"
-            elif contrasts > 1:
-                problem = "it is the second one that changes contrast"
-        elif isinstance(op, RandomGrayscale):
-            problem = "it stands after RandomErasing" if erased else None
-        elif isinstance(op, RandomErasing):
-            erased += 1
-            if op.value is None:
-                problem = "its value is 'random'"
-            elif erased > 1:
-                problem = "it is the second one"
-        elif type(op) not in (RandomHorizontalFlip, ToDtype, Normalize):
-            problem = "it is none of those ops"
-        if problem is not None:
-            names = ", ".join(type(each).__name__ for each in recipe.rest)
-            raise BackendError(
-                f"backend {backend!r} can't run {type(op).__name__}: {problem}. After crop and resize it runs {_RUNS}; "
-                f"this recipe has {names} there. Use backend='cpu', or leave the op out"
-            )
-
-
-@dataclass
-class _Erasing:
-    boxes: npt.NDArray[np.int32]
-    value: npt.NDArray[np.float32]
-
-
-def fused_parameters(recipe: Recipe, rest: Sequence[Params], count: int, width: int) -> FusedParameters:
-    """The parameters of a recipe's ops after the base path.
+    That is color without hue, with one change of contrast at most, then erasing; flips and values anywhere.
 
     Args:
-        recipe: One that :func:`check_fused` lets pass.
-        rest: What was drawn for each op of its :attr:`~feeder.transforms.Recipe.rest`.
+        ops: A recipe's :attr:`~feeder.transforms.Recipe.rest`.
+    """
+    contrasts, colors = 0, False
+    for number in range(len(ops) - 1, -1, -1):
+        op = ops[number]
+        if isinstance(op, ColorJitter):
+            contrasts += op.contrast is not None
+            runs = op.hue is None and contrasts <= 1
+            colors = True
+        elif isinstance(op, RandomGrayscale):
+            runs = colors = True
+        elif isinstance(op, RandomErasing):
+            runs = not colors
+        else:
+            runs = type(op) in (RandomHorizontalFlip, ToDtype, Normalize)
+        if not runs:
+            return number + 1
+    return 0
+
+
+def _is_one_pass(ops: Sequence[Op]) -> bool:
+    erased = [op for op in ops if isinstance(op, RandomErasing)]
+    return fused_from(ops) == 0 and len(erased) <= 1 and all(op.value is not None for op in erased)
+
+
+def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, width: int) -> FusedParameters:
+    """The parameters of a recipe's last ops.
+
+    Args:
+        ops: Those from :func:`fused_from` on.
+        drawn: What was drawn for each of them.
         count: For how many samples.
         width: Of the output, pixels.
     """
     flip = np.zeros(count, np.uint8)
     steps: list[npt.NDArray[np.uint8]] = []
     factors: list[npt.NDArray[np.float32]] = []
-    erasing: _Erasing | None = None
+    erasings: list[Erasing] = []
     is_float = False
-    for number, (op, params) in enumerate(zip(recipe.rest, rest, strict=True)):
+    for number, (op, params) in enumerate(zip(ops, drawn, strict=True)):
         if isinstance(op, ColorJitter):
             _jitter(params, steps, factors)
         elif isinstance(op, RandomGrayscale):
@@ -168,18 +176,19 @@ def fused_parameters(recipe: Recipe, rest: Sequence[Params], count: int, width: 
             factors.append(np.zeros(count, np.float32))
         elif isinstance(op, RandomHorizontalFlip):
             flip ^= params["flip"].astype(np.uint8)
-            if erasing is not None:
-                _mirror(erasing.boxes, params["flip"], width)
+            for erasing in erasings:
+                _mirror(erasing, params["flip"], width)
         elif isinstance(op, RandomErasing):
-            erasing = _erase(op, params, recipe.rest[number + 1 :], is_float)
+            erasings.append(_erase(op, params, ops[number + 1 :], is_float))
         else:
             is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
+    in_kernel = int(bool(erasings) and erasings[0].value is not None)
     return FusedParameters(
         flip,
         np.stack(steps, axis=1) if steps else None,
         np.stack(factors, axis=1) if factors else None,
-        erasing.boxes if erasing else None,
-        erasing.value if erasing else None,
+        erasings[0] if in_kernel else None,
+        tuple(erasings[in_kernel:]),
     )
 
 
@@ -195,21 +204,25 @@ def _jitter(params: Params, steps: list[npt.NDArray[np.uint8]], factors: list[np
         factors.append(in_order[:, column])
 
 
-def _erase(op: RandomErasing, params: Params, later: tuple[Op, ...], is_float: bool) -> _Erasing:
+def _erase(op: RandomErasing, params: Params, later: Sequence[Op], is_float: bool) -> Erasing:
     """Rectangles, and their value as the ops that follow leave it."""
     top, left = params["i"], params["j"]
     boxes = np.stack([top, left, top + params["h"], left + params["w"]], axis=1)
-    value = np.array(op.value, np.float32)
-    if not is_float:
-        value = np.clip(value, 0, 255).astype(np.uint8).astype(np.float32)
-    if any(isinstance(each, (ToDtype, Normalize)) for each in later):
-        scale, bias = compose_affine(later, is_float=is_float)
-        value = value * scale + bias
-    return _Erasing(np.where(params["erase"][:, None], boxes, 0).astype(np.int32), value)
+    boxes = np.where(params["erase"][:, None], boxes, 0).astype(np.int32)
+    value: npt.NDArray[np.float32] | None = None
+    scale, bias = compose_affine(later, is_float=is_float)
+    if op.value is not None:
+        value = np.array(op.value, np.float32)
+        if not is_float:
+            value = np.clip(value, 0, 255).astype(np.uint8).astype(np.float32)
+        if any(isinstance(each, (ToDtype, Normalize)) for each in later):
+            value = value * scale + bias
+    return Erasing(boxes, value, params["key"], np.zeros(len(boxes), np.bool_), scale, bias)
 
 
-def _mirror(boxes: npt.NDArray[np.int32], flips: npt.NDArray[np.bool_], width: int) -> None:
-    """Mirrors the rectangles (top, left, bottom, right) of the flipped samples left to right; empty ones stay empty."""
-    rows = np.flatnonzero(flips)
+def _mirror(erasing: Erasing, flips: npt.NDArray[np.bool_], width: int) -> None:
+    """Mirrors the rectangles of the flipped samples left to right; empty ones stay empty."""
+    rows, boxes = np.flatnonzero(flips), erasing.boxes
     left, right = boxes[rows, 1].copy(), boxes[rows, 3].copy()
     boxes[rows, 1], boxes[rows, 3] = width - right, width - left
+    erasing.mirrored ^= flips

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
 from feeder import order
+from feeder.decode.op_math import affine_matrix, augmentation_affine, blur_weights
 from feeder.errors import ArgumentError, DecodeError
 from feeder.transforms import (
     CenterCrop,
@@ -124,40 +124,19 @@ def _rotate(image: Image.Image, op: RandomRotation, row: Row) -> Image.Image:
 def _random_affine(image: Image.Image, op: RandomAffine, row: Row) -> Image.Image:
     return _affine(
         image,
+        op.interpolation,
+        op.fill,
         angle=float(row["angle"]),
         shift=(float(row["shift_x"]), float(row["shift_y"])),
         scale=float(row["scale"]),
         shear=(float(row["shear_x"]), float(row["shear_y"])),
-        interpolation=op.interpolation,
-        fill=op.fill,
         center=op.center,
     )
 
 
-def _affine(
-    image: Image.Image,
-    *,
-    angle: float = 0.0,
-    shift: tuple[float, float] = (0.0, 0.0),
-    scale: float = 1.0,
-    shear: tuple[float, float] = (0.0, 0.0),
-    interpolation: str,
-    fill: tuple[int, int, int],
-    center: tuple[float, float] | None = None,
-) -> Image.Image:
-    """Angles in degrees, shift and center (x, y) in pixels.
-
-    The matrix from output to input is that of torchvision: C * (R(angle) * scale * SHy * SHx)^-1 * C^-1 * T^-1.
-    """
-    center_x, center_y = center or (image.width * 0.5, image.height * 0.5)
-    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
-    a = math.cos(turn - shear_y) / math.cos(shear_y)
-    b = -(a * math.tan(shear_x) + math.sin(turn))
-    c = math.sin(turn - shear_y) / math.cos(shear_y)
-    d = math.cos(turn) - c * math.tan(shear_x)
-    xx, xy, yx, yy = d / scale, -b / scale, -c / scale, a / scale
-    moved_x, moved_y = center_x + shift[0], center_y + shift[1]
-    matrix = (xx, xy, center_x - xx * moved_x - xy * moved_y, yx, yy, center_y - yx * moved_x - yy * moved_y)
+def _affine(image: Image.Image, interpolation: str, fill: tuple[int, int, int], **options: Any) -> Image.Image:
+    """With the options of :func:`feeder.decode.op_math.affine_matrix`."""
+    matrix = affine_matrix(image.width, image.height, **options)
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
 
 
@@ -195,10 +174,7 @@ def _grayscale(image: Image.Image, op: RandomGrayscale, row: Row) -> Image.Image
 def _blur(image: Image.Image, op: GaussianBlur, row: Row) -> Image.Image:
     blurred = np.asarray(image).astype(np.float32)
     for axis, size in ((1, op.kernel_size[0]), (0, op.kernel_size[1])):
-        # torchvision's kernel: exp(-(x / sigma)^2) at x from -limit to limit, which is a Gaussian of this sigma.
-        limit = (size - 1) / (2.0 * math.sqrt(2.0))
-        kernel = np.exp(-((np.linspace(-limit, limit, size) / float(row["sigma"])) ** 2))
-        kernel = (kernel / kernel.sum()).astype(np.float32)
+        kernel = blur_weights(size, float(row["sigma"]))
         padding = [(0, 0), (0, 0), (0, 0)]
         padding[axis] = (size // 2, size // 2)
         padded = np.pad(blurred, padding, mode="reflect")
@@ -279,19 +255,11 @@ def _augment(image: Image.Image, op: RandAugment | TrivialAugmentWide, row: Row)
 
 
 def _augment_once(image: Image.Image, op: RandAugment | TrivialAugmentWide, kind: str, magnitude: float) -> Image.Image:
-    def affine(**options: Any) -> Image.Image:
-        return _affine(image, interpolation=op.interpolation, fill=op.fill, **options)
-
+    options = augmentation_affine(kind, magnitude)
+    if options is not None:
+        return _affine(image, op.interpolation, op.fill, **options)
     if kind == "Identity":
         return image
-    if kind == "ShearX":
-        return affine(shear=(math.degrees(math.atan(magnitude)), 0.0), center=(0.0, 0.0))
-    if kind == "ShearY":
-        return affine(shear=(0.0, math.degrees(math.atan(magnitude))), center=(0.0, 0.0))
-    if kind == "TranslateX":
-        return affine(shift=(int(magnitude), 0.0))
-    if kind == "TranslateY":
-        return affine(shift=(0.0, int(magnitude)))
     if kind == "Rotate":
         return image.rotate(magnitude, _WARPS[op.interpolation], fillcolor=op.fill)
     if kind == "Posterize":

@@ -18,10 +18,18 @@ from feeder.transforms import (
     ColorJitter,
     Compose,
     CutMix,
+    GaussianBlur,
     Normalize,
+    Pad,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
     RandomErasing,
+    RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
+    Resize,
     ToDtype,
 )
 from tests.loader_data import write_shards
@@ -44,6 +52,29 @@ RECIPE = Compose(
 )
 
 
+# What kernel 1 does not do comes before and after it.
+MORE = Compose(
+    [
+        RandomResizedCrop(32),
+        RandomHorizontalFlip(),
+        RandAugment(4),
+        RandomAffine(20, (0.1, 0.1), interpolation="bicubic"),
+        RandomRotation(20, interpolation="bilinear"),
+        ColorJitter(0.4, 0.4, 0.4, 0.1),
+        GaussianBlur(5),
+        Pad(2, padding_mode="reflect"),
+        RandomCrop(32, 2),
+        Resize((24, 24)),
+        RandomErasing(0.5, value=9),
+        RandomGrayscale(0.5),
+        Normalize([0.5] * 3, [0.25] * 3),
+        RandomErasing(0.9, value="random"),
+        RandomHorizontalFlip(),
+        ToDtype("float16"),
+    ]
+)
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("shards"), 160, jpegs=True)
@@ -57,9 +88,9 @@ def _has(backend: str) -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def _loader(shards: Path, backend: str, **options: Any) -> DataLoader[Any]:
+def _loader(shards: Path, backend: str, recipe: Compose = RECIPE, **options: Any) -> DataLoader[Any]:
     options = {"num_workers": 2, "persistent_workers": True, "shuffle": True, "channels_last": True} | options
-    return DataLoader(ShardDataset(shards, RECIPE), 16, backend=backend, device="cuda", **options)
+    return DataLoader(ShardDataset(shards, recipe), 16, backend=backend, device="cuda", **options)
 
 
 def _close(loader: DataLoader[Any]) -> None:
@@ -69,8 +100,9 @@ def _close(loader: DataLoader[Any]) -> None:
 
 
 @pytest.mark.skipif(not _gpu.has_triton(), reason="without Triton the references wait")
-def test_no_batch_waits_for_the_gpu(shards: Path, backend: str) -> None:
-    loader = _loader(shards, backend, mix=CutMix())
+@pytest.mark.parametrize("recipe", [RECIPE, MORE], ids=["one pass", "batched ops"])
+def test_no_batch_waits_for_the_gpu(shards: Path, backend: str, recipe: Compose) -> None:
+    loader = _loader(shards, backend, recipe, mix=CutMix())
     sums = []
     for images, _ in itertools.chain(loader, loader):
         if len(sums) == 4:  # kernels are compiled, memory is there
@@ -81,8 +113,9 @@ def test_no_batch_waits_for_the_gpu(shards: Path, backend: str) -> None:
     _close(loader)
 
 
-def test_memory_stays_flat_over_epochs(shards: Path, backend: str) -> None:
-    loader, free = _loader(shards, backend), []
+@pytest.mark.parametrize("recipe", [RECIPE, MORE], ids=["one pass", "batched ops"])
+def test_memory_stays_flat_over_epochs(shards: Path, backend: str, recipe: Compose) -> None:
+    loader, free = _loader(shards, backend, recipe), []
     for _ in range(8):
         for images, _ in loader:
             assert images.is_cuda

@@ -1,0 +1,91 @@
+"""Numbers of ops that are the same wherever they run: matrices, as torchvision and Pillow make them, and blurs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Matrix", "affine_matrix", "augmentation_affine", "blur_weights", "rotation_matrix"]
+
+# (xx, xy, x0, yx, yy, y0): the pixel (x, y) of the output comes from (xx x + xy y + x0, yx x + yy y + y0) of the input.
+# Pixels are squares of side 1: the middle of the upper left one is (0.5, 0.5).
+Matrix = tuple[float, float, float, float, float, float]
+
+
+def affine_matrix(
+    width: int,
+    height: int,
+    *,
+    angle: float = 0.0,
+    shift: tuple[float, float] = (0.0, 0.0),
+    scale: float = 1.0,
+    shear: tuple[float, float] = (0.0, 0.0),
+    center: tuple[float, float] | None = None,
+) -> Matrix:
+    """torchvision's C * (R(angle) * scale * SHy * SHx)^-1 * C^-1 * T^-1.
+
+    Args:
+        width: Of the image, pixels.
+        height: Of the image, pixels.
+        angle: Degrees, clockwise.
+        shift: (x, y) in pixels.
+        scale: Positive.
+        shear: (x, y) in degrees.
+        center: (x, y) in pixels; None for the middle.
+    """
+    center_x, center_y = center or (width * 0.5, height * 0.5)
+    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
+    a = math.cos(turn - shear_y) / math.cos(shear_y)
+    b = -(a * math.tan(shear_x) + math.sin(turn))
+    c = math.sin(turn - shear_y) / math.cos(shear_y)
+    d = math.cos(turn) - c * math.tan(shear_x)
+    xx, xy, yx, yy = d / scale, -b / scale, -c / scale, a / scale
+    moved_x, moved_y = center_x + shift[0], center_y + shift[1]
+    return xx, xy, center_x - xx * moved_x - xy * moved_y, yx, yy, center_y - yx * moved_x - yy * moved_y
+
+
+def rotation_matrix(width: int, height: int, degrees: float, center: tuple[float, float] | None = None) -> Matrix:
+    """Pillow's ``Image.rotate`` to the image's own size.
+
+    Args:
+        width: Of the image, pixels.
+        height: Of the image, pixels.
+        degrees: Counterclockwise.
+        center: (x, y) in pixels; None for the middle.
+    """
+    center_x, center_y = center or (width / 2, height / 2)
+    radians = -math.radians(degrees % 360.0)
+    # So rounded, right angles are exact, which Pillow turns without a filter.
+    cos, sin, minus_sin = (round(value, 15) for value in (math.cos(radians), math.sin(radians), -math.sin(radians)))
+    x0 = cos * -center_x + sin * -center_y + 0.0 + center_x
+    y0 = minus_sin * -center_x + cos * -center_y + 0.0 + center_y
+    return cos, sin, x0, minus_sin, cos, y0
+
+
+def augmentation_affine(kind: str, magnitude: float) -> dict[str, Any] | None:
+    """The arguments of :func:`affine_matrix` for an augmentation that shears or shifts; None for any other.
+
+    Args:
+        kind: One of :data:`feeder.transforms.augment.AUGMENTATIONS`.
+        magnitude: As drawn.
+    """
+    if kind == "ShearX":
+        return {"shear": (math.degrees(math.atan(magnitude)), 0.0), "center": (0.0, 0.0)}
+    if kind == "ShearY":
+        return {"shear": (0.0, math.degrees(math.atan(magnitude))), "center": (0.0, 0.0)}
+    if kind == "TranslateX":
+        return {"shift": (int(magnitude), 0.0)}
+    if kind == "TranslateY":
+        return {"shift": (0.0, int(magnitude))}
+    return None
+
+
+def blur_weights(size: int, sigma: float) -> npt.NDArray[np.float32]:
+    """A Gaussian kernel, float32 [size], as torchvision makes it: exp(-(x / sigma)^2) at x from -limit to limit."""
+    limit = (size - 1) / (2.0 * math.sqrt(2.0))
+    kernel = np.exp(-((np.linspace(-limit, limit, size) / sigma) ** 2))
+    weights: npt.NDArray[np.float32] = (kernel / kernel.sum()).astype(np.float32)
+    return weights
