@@ -6,6 +6,8 @@ decode     Images/s of 2 workers beside 2 processes that each run a plain decode
            a loader. Equal: samples, recipe, backend, reader, part size.
 outside    Share of a worker's busy time that is neither drawing nor decoding; of that, reading; and, for comparison,
            what plain copies of as many bytes, from memory in no cache, would take of that time.
+rows       A worker's time for a sample, and the bytes read for it, where the index says where rows lie, beside the same
+           shards with an index that does not, so that files are read whole.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path), its order given by a sampler; and CPU time
            of such a batch's ids in the loader's own order of 1,281,167 shuffled samples.
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
@@ -14,7 +16,7 @@ first      Seconds from iter() to the first batch, beside torch's loader with th
 soak       Epochs of a small set with workers killed at random moments: memory and descriptors at the start and the end,
            and whether every epoch was exact.
 
-    python bench/loader.py --shards SHARDS [--repeats 7] [--only generic,decode,outside,trainer,first,soak] [--json OUT]
+    python bench/loader.py --shards SHARDS [--repeats 7] [--only generic,decode,...] [--json OUT]
     python -m bench.loader --smoke DIR [--json OUT]    every question once, on DIR/shards, in a few seconds
 """
 
@@ -22,7 +24,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -30,6 +34,7 @@ import resource
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -45,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from feeder.dataset import ShardDataset
 from feeder.fastiterator import Place
 from feeder.forkserver import ForkServer
+from feeder.index import INDEX_NAME
 from feeder.loader import DataLoader
 from feeder.measure import interleave, save, spread
 from feeder.order import Order, Split
@@ -202,6 +208,53 @@ def outside(path: str, extent: Extent) -> dict[str, Any]:
     return {"backend": after["backend"]} | {name: spread(values) for name, values in found.items()}
 
 
+def rows(path: str, extent: Extent) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        for shard in Path(path).glob("*.tar"):
+            os.symlink(shard.resolve(), Path(folder) / shard.name)
+        index_without_rows(str(Path(path) / INDEX_NAME), str(Path(folder) / INDEX_NAME))
+        options: dict[str, Any] = {"batch_size": 64, "num_workers": 1, "persistent_workers": True}
+        loaders = {
+            name: DataLoader(ShardDataset(where, RECIPE), **options)
+            for name, where in (("rows", path), ("whole", folder))
+        }
+        read_bytes: dict[str, float] = {}
+
+        def us_a_sample(name: str) -> float:
+            loader = loaders[name]
+            before = loader.stats()
+            for _ in range(2):
+                for _ in loader:
+                    pass
+            after = loader.stats()
+            samples = after["samples"] - before["samples"]
+            read_bytes[name] = (after["encoded_bytes"] - before["encoded_bytes"]) / samples
+            return float(after["busy_ns"] - before["busy_ns"]) / samples / 1000
+
+        for name in loaders:
+            us_a_sample(name)
+        found = interleave({name: functools.partial(us_a_sample, name) for name in loaders}, extent.repeats)
+        ratios = [whole / needed for whole, needed in zip(found["whole"], found["rows"], strict=True)]
+        for loader in loaders.values():
+            loader.close()
+    return {
+        "us_a_sample": {name: spread(values) for name, values in found.items()},
+        "ratio": spread(ratios),
+        "read_bytes": read_bytes,
+    }
+
+
+def index_without_rows(path: str, to: str) -> None:
+    """Writes an index that says nothing of where rows lie in the images, as older ones do."""
+    data = Path(path).read_bytes()
+    end = 16 + int.from_bytes(data[8:16], "little")
+    header = json.loads(data[16:end])
+    for name in ("row_start", "row_data"):
+        del header["columns"][name]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    Path(to).write_bytes(data[:16] + text.ljust(end - 16) + data[end:])
+
+
 def _copy_ns(memory: np.ndarray[Any, Any], size: int) -> float:
     """What it takes to copy so many bytes from memory that is in no cache."""
     target = np.empty(size, np.uint8)
@@ -309,7 +362,7 @@ def main() -> None:
     parser.add_argument("--shards")
     parser.add_argument("--repeats", type=int, default=Extent.repeats)
     parser.add_argument("--epochs", type=int, default=Extent.epochs)
-    parser.add_argument("--only", default="generic,decode,outside,trainer,first,soak")
+    parser.add_argument("--only", default="generic,decode,outside,rows,trainer,first,soak")
     parser.add_argument("--smoke", metavar="DIR", help="everything once, at the smallest size, on DIR/shards")
     parser.add_argument("--json", default="bench/results/loader.json")
     args = parser.parse_args()
@@ -321,6 +374,7 @@ def main() -> None:
         "generic": lambda: generic(extent),
         "decode": lambda: decode(shards, extent),
         "outside": lambda: outside(shards, extent),
+        "rows": lambda: rows(shards, extent),
         "trainer": lambda: trainer(shards, extent),
         "first": lambda: first(shards, extent),
         "soak": lambda: soak(shards, extent.epochs),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from bench.loader import index_without_rows
 from feeder import DataLoader, ShardDataset, _native
 from feeder.index import INDEX_NAME, Index
 from feeder.shard import ShardOptions, shard
@@ -31,15 +31,9 @@ CROP = (
 
 
 def without_rows(folder: Path, to: Path) -> Path:
-    """The same set with an index that says nothing of rows, as older ones do."""
+    """The same set with an index that says nothing of rows."""
     shutil.copytree(folder, to)
-    path = to / INDEX_NAME
-    data = path.read_bytes()
-    end = 16 + int.from_bytes(data[8:16], "little")
-    header = json.loads(data[16:end])
-    for name in ("row_start", "row_data"):
-        del header["columns"][name]
-    path.write_bytes(data[:16] + json.dumps(header, separators=(",", ":")).encode().ljust(end - 16) + data[end:])
+    index_without_rows(str(folder / INDEX_NAME), str(to / INDEX_NAME))
     return to
 
 
