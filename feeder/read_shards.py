@@ -112,8 +112,11 @@ class ShardReader:
             files.advised_parts -= 1
             with contextlib.suppress(OSError):  # it is only advice
                 for i in filter(inside.__getitem__, stored_order):
-                    (shard, offset, _), (_, begin, end) = places[i], parts[i]
-                    os.posix_fadvise(self._open(shard)[0], offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
+                    (shard, offset, _), (head, begin, end) = places[i], parts[i]
+                    descriptor = self._open(shard)[0]
+                    if head:
+                        os.posix_fadvise(descriptor, offset, head, os.POSIX_FADV_WILLNEED)
+                    os.posix_fadvise(descriptor, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
         started = time.perf_counter_ns()
         start, opened, descriptor = 0, -1, -1
         for i in stored_order:
