@@ -95,7 +95,7 @@ def check_alike(found: npt.NDArray[Any], expected: npt.NDArray[Any], level: int 
 def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
     buffers = [jpeg(k) for k in range(5)] * 15
     whole = run(DaliDecoder(), buffers)
-    few = DaliDecoder(gpu_memory_limit_bytes=2 * 3 * HEIGHT * WIDTH)
+    few = DaliDecoder(gpu_memory_limit_bytes=3 * HEIGHT * WIDTH)
     np.testing.assert_array_equal(run(few, buffers), whole)
     assert few.dali_images == len(buffers)
     for row in (0, 63, 64, 74):
@@ -123,7 +123,7 @@ def test_under_a_memory_limit_one_part_is_decoded_at_a_time(
 
     original = DaliPipeline.collect
     monkeypatch.setattr(DaliPipeline, "collect", collect)
-    limit = None if images_in_limit is None else images_in_limit * 2 * 3 * HEIGHT * WIDTH
+    limit = None if images_in_limit is None else images_in_limit * 3 * HEIGHT * WIDTH
     decoder = DaliDecoder(gpu_memory_limit_bytes=limit)
     decoder._options["crops"] = False
     draws = draw(BASE, 5)
@@ -187,7 +187,7 @@ def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch
         monkeypatch.setitem(sys.modules, "feeder._native", None)
     buffers = [jpeg(k) for k in range(6)]
     expected = run(DaliDecoder(), buffers)
-    decoder, limited = DaliDecoder(), DaliDecoder(gpu_memory_limit_bytes=2 * 2 * 3 * HEIGHT * WIDTH)
+    decoder, limited = DaliDecoder(), DaliDecoder(gpu_memory_limit_bytes=2 * 3 * HEIGHT * WIDTH)
     for each in (decoder, limited):
         each._options["crops"] = False
         check_alike(run(each, buffers), expected, 1)

@@ -328,7 +328,7 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     expected = _epoch(DaliLoader(dataset, batch_size=16))
-    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 2 * 3 * 24 * 32)
+    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
     assert _same(_epoch(limited), expected)
     assert limited.stats()["dali_images"] == 33
 

@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 # A pipeline is built for so many images at least, so that small batches of different sizes don't rebuild it.
 _SMALLEST_BATCH = 64
-# What a decoded pixel takes on the GPU: once as DALI has it, and once in the copy that is resized.
-_PIXEL_BYTES = 2 * 3
+# What a decoded pixel takes on the GPU.
+_PIXEL_BYTES = 3
 # Batches that may be started and not finished: one that is waited for, and the next.
 _STARTED = 2
 
@@ -56,7 +56,7 @@ class DaliDecoder:
             its neighbours is missing.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
         outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the usual limit.
-        gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, and their copy that is resized.
+        gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time.
             Larger batches are done in parts, each once the one before it is resized, and nothing is started ahead.
             DALI's own pools and the images that are resized are not in it.
         hw_decoder_load: The share of images that goes to the hardware JPEG engine, 0 to 1.
@@ -362,7 +362,7 @@ class DaliDecoder:
         stream = self._stream()
         borrowed = self._pipeline.collect(stream)
         cropped = self._pipeline.options.crops
-        images = resize_crops(borrowed, staged.rows[rows], cropped, self.device, stream)
+        images = resize_crops(borrowed, staged.rows[rows], cropped, self.device)
         self.dali_images += len(rows)
         return _Done(rows, images, borrowed)
 

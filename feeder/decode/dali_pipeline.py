@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import warnings
 import weakref
 from collections import deque
@@ -123,22 +122,6 @@ class DaliPipeline:
             raise
         self._under_way.popleft()
         return images
-
-    @staticmethod
-    def copy(images: Any, address: int, stream: Any = None) -> None:
-        """Copies the images that :meth:`collect` gave, one after the other, to memory on the same device.
-
-        Args:
-            images: Their list.
-            address: Of the memory.
-            stream: The CUDA stream that the copy is queued on; None without a GPU.
-        """
-        target = ctypes.c_void_p(address)
-        if stream is None:
-            images.copy_to_external(target)
-        else:
-            handle = ctypes.c_void_p(stream.cuda_stream)
-            images.copy_to_external(target, handle, non_blocking=True, use_copy_kernel=True)
 
     def rebuild(self) -> None:
         """Forgets the pipeline and what is under way; the next submit builds another."""
