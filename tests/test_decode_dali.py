@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import sys
 import weakref
 from collections.abc import Callable
@@ -66,9 +68,9 @@ def rest(recipe: T.Recipe, draws: T.Draws) -> Any:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(native: bool, hide_native: Callable[[], None]) -> None:
     if not native:
-        monkeypatch.setitem(sys.modules, "feeder._native", None)
+        hide_native()
     good = [jpeg(k) for k in range(4)]
     # Its header and end are in order, so only the decoder finds out.
     bad = good[0][:300] + b"\xff\xd9"
@@ -103,37 +105,123 @@ def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
         np.testing.assert_array_equal(decode(few, [buffers[row]], BASE, draws, np.ones(1, np.uint8))[0], whole[row])
 
 
-@pytest.mark.parametrize("images_in_limit", [2, 7, None])
-def test_under_a_memory_limit_one_part_is_decoded_at_a_time(
-    images_in_limit: int | None, monkeypatch: pytest.MonkeyPatch
+def decode_whole_images(decoder: DaliDecoder) -> None:
+    """As on a GPU, where DALI does not crop."""
+    decoder._queue.options = dataclasses.replace(decoder._queue.options, crops=False)
+
+
+class Memory:
+    """Decoded images that DALI has or works on, in units of one image of these tests; a failure may be asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there = self.most = self.under_way = 0
+        self.fails = ""
+        submit, collect = DaliPipeline.submit, DaliPipeline.collect
+        counts: collections.deque[int] = collections.deque()
+
+        def failing(pipeline: DaliPipeline, step: str) -> None:
+            if self.fails == step:
+                self.fails = ""
+                self.there -= sum(counts)
+                self.under_way -= sum(counts)
+                counts.clear()
+                pipeline.rebuild()
+                raise RuntimeError("it fails")
+
+        def submitted(pipeline: DaliPipeline, rows: Any, payloads: Any) -> None:
+            failing(pipeline, "submit")
+            submit(pipeline, rows, payloads)
+            counts.append(len(rows))
+            self.there += len(rows)
+            self.under_way += len(rows)
+            self.most = max(self.most, self.there)
+
+        def collected(pipeline: DaliPipeline, stream: Any = None) -> Any:
+            failing(pipeline, "collect")
+            images = collect(pipeline, stream)
+            count = counts.popleft()
+            self.under_way -= count
+            weakref.finalize(images, self.gone, count)
+            return images
+
+        monkeypatch.setattr(DaliPipeline, "submit", submitted)
+        monkeypatch.setattr(DaliPipeline, "collect", collected)
+
+    def gone(self, count: int) -> None:
+        self.there -= count
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2)])
+@pytest.mark.parametrize(("images_in_limit", "ahead"), [(2, 0), (7, 5), (9, 5), (10, 10), (14, 10), (None, 10)])
+def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
+    images_in_limit: int | None, ahead: int, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, most = 0, 0
-
-    def gone() -> None:
-        nonlocal there
-        there -= 1
-
-    def collect(self: DaliPipeline, stream: Any = None) -> Any:
-        nonlocal there, most
-        images = original(self, stream)
-        there += 1
-        most = max(most, there)
-        weakref.finalize(images, gone)
-        return images
-
-    original = DaliPipeline.collect
-    monkeypatch.setattr(DaliPipeline, "collect", collect)
     limit = None if images_in_limit is None else images_in_limit * 3 * HEIGHT * WIDTH
-    decoder = DaliDecoder(gpu_memory_limit_bytes=limit)
-    decoder._options["crops"] = False
+    decoder, plain = DaliDecoder(gpu_memory_limit_bytes=limit), DaliDecoder()
     draws = draw(BASE, 5)
-    first, second = (staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in (0, 5))
-    for batch in (first, second):
-        decoder.start(batch)
-    for batch in (second, first):  # DALI gives the first one first
-        decoder.finish(batch, BASE, ())
-    assert (there, most) == (0, 1 if limit else 2)
+    batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
+    expected = [plain.finish(batch, BASE, ())[0] for batch in batches]
+    memory = Memory(monkeypatch)
+    decode_whole_images(decoder)
+    started = [decoder.start(batch) for batch in batches]
+    assert started == [number < ahead // 5 for number in range(4)]
+    assert memory.under_way == ahead
+    assert decoder.start(batches[0]) == started[0]  # which starts nothing twice
+    assert memory.under_way == ahead
+    for step, number in enumerate(order):
+        images, errors = decoder.finish(batches[number], BASE, ())
+        assert errors == [None] * 5
+        check_alike(images.numpy(), expected[number].numpy(), 1)
+        if step < 2:  # there is room again, but for what is under way
+            fits = images_in_limit is None or memory.under_way + 5 <= images_in_limit
+            assert decoder.start(batches[step + 2]) == fits
+    assert memory.there == 0
+    assert memory.most <= (images_in_limit or 10)
+    assert decoder.dali_images == 20
     decoder.close()
+
+
+def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
+    class Event:
+        come = False
+
+        def query(self) -> bool:
+            return self.come
+
+        def synchronize(self) -> None:
+            self.come = True
+
+    decoder, event = DaliDecoder(gpu_memory_limit_bytes=10 * 3 * HEIGHT * WIDTH), Event()
+    decode_whole_images(decoder)
+    batch = staged(decoder, [jpeg(k) for k in range(5)], BASE, draw(BASE, 5))
+    decoder._queue._borrowed.hold(object(), 6 * 3 * HEIGHT * WIDTH, event)
+    assert not decoder.start(batch)
+    assert not event.come  # to start a batch waits for nothing
+    decoder.finish(batch, BASE, ())
+    assert event.come
+    assert decoder.start(batch)
+    decoder.close()
+
+
+def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = DaliDecoder(gpu_memory_limit_bytes=10 * 3 * HEIGHT * WIDTH)
+    decode_whole_images(decoder)
+    draws = draw(BASE, 5)
+    batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
+    memory = Memory(monkeypatch)
+    assert [decoder.start(batch) for batch in batches[:2]] == [True, True]
+    memory.fails = "collect"
+    decoder.finish(batches[0], BASE, ())
+    assert memory.under_way == 0
+    assert decoder.start(batches[1])
+    memory.fails = "submit"
+    assert not decoder.start(batches[2])
+    assert memory.under_way == 0
+    assert [decoder.start(batch) for batch in batches[1:]] == [True, True, False]
+    for batch in batches[1:]:
+        decoder.finish(batch, BASE, ())
+    assert (memory.there, memory.most) == (0, 10)
+    assert (decoder.dali_images, decoder.redone_images) == (15, 5)
 
 
 def test_outliers_are_decoded_by_the_cpu_backend_and_join_the_batch() -> None:
@@ -181,21 +269,21 @@ def test_an_earlier_batch_is_never_written_again() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where DALI does not crop; in parts, too."""
+def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, hide_native: Callable[[], None]) -> None:
+    """In parts, too."""
     if not native:
-        monkeypatch.setitem(sys.modules, "feeder._native", None)
+        hide_native()
     buffers = [jpeg(k) for k in range(6)]
     expected = run(DaliDecoder(), buffers)
     decoder, limited = DaliDecoder(), DaliDecoder(gpu_memory_limit_bytes=2 * 3 * HEIGHT * WIDTH)
     for each in (decoder, limited):
-        each._options["crops"] = False
+        decode_whole_images(each)
         check_alike(run(each, buffers), expected, 1)
         assert each.dali_images == 6
         assert each.redone_images == 0
 
 
-def test_kernel_2_resizes_as_the_native_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_2_resizes_as_the_native_module_does(hide_native: Callable[[], None]) -> None:
     """Images that lie on their side among others, so that there are two sizes before the turn."""
     recipe = T.Recipe.of([T.RandomResizedCrop((40, 56)), T.RandomHorizontalFlip()])
     orientations = np.array([1, 6, 3, 8], np.uint8)
@@ -203,7 +291,7 @@ def test_kernel_2_resizes_as_the_native_module_does(monkeypatch: pytest.MonkeyPa
     draws = recipe.draw(0, 0, np.arange(4), sizes)
     buffers = [jpeg(k) for k in range(4)]
     expected = decode(DaliDecoder(), buffers, recipe, draws, orientations)
-    monkeypatch.setitem(sys.modules, "feeder._native", None)
+    hide_native()
     check_alike(decode(DaliDecoder(), buffers, recipe, draws, orientations), expected, 1)
 
 

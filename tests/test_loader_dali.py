@@ -492,6 +492,44 @@ def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) ->
         assert "decode" not in worker["stages"]
 
 
+def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
+    """Over so many batches of one sample, all of them at hand."""
+    work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0)
+    one = np.zeros(1, np.int64)
+    finished = []
+    for number in range(batches):
+        memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
+        Staged(np.zeros(1, ROW), [bytes([number])]).pack(memory.reshape(-1))
+        finished.append(Finished(SlotView(one, one, one, memory), [], [], 0, [(0, 1)]))
+    return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
+
+
+def test_a_batch_for_which_there_was_no_room_is_started_before_those_behind_it() -> None:
+    tried: list[tuple[str, int]] = []
+
+    class Decoder:
+        room = False
+
+        def start(self, staged: Staged) -> bool:
+            tried.append(("start", staged.payloads[0][0]))
+            return self.room
+
+        def finish(self, staged: Staged, *_: Any, **__: Any) -> Any:
+            tried.append(("finish", staged.payloads[0][0]))
+            return torch.zeros(len(staged), 1), [None]
+
+    decoder = Decoder()
+    feed = _feed(decoder, 6)
+    next(feed)
+    decoder.room = True
+    next(feed)
+    next(feed)
+    first, second, third = tried[:3], tried[3:6], tried[6:]
+    assert first == [("start", 0), ("start", 0), ("finish", 0)]  # the second batch is not tried before the first
+    assert second == [("start", 1), ("start", 2), ("finish", 1)]
+    assert third == [("start", 3), ("finish", 2)]  # and none twice
+
+
 def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """To drop one is to collect those before it, whose kernels go to the current device."""
     current: list[Any] = []
@@ -504,7 +542,8 @@ def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: 
         current.pop()
 
     class Decoder:
-        def start(self, staged: Staged) -> None: ...
+        def start(self, staged: Staged) -> bool:
+            return True
 
         def drop(self, staged: Staged) -> None:
             dropped.append((staged, list(current)))
@@ -513,12 +552,7 @@ def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: 
             return torch.zeros(len(staged), 1), [None]
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0)
-    memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
-    Staged(np.zeros(1, ROW), [b""]).pack(memory.reshape(-1))
-    one = np.zeros(1, np.int64)
-    batches = [Finished(SlotView(one, one, one, memory), [], [], 0, [(0, 1)]) for _ in range(2)]
-    feed = DecodeFeed(iter(batches), work, Decoder(), lambda: True, stream="the feed's")  # type: ignore[arg-type]
+    feed = _feed(Decoder(), 2, stream="the feed's")
     next(feed)
     feed.close()
     assert [on for _, on in dropped] == [["the feed's"]]

@@ -58,16 +58,12 @@ class DaliPipeline:
     Args:
         options: How to build it.
 
-    Attributes:
-        generation: Counts up whenever what was under way is lost.
-
     Raises:
         BackendError: with the remedy, if DALI is missing or can't use this machine.
     """
 
     def __init__(self, options: PipelineOptions) -> None:
         self.options = options
-        self.generation = 0
         import_dali()
         _live.add(self)
         self._pipeline: Any = None
@@ -82,7 +78,7 @@ class DaliPipeline:
             payloads: N JPEGs; kept until collected.
 
         Raises:
-            RuntimeError: if DALI fails; the pipeline is rebuilt then.
+            RuntimeError: if DALI fails; the pipeline is rebuilt then, and what was under way is lost.
         """
         window = rows["window"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
@@ -106,17 +102,19 @@ class DaliPipeline:
         """The oldest run's images.
 
         Args:
-            stream: The CUDA stream that will read them; None without a GPU.
+            stream: The CUDA stream that will read them, made to wait for them; None without a GPU.
 
         Returns:
-            DALI's list of N tensors uint8 [H, W, 3]. The memory is DALI's, and ours as long as the list lives.
+            DALI's list of N tensors uint8 [H, W, 3], dense. The memory is DALI's, and ours as long as the list lives.
 
         Raises:
-            RuntimeError: if an image can't be decoded; the pipeline is rebuilt then.
+            RuntimeError: if an image can't be decoded; the pipeline is rebuilt then, and what was under way is lost.
         """
+        if not self._under_way:
+            raise RuntimeError("DALI's pipeline was closed, as the interpreter ends")
         try:
-            (images,) = self._built().share_outputs(cuda_stream=stream)
-            self._built().release_outputs()
+            (images,) = self._pipeline.share_outputs(cuda_stream=stream)
+            self._pipeline.release_outputs()
         except RuntimeError:
             self.rebuild()
             raise
@@ -127,7 +125,6 @@ class DaliPipeline:
         """Forgets the pipeline and what is under way; the next submit builds another."""
         self._pipeline = None
         self._under_way.clear()
-        self.generation += 1
 
     def close(self) -> None:
         """Ends DALI's threads and frees its memory; the next submit builds another pipeline."""
