@@ -21,6 +21,7 @@ from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from tests import conformance
 from tests.conformance import MEAN, STD, decode, encode, natural_image
+from tests.loader_data import without_tables
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
@@ -72,8 +73,7 @@ def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(native: bool, hide_nati
     if not native:
         hide_native()
     good = [jpeg(k) for k in range(4)]
-    # Its header and end are in order, so only the decoder finds out.
-    bad = good[0][:300] + b"\xff\xd9"
+    bad = without_tables(good[0])
     decoder = DaliDecoder()
     alone = run(decoder, good)
     buffers = [*good[:2], bad, *good[2:]]
@@ -92,6 +92,63 @@ def check_alike(found: npt.NDArray[Any], expected: npt.NDArray[Any], level: int 
     difference = np.abs(found.astype(int) - expected)
     assert difference.mean() <= 0.6
     assert np.quantile(difference, 0.999) <= level
+
+
+def damaged(data: bytes) -> dict[str, bytes]:
+    """A JPEG, not seekable or seekable, spoiled in several ways."""
+    start = data.index(b"\xff\xda")
+    middle, table = (start + len(data)) // 2, data.index(b"\xff\xdb")
+    return {
+        "no tables": without_tables(data),
+        "no quantization table": data[:table] + data[table + 2 + int.from_bytes(data[table + 2 : table + 4], "big") :],
+        "ends in its header": data[: start - 40] + b"\xff\xd9",
+        "no end": data[:-2],
+        "cut off": data[:middle],
+        "cut off with an end": data[:middle] + b"\xff\xd9",
+        "a marker in the data": data[:middle] + b"\xff\xd3" + data[middle:],
+        "zeros in the data": data[:middle] + bytes(40) + data[middle + 40 :],
+        "bytes lost": data[:middle] + data[middle + 25 :],
+        "another size": data.replace(HEIGHT.to_bytes(2, "big") + WIDTH.to_bytes(2, "big"), b"\x00\x78\x00\xb0"),
+        "bytes behind the end": data + b"trailing",
+    }
+
+
+# What DALI makes the best of and says nothing of.
+CONCEALED = {"zeros in the data", "bytes lost"}
+
+
+@pytest.mark.skipif("cpu" not in available_decoders(), reason="feeder._native is not built")
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
+@pytest.mark.parametrize("seekable", [False, True])
+def test_damage_has_the_same_fate_as_with_the_cpu_backend(seekable: bool, fidelity: str) -> None:
+    """What the workers' check finds, and, of whatever damage, what DALI fails on; at every crop."""
+    from feeder import _native
+
+    data = jpeg(subsampling="4:2:0")
+    bad = damaged(_native.transcode(data, keep_metadata=True) if seekable else data)
+    cpu, dali = (get_decoder(name, fidelity=fidelity) for name in ("cpu", "dali"))
+    assert isinstance(dali, DaliDecoder)
+    recipe = T.Recipe.of([T.RandomResizedCrop(24, scale=(0.02, 0.6)), T.RandomHorizontalFlip()])
+
+    def fates(decoder: Decoder, names: list[str], epoch: int) -> dict[str, bool]:
+        draws = recipe.draw(1, epoch, np.arange(len(names)), [[HEIGHT, WIDTH]] * len(names))
+        out = np.zeros((len(names), 3, 24, 24), np.uint8)
+        errors = decoder.decode([bad[name] for name in names], np.ones(len(names), np.uint8), recipe, draws, out)
+        return {name: error is None for name, error in zip(names, errors, strict=True)}
+
+    expected = [fates(cpu, list(bad), epoch) for epoch in range(12)]
+    assert all(each["bytes behind the end"] for each in expected)
+    assert not any(each["no tables"] or each["another size"] or each["no end"] for each in expected)
+    assert {True, False} == {each["cut off with an end"] for each in expected}  # by the crop
+    # DALI fails on the first two, and so on their batch.
+    assert [fates(dali, list(bad), epoch) for epoch in range(12)] == expected
+    redone = dali.redone_images
+    assert redone > 0
+    concealed = CONCEALED if seekable else CONCEALED | {"cut off with an end", "a marker in the data"}
+    found_before = [name for name in list(bad)[2:] if name not in concealed]
+    for epoch in range(12):
+        assert fates(dali, found_before, epoch) == fates(cpu, found_before, epoch)
+    assert dali.redone_images == redone
 
 
 def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
@@ -302,7 +359,7 @@ def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, .
     decoder, plain = DaliDecoder(), DaliDecoder()
     buffers = [[jpeg(10 * number + k) for k in range(3)] for number in range(4)]
     if broken is not None:
-        buffers[broken][1] = buffers[broken][1][:300] + b"\xff\xd9"
+        buffers[broken][1] = without_tables(buffers[broken][1])
     draws = draw(BASE, 3)
     batches = [staged(decoder, each, BASE, draws) for each in buffers]
     decoder.start(batches[0])
@@ -467,7 +524,7 @@ class TestOnTheGpu:
         good = self.batch(8)
         decoder = DaliDecoder(device="cuda")
         alone = run(decoder, good)
-        buffers = [*good, good[0][:300] + b"\xff\xd9"]
+        buffers = [*good, without_tables(good[0])]
         draws = draw(BASE, 8).take(np.array([*range(8), 0]))
         out = np.zeros((9, 3, 48, 48), np.uint8)
         errors = decoder.decode(buffers, np.ones(9, np.uint8), BASE, draws, out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from feeder.assembly import Finished
 from feeder.batch import SlotView
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.decode import dali as dali_backend
+from feeder.decode.dali_pipeline import DaliPipeline
 from feeder.decode.room import plan_room
 from feeder.decode.staged import ROW, Staged
 from feeder.decodefeed import DecodeFeed
@@ -229,6 +231,36 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
             assert difference.abs().max() <= 1.01 / 255 / 0.25  # a level, as their batch may have been redone
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("mix", [None, MixUp(), CutMix()], ids=str)
+def test_what_only_dali_fails_on_is_kept(
+    shards: Path, mix: Any, on_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the CPU can decode it: the same samples at the same places, whatever the backend."""
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 2, "mix": mix, "device": "cpu"}
+    expected = list(DaliLoader(dataset, **options))
+    collect, runs = DaliPipeline.collect, itertools.count()
+
+    def fails_now_and_then(pipeline: DaliPipeline, stream: Any = None) -> Any:
+        if next(runs) % 3 == 1:
+            pipeline.rebuild()
+            raise RuntimeError("it fails")
+        return collect(pipeline, stream)
+
+    monkeypatch.setattr(DaliPipeline, "collect", fails_now_and_then)
+    loader = DaliLoader(dataset, on_error=on_error, **options)
+    for (batch, labels, index), (wanted, wanted_labels, wanted_index) in zip(loader, expected, strict=True):
+        # A level of a pixel, as the CPU rounds otherwise.
+        torch.testing.assert_close(batch, wanted, atol=1.01 / 255 / 0.25, rtol=0)
+        torch.testing.assert_close(labels, wanted_labels, atol=0, rtol=0)
+        assert torch.equal(index, wanted_index)
+    stats = loader.stats()
+    assert (stats["skipped"], stats["substitutions"]) == (0, [])
+    assert 0 < stats["redone_images"] < 33
+    assert stats["redone_images"] + stats["dali_images"] == 33
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_held_batches_never_change(shards: Path, workers: int) -> None:
     dataset = ShardDataset(shards, RECIPE)
@@ -339,8 +371,13 @@ def test_batches_are_mixed_and_the_substitutes_too(tmp_path: Path, mix: Any, rec
     dataset = ShardDataset(write_shards(tmp_path, 16, jpegs=True, cut=(10,)), recipe)
     options: dict[str, Any] = {"batch_size": 8, "on_error": "skip"}
     loader = DaliLoader(dataset, mix=mix, channels_last=True, device="cpu", **options)
+    iterator = iter(DaliLoader(dataset, mix=mix, device="cpu", batch_size=8))
+    whole = next(iterator)[0]
+    with pytest.raises(DecodeError, match="00000010"):
+        next(iterator)
     for step, (batch, (labels, others, weight)) in enumerate(loader):
         if step == 0:
+            torch.testing.assert_close(batch, whole, atol=1e-5, rtol=0)
             plain = list(DaliLoader(dataset, **options))
         assert batch.is_contiguous(memory_format=torch.channels_last)
         drawn = mix.draw(0, 0, 8 * step, 16, 16)

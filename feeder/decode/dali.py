@@ -36,8 +36,10 @@ class DaliDecoder:
     :func:`feeder._gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
     :func:`feeder._gpu.normalize`. What that pass can't do, such as hue, blur, warps and RandAugment, runs before it as
     batched torch ops (:mod:`feeder.decode.device_ops`), and noise is written after it. Images that DALI does not decode
-    as Pillow does (other formats, CMYK), and outliers in size, are decoded by the CPU backend and join the batch. A
-    batch that DALI fails on is redone on the CPU, and the pipeline rebuilt for the next one.
+    as Pillow does (other formats, CMYK), outliers in size, and files whose header or markers are damaged are decoded by
+    the CPU backend and join the batch. A batch that DALI fails on is redone on the CPU, and the pipeline rebuilt for
+    the next one. So a sample is bad only where the CPU backend says so, too. Damage that DALI conceals, inside the
+    compressed data, is not noticed.
 
     Args:
         max_pixels: Larger images are refused.
@@ -95,7 +97,7 @@ class DaliDecoder:
         self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, **outliers)
         self.memory_limit_bytes = gpu_memory_limit_bytes
         self.dali_images = self.cpu_images = self.redone_images = 0
-        self._threads = threads
+        self._threads, self._fidelity = threads, fidelity
         self._queue = DaliQueue(
             PipelineOptions(
                 device_id=self.device.index if self.device.type == "cuda" else None,
@@ -255,7 +257,7 @@ class DaliDecoder:
             return images
         self.redone_images += len(part.rows)
         payloads = [staged.payloads[row] for row in part.rows.tolist()]
-        pixels, found = decode_on_cpu(staged.rows[part.rows], payloads, self._threads)
+        pixels, found = decode_on_cpu(staged.rows[part.rows], payloads, self._threads, self._fidelity)
         for row, problem in zip(part.rows.tolist(), found, strict=True):
             if problem is not None:
                 errors[row] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
