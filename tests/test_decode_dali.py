@@ -534,7 +534,10 @@ class TestOnTheGpu:
         assert (decoder.dali_images, decoder.redone_images) == (16, 9)
 
     def test_held_batches_stay_as_they_are_on_several_streams(self) -> None:
-        """200 batches on four streams against the CPU: some hardware decoders are known to have ignored streams."""
+        """200 batches on four streams against the CPU: some hardware decoders are known to have ignored streams.
+
+        Some streams lag behind, so that DALI's memory is read when later batches have long been decoded.
+        """
         buffers = self.batch()
         decoder = DaliDecoder(device="cuda")
         streams = [torch.cuda.Stream() for _ in range(4)]
@@ -546,6 +549,8 @@ class TestOnTheGpu:
             if epoch not in expected:
                 expected[epoch] = torch.from_numpy(run(DaliDecoder(), buffers, self.recipe, epoch).astype(np.float32))
             with torch.cuda.stream(streams[iteration % 4]):
+                if iteration % 3 == 0:
+                    torch.cuda._sleep(50_000_000)
                 images, errors = decoder.finish(
                     staged(decoder, buffers, self.recipe, draws), self.recipe, (), channels_last=True
                 )
@@ -558,6 +563,26 @@ class TestOnTheGpu:
                     assert difference.mean() <= 0.7, iteration
                     assert difference.flatten().quantile(0.999) <= 9, iteration
         assert (decoder.dali_images, decoder.redone_images) == (200 * len(buffers), 0)
+
+    def test_a_memory_limit_holds_on_a_stream_that_lags_behind(self) -> None:
+        buffers, limit = self.batch(), 70 * 3 * HEIGHT * WIDTH
+        decoder, plain = DaliDecoder(device="cuda", gpu_memory_limit_bytes=limit), DaliDecoder(device="cuda")
+        draws = [draw(self.recipe, len(buffers), epoch) for epoch in range(6)]
+        batches = [staged(decoder, buffers, self.recipe, each) for each in draws]
+        expected = [plain.finish(batch, self.recipe, ())[0].cpu() for batch in batches]
+        found = []
+        assert [decoder.start(batch) for batch in batches[:3]] == [True, True, False]
+        for number, batch in enumerate(batches):
+            torch.cuda._sleep(50_000_000)
+            images, errors = decoder.finish(batch, self.recipe, ())
+            assert errors == [None] * len(buffers)
+            found.append(images)
+            assert decoder._queue._borrowed.size_bytes <= limit
+            for other in batches[number + 1 : number + 3]:
+                decoder.start(other)
+        for images, wanted in zip(found, expected, strict=True):
+            assert torch.equal(images.cpu(), wanted)
+        assert (decoder.dali_images, decoder.redone_images) == (6 * len(buffers), 0)
 
     def test_memory_on_the_gpu_stays_flat(self) -> None:
         decoder, buffers = DaliDecoder(device="cuda"), self.batch()

@@ -121,6 +121,7 @@ def test_what_are_no_images_of_one_device_is_refused(device: torch.device) -> No
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nvidia.dali") is None, reason="DALI is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the backend's own tests run the kernel")
 @pytest.mark.parametrize("using", USING)
 def test_dalis_images_are_resized_where_dali_has_them(
     using: str, hide_native: Callable[[], None], monkeypatch: pytest.MonkeyPatch
