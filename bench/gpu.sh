@@ -3,14 +3,15 @@
 #   bench/gpu.sh OUTDIR [WHEELS] [--only PART,PART...]
 #   WHEELS      a folder of wheels, installed to OUTDIR/site over what the Python has; feeder-data's may be among them
 #   --only      these parts alone, each under ten minutes; results of others in OUTDIR stay. In order:
-#               tests data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons
+#               tests tests-rest data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons
 #   PYTHON      the Python to use; else .venv's, else python3 on the path
 #   IMAGES      photos in class folders; else made      SECONDS_PER_RUN (5)  REPEATS (3)
-# Fetches nothing from a network. Without a GPU everything is skipped, and the summary says so.
+# Fetches nothing from a network. Without a GPU everything is skipped, and the summary says so. Stopped by Ctrl-C or TERM
+# it sums up what there is; results are saved as they come.
 set -euo pipefail
-parts=(tests data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
+parts=(tests tests-rest data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
 usage() {
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
 }
 places=() only=()
@@ -35,10 +36,10 @@ wanted() { [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]]; }
 mkdir -p "${places[0]}"
 out="$(cd "${places[0]}" && pwd)"
 wheels="${places[1]:+$(cd "${places[1]}" && pwd)}"
+photos="${IMAGES:+$(cd "$IMAGES" && pwd)}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf 'gpu.sh: %s\n' "$*" | tee -a "$out/status.txt"; }
 [ ${#only[@]} -gt 0 ] || rm -f "$out/status.txt"
-rm -f "$out/summary.txt"
 
 python="${PYTHON:-}"
 if [ -z "$python" ]; then
@@ -75,11 +76,29 @@ fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 unset TRITON_INTERPRET
 
+stop() {
+    trap '' INT TERM
+    local running
+    running="$(jobs -p)"
+    # shellcheck disable=SC2086
+    if [ -n "$running" ]; then kill $running 2>/dev/null || true; fi
+    wait
+    say "stopped"
+    exit 130
+}
+sum_up() {
+    local code=$?
+    say "summary in $out/summary.txt"
+    "$python" -m bench.gpu.summary "$out" || code=1
+    exit $code
+}
+trap stop INT TERM
 if ! "$python" -c 'import feeder, torch; feeder.DataLoader' 2>"$out/import.log"; then
     say "feeder can't be imported by $python: $(tail -n 1 "$out/import.log")"
     exit 1
 fi
 rm -f "$out/import.log"
+trap sum_up EXIT
 "$python" -m feeder --version -v >"$out/versions.txt" 2>&1 || true
 if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     gpu=yes
@@ -95,7 +114,9 @@ step() {
     local name="$1" limit_s="$2" began=$SECONDS
     shift 2
     say "$name"
-    if timeout --kill-after=10 "$limit_s" "$@" >"$out/$name.log" 2>&1; then
+    # In the background, as bash attends to a signal only when what it waits for that way has ended.
+    timeout --kill-after=10 "$limit_s" "$@" >"$out/$name.log" 2>&1 &
+    if wait $!; then
         say "$name: $((SECONDS - began)) s"
     else
         failed=1
@@ -109,47 +130,70 @@ run_tests() { # NAME LIMIT_S SELECTION...
     step "$1" "$2" "$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" \
         -o filterwarnings=default --junitxml="$out/$1.xml" "${@:3}"
 }
-if wanted tests; then
+# Each file in a process of its own, as a decoder's crash would take the others' results along; all in ten minutes.
+run_marked_tests() {
+    local file files left began=$SECONDS
+    mapfile -t files < <(grep -rl 'mark\.gpu' tests --include='test_*.py' | sort)
+    for file in "${files[@]}"; do
+        left=$((560 - SECONDS + began))
+        if [ $left -lt 10 ]; then
+            failed=1
+            say "tests-$(basename "$file" .py) NOT RUN: those before it took all the time"
+            continue
+        fi
+        run_tests "tests-$(basename "$file" .py)" $((left < 200 ? left : 200)) -m gpu "$file"
+    done
+}
+if wanted tests || wanted tests-rest; then
     if "$python" -c 'import pytest' 2>/dev/null; then
         # On a GPU the kernels' own tests run there, not in the interpreter.
-        [ $gpu = no ] || run_tests tests-kernels 280 tests/gpu
-        mapfile -t marked < <(grep -rl 'mark\.gpu' tests --include='test_*.py' | grep -v '^tests/gpu/' | sort)
-        # Each file in a process of its own, as a decoder's crash would take the others' results along.
-        for file in "${marked[@]}" $([ $gpu = yes ] || echo tests/gpu); do
-            run_tests "tests-$(basename "$file" .py)" 150 -m gpu "$file"
-        done
+        if wanted tests && [ $gpu = yes ]; then run_tests tests-kernels 560 -m "not gpu" tests/gpu; fi
+        if wanted tests-rest; then run_marked_tests; fi
     else
         say "pytest is not installed: the tests are skipped"
     fi
 fi
 
-data="$out/data" images="${IMAGES:-$out/data/images}"
+data="$out/data" images="$out/data/images"
 seekable="$data/seekable" keep="$data/keep"
-# 2,000 images, made side by side, each ten times over by hard links: so few batches as they give would be over before
-# a loader is under way.
-make_images() {
-    local made="$data/made" number pids=()
-    rm -rf "$made" "$images.part"
-    mkdir -p "$made" "$images.part"
-    for number in {0..7}; do
-        "$python" bench/make_images.py "$made/$number" --count 250 --seed "$number" &
-        pids+=($!)
-    done
-    for number in "${pids[@]}"; do wait "$number"; done
-    local class copy
-    for class in "$made"/*/*; do
-        for copy in {0..9}; do
-            cp -al "$class" "$images.part/$(basename "$(dirname "$class")")-$(basename "$class")-$copy"
+# 20,000 images at least, by links to fewer: of few images an epoch would be over before a loader is under way. The class
+# folders then lie in folders, one a copy, which are the classes.
+link_images() {
+    local folders=("$@") folder copies count number
+    count="$(find -L "${folders[@]}" -type f | wc -l)"
+    [ "$count" -gt 0 ] || return 1
+    rm -rf "$images.part" && mkdir -p "$images.part" || return 1
+    copies=$(((19999 + count) / count))
+    for folder in "${folders[@]}"; do
+        for ((number = 0; number < copies; number++)); do
+            cp -as "$folder" "$images.part/$(basename "$folder")-$number" || return 1
         done
     done
     mv "$images.part" "$images"
 }
+make_images() {
+    local made="$data/made" number pids=()
+    rm -rf "$made"
+    mkdir -p "$made"
+    for number in {0..7}; do
+        "$python" bench/make_images.py "$made/$number" --count 250 --seed "$number" &
+        pids+=($!)
+    done
+    # Where the caller looks at the status, nothing in here ends by itself when it fails.
+    for number in "${pids[@]}"; do wait "$number" || return 1; done
+    link_images "$made"/*
+}
 prepare() {
     [ $gpu = yes ] || return 0
     mkdir -p "$data"
-    if [ -z "${IMAGES:-}" ] && [ ! -d "$images" ]; then
+    if [ ! -d "$images" ]; then
         say "making images"
-        make_images >"$out/make-images.log" 2>&1 || { failed=1 && say "making images FAILED: see make-images.log"; }
+        if [ -n "$photos" ]; then set -- link_images "$photos"; else set -- make_images; fi
+        if ! "$@" >"$out/make-images.log" 2>&1; then
+            failed=1
+            say "making images FAILED: see $out/make-images.log"
+            return 0
+        fi
     fi
     [ -e "$seekable/index.bin" ] || step shard-seekable 280 "$python" -m feeder shard "$images" --out "$seekable" -q
     [ -e "$keep/index.bin" ] ||
@@ -187,10 +231,10 @@ for workers in 4 8 16; do
 done
 bench train 400 bench.gpu.train --seekable "$seekable" --repeats "$repeats"
 if [ $gpu = yes ]; then
-    bench ladder 560 bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" --repeats "$repeats"
+    # Larger batches than 1,024, of float32 from torch's workers, would take much of a machine's shared memory.
+    bench ladder 560 bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" --repeats "$repeats" \
+        --maximum 1024
     bench lessons 400 bench.transfer
 fi
 
-say "summary in $out/summary.txt"
-"$python" -m bench.gpu.summary "$out" || failed=1
 exit $failed

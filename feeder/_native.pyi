@@ -57,7 +57,7 @@ def cut(data: _Buffer, support_box: tuple[int, int, int, int], first_row: int = 
         (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.
 
     Raises:
-        Unsupported: the header can't be read.
+        Unsupported: the header can't be read, or restart markers are missing or out of order.
         ValueError: the box does not lie in the image.
     """
 

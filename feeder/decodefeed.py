@@ -45,6 +45,7 @@ class Decoded(Finished):
 class _Waiting:
     finished: Finished | BaseException
     staged: Staged | None = None
+    started: bool = False
     start_ns: int = 0
 
 
@@ -132,11 +133,20 @@ class DecodeFeed:
             memory = finished.arrays.images[first : first + rows].reshape(-1)
             left_over = {row - first: data for row, data in finished.left_over.items() if first <= row < first + rows}
             parts.append(Staged.unpack(memory, rows, left_over))
-        started = time.perf_counter_ns()
-        staged = Staged.join(parts)
-        with self._on_stream():
-            self._decoder.start(staged)
-        self._queue.append(_Waiting(finished, staged, time.perf_counter_ns() - started))
+        self._queue.append(_Waiting(finished, Staged.join(parts)))
+        self._start()
+
+    def _start(self) -> None:
+        """Starts what waits, in its order, as far as the decoder has room."""
+        for waiting in self._queue:
+            if waiting.staged is None or waiting.started:
+                continue
+            began = time.perf_counter_ns()
+            with self._on_stream():
+                waiting.started = self._decoder.start(waiting.staged)
+            waiting.start_ns += time.perf_counter_ns() - began
+            if not waiting.started:
+                return
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -8,7 +8,7 @@ import warnings
 import zlib
 from typing import NamedTuple
 
-__all__ = ["IMAGE_EXTENSIONS", "ImageInfo", "check_complete", "image_info", "is_image_field"]
+__all__ = ["IMAGE_EXTENSIONS", "ImageInfo", "check_complete", "image_info", "is_image_field", "jpeg_has_end"]
 
 # Extension that we write -> the others that mean the same.
 _EXTENSIONS = {
@@ -78,7 +78,7 @@ def check_complete(data: bytes, info: ImageInfo) -> None:
     Raises:
         ValueError: saying what is wrong.
     """
-    if info.extension == "jpg" and (data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", _scan_start(data)) > 0):
+    if info.extension == "jpg" and jpeg_has_end(data):
         return
     if info.extension == "png" and _png_is_whole(data):
         return
@@ -91,6 +91,11 @@ def check_complete(data: bytes, info: ImageInfo) -> None:
                 image.load()
     except Exception as error:  # Pillow raises nearly every kind on damaged files
         raise ValueError(f"truncated or damaged {info.extension}: {error}") from None
+
+
+def jpeg_has_end(data: bytes) -> bool:
+    """Whether a JPEG whose header can be read has its end marker."""
+    return data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", _scan_start(data)) > 0
 
 
 def _png_is_whole(data: bytes) -> bool:

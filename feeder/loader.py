@@ -74,9 +74,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, all that are there
-            at a time and the copy that is resized, with a backend that decodes there; larger batches are done in parts,
-            and no batch is decoded ahead of the one that is asked for. Batches of the output's size and what the
-            decoder keeps for its own work are not in it. None: no limit.
+            at a time, with a backend that decodes there; larger batches are done in parts, and a batch is decoded ahead
+            of the one that is asked for only where both fit. Batches of the output's size and what the decoder keeps
+            for its own work are not in it. None: no limit.
         worker_threads: Threads that the backend may use in each worker.
         hang_timeout_s: A worker that is silent for longer while it has work is replaced, as one that died. None: 300
             on the fast path; elsewhere, where a batch may take any time, never.

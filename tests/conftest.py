@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
+
+import pytest
 
 # A shell starts background jobs with SIGINT ignored, and their children inherit that; tests interrupt their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def hide_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes ``from feeder import _native`` fail, as where it is not built, for what does it from then on."""
+
+    def hide() -> None:
+        import feeder
+
+        monkeypatch.setitem(sys.modules, "feeder._native", None)
+        monkeypatch.delattr(feeder, "_native", raising=False)  # else the import would find it here
+
+    return hide

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -94,3 +95,29 @@ def test_one_part_of_the_script_without_a_gpu(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
     assert "an earlier run's" in (tmp_path / "summary.txt").read_text()
     assert subprocess.run([*script, "--only", "everything"], **options).returncode == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: signal.Signals) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$2" != bench.gpu.kernels ] || exec sleep 100\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "gpu-train.json").write_text(json.dumps({"skipped": "an earlier run's"}))
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(tmp_path), "--only", "kernels,train"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout is not None
+        assert any(line == "gpu.sh: gpu-kernels\n" for line in running.stdout)
+        running.send_signal(how)
+        assert "gpu.sh: stopped" in running.stdout.read()
+        assert running.wait(60) == 130
+    summed_up = (tmp_path / "summary.txt").read_text()
+    assert "an earlier run's" in summed_up
+    assert "gpu.sh: stopped" in summed_up
+
+
+def test_too_few_images_for_a_batch_are_an_error_and_no_endless_wait() -> None:
+    with pytest.raises(ValueError, match="fewer images"):
+        next(common.endless([]))
+    assert list(itertools.islice(common.endless([1, 2]), 5)) == [1, 2, 1, 2, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import sys
 import weakref
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from tests import conformance
 from tests.conformance import MEAN, STD, decode, encode, natural_image
+from tests.loader_data import without_tables
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
@@ -66,12 +69,11 @@ def rest(recipe: T.Recipe, draws: T.Draws) -> Any:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(native: bool, hide_native: Callable[[], None]) -> None:
     if not native:
-        monkeypatch.setitem(sys.modules, "feeder._native", None)
+        hide_native()
     good = [jpeg(k) for k in range(4)]
-    # Its header and end are in order, so only the decoder finds out.
-    bad = good[0][:300] + b"\xff\xd9"
+    bad = without_tables(good[0])
     decoder = DaliDecoder()
     alone = run(decoder, good)
     buffers = [*good[:2], bad, *good[2:]]
@@ -92,10 +94,67 @@ def check_alike(found: npt.NDArray[Any], expected: npt.NDArray[Any], level: int 
     assert np.quantile(difference, 0.999) <= level
 
 
+def damaged(data: bytes) -> dict[str, bytes]:
+    """A JPEG, not seekable or seekable, spoiled in several ways."""
+    start = data.index(b"\xff\xda")
+    middle, table = (start + len(data)) // 2, data.index(b"\xff\xdb")
+    return {
+        "no tables": without_tables(data),
+        "no quantization table": data[:table] + data[table + 2 + int.from_bytes(data[table + 2 : table + 4], "big") :],
+        "ends in its header": data[: start - 40] + b"\xff\xd9",
+        "no end": data[:-2],
+        "cut off": data[:middle],
+        "cut off with an end": data[:middle] + b"\xff\xd9",
+        "a marker in the data": data[:middle] + b"\xff\xd3" + data[middle:],
+        "zeros in the data": data[:middle] + bytes(40) + data[middle + 40 :],
+        "bytes lost": data[:middle] + data[middle + 25 :],
+        "another size": data.replace(HEIGHT.to_bytes(2, "big") + WIDTH.to_bytes(2, "big"), b"\x00\x78\x00\xb0"),
+        "bytes behind the end": data + b"trailing",
+    }
+
+
+# What DALI makes the best of and says nothing of.
+CONCEALED = {"zeros in the data", "bytes lost"}
+
+
+@pytest.mark.skipif("cpu" not in available_decoders(), reason="feeder._native is not built")
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
+@pytest.mark.parametrize("seekable", [False, True])
+def test_damage_has_the_same_fate_as_with_the_cpu_backend(seekable: bool, fidelity: str) -> None:
+    """What the workers' check finds, and, of whatever damage, what DALI fails on; at every crop."""
+    from feeder import _native
+
+    data = jpeg(subsampling="4:2:0")
+    bad = damaged(_native.transcode(data, keep_metadata=True) if seekable else data)
+    cpu, dali = (get_decoder(name, fidelity=fidelity) for name in ("cpu", "dali"))
+    assert isinstance(dali, DaliDecoder)
+    recipe = T.Recipe.of([T.RandomResizedCrop(24, scale=(0.02, 0.6)), T.RandomHorizontalFlip()])
+
+    def fates(decoder: Decoder, names: list[str], epoch: int) -> dict[str, bool]:
+        draws = recipe.draw(1, epoch, np.arange(len(names)), [[HEIGHT, WIDTH]] * len(names))
+        out = np.zeros((len(names), 3, 24, 24), np.uint8)
+        errors = decoder.decode([bad[name] for name in names], np.ones(len(names), np.uint8), recipe, draws, out)
+        return {name: error is None for name, error in zip(names, errors, strict=True)}
+
+    expected = [fates(cpu, list(bad), epoch) for epoch in range(12)]
+    assert all(each["bytes behind the end"] for each in expected)
+    assert not any(each["no tables"] or each["another size"] or each["no end"] for each in expected)
+    assert {True, False} == {each["cut off with an end"] for each in expected}  # by the crop
+    # DALI fails on the first two, and so on their batch.
+    assert [fates(dali, list(bad), epoch) for epoch in range(12)] == expected
+    redone = dali.redone_images
+    assert redone > 0
+    concealed = CONCEALED if seekable else CONCEALED | {"cut off with an end", "a marker in the data"}
+    found_before = [name for name in list(bad)[2:] if name not in concealed]
+    for epoch in range(12):
+        assert fates(dali, found_before, epoch) == fates(cpu, found_before, epoch)
+    assert dali.redone_images == redone
+
+
 def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
     buffers = [jpeg(k) for k in range(5)] * 15
     whole = run(DaliDecoder(), buffers)
-    few = DaliDecoder(gpu_memory_limit_bytes=2 * 3 * HEIGHT * WIDTH)
+    few = DaliDecoder(gpu_memory_limit_bytes=3 * HEIGHT * WIDTH)
     np.testing.assert_array_equal(run(few, buffers), whole)
     assert few.dali_images == len(buffers)
     for row in (0, 63, 64, 74):
@@ -103,37 +162,123 @@ def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
         np.testing.assert_array_equal(decode(few, [buffers[row]], BASE, draws, np.ones(1, np.uint8))[0], whole[row])
 
 
-@pytest.mark.parametrize("images_in_limit", [2, 7, None])
-def test_under_a_memory_limit_one_part_is_decoded_at_a_time(
-    images_in_limit: int | None, monkeypatch: pytest.MonkeyPatch
+def decode_whole_images(decoder: DaliDecoder) -> None:
+    """As on a GPU, where DALI does not crop."""
+    decoder._queue.options = dataclasses.replace(decoder._queue.options, crops=False)
+
+
+class Memory:
+    """Decoded images that DALI has or works on, in units of one image of these tests; a failure may be asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there = self.most = self.under_way = 0
+        self.fails = ""
+        submit, collect = DaliPipeline.submit, DaliPipeline.collect
+        counts: collections.deque[int] = collections.deque()
+
+        def failing(pipeline: DaliPipeline, step: str) -> None:
+            if self.fails == step:
+                self.fails = ""
+                self.there -= sum(counts)
+                self.under_way -= sum(counts)
+                counts.clear()
+                pipeline.rebuild()
+                raise RuntimeError("it fails")
+
+        def submitted(pipeline: DaliPipeline, rows: Any, payloads: Any) -> None:
+            failing(pipeline, "submit")
+            submit(pipeline, rows, payloads)
+            counts.append(len(rows))
+            self.there += len(rows)
+            self.under_way += len(rows)
+            self.most = max(self.most, self.there)
+
+        def collected(pipeline: DaliPipeline, stream: Any = None) -> Any:
+            failing(pipeline, "collect")
+            images = collect(pipeline, stream)
+            count = counts.popleft()
+            self.under_way -= count
+            weakref.finalize(images, self.gone, count)
+            return images
+
+        monkeypatch.setattr(DaliPipeline, "submit", submitted)
+        monkeypatch.setattr(DaliPipeline, "collect", collected)
+
+    def gone(self, count: int) -> None:
+        self.there -= count
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2)])
+@pytest.mark.parametrize(("images_in_limit", "ahead"), [(2, 0), (7, 5), (9, 5), (10, 10), (14, 10), (None, 10)])
+def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
+    images_in_limit: int | None, ahead: int, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, most = 0, 0
-
-    def gone() -> None:
-        nonlocal there
-        there -= 1
-
-    def collect(self: DaliPipeline, stream: Any = None) -> Any:
-        nonlocal there, most
-        images = original(self, stream)
-        there += 1
-        most = max(most, there)
-        weakref.finalize(images, gone)
-        return images
-
-    original = DaliPipeline.collect
-    monkeypatch.setattr(DaliPipeline, "collect", collect)
-    limit = None if images_in_limit is None else images_in_limit * 2 * 3 * HEIGHT * WIDTH
-    decoder = DaliDecoder(gpu_memory_limit_bytes=limit)
-    decoder._options["crops"] = False
+    limit = None if images_in_limit is None else images_in_limit * 3 * HEIGHT * WIDTH
+    decoder, plain = DaliDecoder(gpu_memory_limit_bytes=limit), DaliDecoder()
     draws = draw(BASE, 5)
-    first, second = (staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in (0, 5))
-    for batch in (first, second):
-        decoder.start(batch)
-    for batch in (second, first):  # DALI gives the first one first
-        decoder.finish(batch, BASE, ())
-    assert (there, most) == (0, 1 if limit else 2)
+    batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
+    expected = [plain.finish(batch, BASE, ())[0] for batch in batches]
+    memory = Memory(monkeypatch)
+    decode_whole_images(decoder)
+    started = [decoder.start(batch) for batch in batches]
+    assert started == [number < ahead // 5 for number in range(4)]
+    assert memory.under_way == ahead
+    assert decoder.start(batches[0]) == started[0]  # which starts nothing twice
+    assert memory.under_way == ahead
+    for step, number in enumerate(order):
+        images, errors = decoder.finish(batches[number], BASE, ())
+        assert errors == [None] * 5
+        check_alike(images.numpy(), expected[number].numpy(), 1)
+        if step < 2:  # there is room again, but for what is under way
+            fits = images_in_limit is None or memory.under_way + 5 <= images_in_limit
+            assert decoder.start(batches[step + 2]) == fits
+    assert memory.there == 0
+    assert memory.most <= (images_in_limit or 10)
+    assert decoder.dali_images == 20
     decoder.close()
+
+
+def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
+    class Event:
+        come = False
+
+        def query(self) -> bool:
+            return self.come
+
+        def synchronize(self) -> None:
+            self.come = True
+
+    decoder, event = DaliDecoder(gpu_memory_limit_bytes=10 * 3 * HEIGHT * WIDTH), Event()
+    decode_whole_images(decoder)
+    batch = staged(decoder, [jpeg(k) for k in range(5)], BASE, draw(BASE, 5))
+    decoder._queue._borrowed.hold(object(), 6 * 3 * HEIGHT * WIDTH, event)
+    assert not decoder.start(batch)
+    assert not event.come  # to start a batch waits for nothing
+    decoder.finish(batch, BASE, ())
+    assert event.come
+    assert decoder.start(batch)
+    decoder.close()
+
+
+def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = DaliDecoder(gpu_memory_limit_bytes=10 * 3 * HEIGHT * WIDTH)
+    decode_whole_images(decoder)
+    draws = draw(BASE, 5)
+    batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
+    memory = Memory(monkeypatch)
+    assert [decoder.start(batch) for batch in batches[:2]] == [True, True]
+    memory.fails = "collect"
+    decoder.finish(batches[0], BASE, ())
+    assert memory.under_way == 0
+    assert decoder.start(batches[1])
+    memory.fails = "submit"
+    assert not decoder.start(batches[2])
+    assert memory.under_way == 0
+    assert [decoder.start(batch) for batch in batches[1:]] == [True, True, False]
+    for batch in batches[1:]:
+        decoder.finish(batch, BASE, ())
+    assert (memory.there, memory.most) == (0, 10)
+    assert (decoder.dali_images, decoder.redone_images) == (15, 5)
 
 
 def test_outliers_are_decoded_by_the_cpu_backend_and_join_the_batch() -> None:
@@ -181,21 +326,21 @@ def test_an_earlier_batch_is_never_written_again() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where DALI does not crop; in parts, too."""
+def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, hide_native: Callable[[], None]) -> None:
+    """In parts, too."""
     if not native:
-        monkeypatch.setitem(sys.modules, "feeder._native", None)
+        hide_native()
     buffers = [jpeg(k) for k in range(6)]
     expected = run(DaliDecoder(), buffers)
-    decoder, limited = DaliDecoder(), DaliDecoder(gpu_memory_limit_bytes=2 * 2 * 3 * HEIGHT * WIDTH)
+    decoder, limited = DaliDecoder(), DaliDecoder(gpu_memory_limit_bytes=2 * 3 * HEIGHT * WIDTH)
     for each in (decoder, limited):
-        each._options["crops"] = False
+        decode_whole_images(each)
         check_alike(run(each, buffers), expected, 1)
         assert each.dali_images == 6
         assert each.redone_images == 0
 
 
-def test_kernel_2_resizes_as_the_native_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_2_resizes_as_the_native_module_does(hide_native: Callable[[], None]) -> None:
     """Images that lie on their side among others, so that there are two sizes before the turn."""
     recipe = T.Recipe.of([T.RandomResizedCrop((40, 56)), T.RandomHorizontalFlip()])
     orientations = np.array([1, 6, 3, 8], np.uint8)
@@ -203,7 +348,7 @@ def test_kernel_2_resizes_as_the_native_module_does(monkeypatch: pytest.MonkeyPa
     draws = recipe.draw(0, 0, np.arange(4), sizes)
     buffers = [jpeg(k) for k in range(4)]
     expected = decode(DaliDecoder(), buffers, recipe, draws, orientations)
-    monkeypatch.setitem(sys.modules, "feeder._native", None)
+    hide_native()
     check_alike(decode(DaliDecoder(), buffers, recipe, draws, orientations), expected, 1)
 
 
@@ -214,7 +359,7 @@ def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, .
     decoder, plain = DaliDecoder(), DaliDecoder()
     buffers = [[jpeg(10 * number + k) for k in range(3)] for number in range(4)]
     if broken is not None:
-        buffers[broken][1] = buffers[broken][1][:300] + b"\xff\xd9"
+        buffers[broken][1] = without_tables(buffers[broken][1])
     draws = draw(BASE, 3)
     batches = [staged(decoder, each, BASE, draws) for each in buffers]
     decoder.start(batches[0])
@@ -379,7 +524,7 @@ class TestOnTheGpu:
         good = self.batch(8)
         decoder = DaliDecoder(device="cuda")
         alone = run(decoder, good)
-        buffers = [*good, good[0][:300] + b"\xff\xd9"]
+        buffers = [*good, without_tables(good[0])]
         draws = draw(BASE, 8).take(np.array([*range(8), 0]))
         out = np.zeros((9, 3, 48, 48), np.uint8)
         errors = decoder.decode(buffers, np.ones(9, np.uint8), BASE, draws, out)
@@ -389,7 +534,10 @@ class TestOnTheGpu:
         assert (decoder.dali_images, decoder.redone_images) == (16, 9)
 
     def test_held_batches_stay_as_they_are_on_several_streams(self) -> None:
-        """200 batches on four streams against the CPU: some hardware decoders are known to have ignored streams."""
+        """200 batches on four streams against the CPU: some hardware decoders are known to have ignored streams.
+
+        Some streams lag behind, so that DALI's memory is read when later batches have long been decoded.
+        """
         buffers = self.batch()
         decoder = DaliDecoder(device="cuda")
         streams = [torch.cuda.Stream() for _ in range(4)]
@@ -401,6 +549,8 @@ class TestOnTheGpu:
             if epoch not in expected:
                 expected[epoch] = torch.from_numpy(run(DaliDecoder(), buffers, self.recipe, epoch).astype(np.float32))
             with torch.cuda.stream(streams[iteration % 4]):
+                if iteration % 3 == 0:
+                    torch.cuda._sleep(50_000_000)
                 images, errors = decoder.finish(
                     staged(decoder, buffers, self.recipe, draws), self.recipe, (), channels_last=True
                 )
@@ -413,6 +563,26 @@ class TestOnTheGpu:
                     assert difference.mean() <= 0.7, iteration
                     assert difference.flatten().quantile(0.999) <= 9, iteration
         assert (decoder.dali_images, decoder.redone_images) == (200 * len(buffers), 0)
+
+    def test_a_memory_limit_holds_on_a_stream_that_lags_behind(self) -> None:
+        buffers, limit = self.batch(), 70 * 3 * HEIGHT * WIDTH
+        decoder, plain = DaliDecoder(device="cuda", gpu_memory_limit_bytes=limit), DaliDecoder(device="cuda")
+        draws = [draw(self.recipe, len(buffers), epoch) for epoch in range(6)]
+        batches = [staged(decoder, buffers, self.recipe, each) for each in draws]
+        expected = [plain.finish(batch, self.recipe, ())[0].cpu() for batch in batches]
+        found = []
+        assert [decoder.start(batch) for batch in batches[:3]] == [True, True, False]
+        for number, batch in enumerate(batches):
+            torch.cuda._sleep(50_000_000)
+            images, errors = decoder.finish(batch, self.recipe, ())
+            assert errors == [None] * len(buffers)
+            found.append(images)
+            assert decoder._queue._borrowed.size_bytes <= limit
+            for other in batches[number + 1 : number + 3]:
+                decoder.start(other)
+        for images, wanted in zip(found, expected, strict=True):
+            assert torch.equal(images.cpu(), wanted)
+        assert (decoder.dali_images, decoder.redone_images) == (6 * len(buffers), 0)
 
     def test_memory_on_the_gpu_stays_flat(self) -> None:
         decoder, buffers = DaliDecoder(device="cuda"), self.batch()

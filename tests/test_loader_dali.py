@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from feeder.assembly import Finished
 from feeder.batch import SlotView
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.decode import dali as dali_backend
+from feeder.decode.dali_pipeline import DaliPipeline
 from feeder.decode.room import plan_room
 from feeder.decode.staged import ROW, Staged
 from feeder.decodefeed import DecodeFeed
@@ -229,6 +231,36 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
             assert difference.abs().max() <= 1.01 / 255 / 0.25  # a level, as their batch may have been redone
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("mix", [None, MixUp(), CutMix()], ids=str)
+def test_what_only_dali_fails_on_is_kept(
+    shards: Path, mix: Any, on_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the CPU can decode it: the same samples at the same places, whatever the backend."""
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 2, "mix": mix, "device": "cpu"}
+    expected = list(DaliLoader(dataset, **options))
+    collect, runs = DaliPipeline.collect, itertools.count()
+
+    def fails_now_and_then(pipeline: DaliPipeline, stream: Any = None) -> Any:
+        if next(runs) % 3 == 1:
+            pipeline.rebuild()
+            raise RuntimeError("it fails")
+        return collect(pipeline, stream)
+
+    monkeypatch.setattr(DaliPipeline, "collect", fails_now_and_then)
+    loader = DaliLoader(dataset, on_error=on_error, **options)
+    for (batch, labels, index), (wanted, wanted_labels, wanted_index) in zip(loader, expected, strict=True):
+        # A level of a pixel, as the CPU rounds otherwise.
+        torch.testing.assert_close(batch, wanted, atol=1.01 / 255 / 0.25, rtol=0)
+        torch.testing.assert_close(labels, wanted_labels, atol=0, rtol=0)
+        assert torch.equal(index, wanted_index)
+    stats = loader.stats()
+    assert (stats["skipped"], stats["substitutions"]) == (0, [])
+    assert 0 < stats["redone_images"] < 33
+    assert stats["redone_images"] + stats["dali_images"] == 33
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_held_batches_never_change(shards: Path, workers: int) -> None:
     dataset = ShardDataset(shards, RECIPE)
@@ -328,7 +360,7 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     expected = _epoch(DaliLoader(dataset, batch_size=16))
-    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 2 * 3 * 24 * 32)
+    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
     assert _same(_epoch(limited), expected)
     assert limited.stats()["dali_images"] == 33
 
@@ -339,8 +371,13 @@ def test_batches_are_mixed_and_the_substitutes_too(tmp_path: Path, mix: Any, rec
     dataset = ShardDataset(write_shards(tmp_path, 16, jpegs=True, cut=(10,)), recipe)
     options: dict[str, Any] = {"batch_size": 8, "on_error": "skip"}
     loader = DaliLoader(dataset, mix=mix, channels_last=True, device="cpu", **options)
+    iterator = iter(DaliLoader(dataset, mix=mix, device="cpu", batch_size=8))
+    whole = next(iterator)[0]
+    with pytest.raises(DecodeError, match="00000010"):
+        next(iterator)
     for step, (batch, (labels, others, weight)) in enumerate(loader):
         if step == 0:
+            torch.testing.assert_close(batch, whole, atol=1e-5, rtol=0)
             plain = list(DaliLoader(dataset, **options))
         assert batch.is_contiguous(memory_format=torch.channels_last)
         drawn = mix.draw(0, 0, 8 * step, 16, 16)
@@ -492,6 +529,44 @@ def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) ->
         assert "decode" not in worker["stages"]
 
 
+def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
+    """Over so many batches of one sample, all of them at hand."""
+    work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0)
+    one = np.zeros(1, np.int64)
+    finished = []
+    for number in range(batches):
+        memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
+        Staged(np.zeros(1, ROW), [bytes([number])]).pack(memory.reshape(-1))
+        finished.append(Finished(SlotView(one, one, one, memory), [], [], 0, [(0, 1)]))
+    return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
+
+
+def test_a_batch_for_which_there_was_no_room_is_started_before_those_behind_it() -> None:
+    tried: list[tuple[str, int]] = []
+
+    class Decoder:
+        room = False
+
+        def start(self, staged: Staged) -> bool:
+            tried.append(("start", staged.payloads[0][0]))
+            return self.room
+
+        def finish(self, staged: Staged, *_: Any, **__: Any) -> Any:
+            tried.append(("finish", staged.payloads[0][0]))
+            return torch.zeros(len(staged), 1), [None]
+
+    decoder = Decoder()
+    feed = _feed(decoder, 6)
+    next(feed)
+    decoder.room = True
+    next(feed)
+    next(feed)
+    first, second, third = tried[:3], tried[3:6], tried[6:]
+    assert first == [("start", 0), ("start", 0), ("finish", 0)]  # the second batch is not tried before the first
+    assert second == [("start", 1), ("start", 2), ("finish", 1)]
+    assert third == [("start", 3), ("finish", 2)]  # and none twice
+
+
 def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """To drop one is to collect those before it, whose kernels go to the current device."""
     current: list[Any] = []
@@ -504,7 +579,8 @@ def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: 
         current.pop()
 
     class Decoder:
-        def start(self, staged: Staged) -> None: ...
+        def start(self, staged: Staged) -> bool:
+            return True
 
         def drop(self, staged: Staged) -> None:
             dropped.append((staged, list(current)))
@@ -513,12 +589,7 @@ def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: 
             return torch.zeros(len(staged), 1), [None]
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0)
-    memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
-    Staged(np.zeros(1, ROW), [b""]).pack(memory.reshape(-1))
-    one = np.zeros(1, np.int64)
-    batches = [Finished(SlotView(one, one, one, memory), [], [], 0, [(0, 1)]) for _ in range(2)]
-    feed = DecodeFeed(iter(batches), work, Decoder(), lambda: True, stream="the feed's")  # type: ignore[arg-type]
+    feed = _feed(Decoder(), 2, stream="the feed's")
     next(feed)
     feed.close()
     assert [on for _, on in dropped] == [["the feed's"]]

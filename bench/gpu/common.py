@@ -25,6 +25,7 @@ __all__ = [
     "Row",
     "arguments",
     "cpu_seconds",
+    "endless",
     "gpu",
     "interleaved",
     "is_over",
@@ -221,6 +222,18 @@ def rate(batches: Generator[torch.Tensor, None, None], seconds: float, workers: 
     return {"images_per_s": images / took, "cores_per_1000_images_per_s": used / images * 1000}
 
 
+def endless(loader: Any) -> Generator[Any, None, None]:
+    """Epoch after epoch of a loader.
+
+    Raises:
+        ValueError: if an epoch has no batch.
+    """
+    if len(loader) == 0:
+        raise ValueError("there are fewer images than a batch has; give more")
+    while True:
+        yield from loader
+
+
 def loader_feed(
     shards: str, backend: str, workers: int, batch_size: int, **options: Any
 ) -> Generator[torch.Tensor, None, None]:
@@ -242,9 +255,7 @@ def loader_feed(
         **options,
     )
     try:
-        while True:
-            for images, _ in loader:
-                yield images
+        yield from (images for images, _ in endless(loader))
     finally:
         redone = loader.stats().get("redone_images", 0)
         loader.close()

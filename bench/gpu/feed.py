@@ -20,7 +20,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.gpu.common import MEAN, STD, Result, Row, arguments, interleaved, loader_feed, on_gpu, rate, survives
+from bench.gpu.common import (
+    MEAN,
+    STD,
+    Result,
+    Row,
+    arguments,
+    endless,
+    interleaved,
+    loader_feed,
+    on_gpu,
+    rate,
+    survives,
+)
 from feeder.bench.images import image_fields, tars
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
@@ -48,9 +60,8 @@ def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]
     loader = torch.utils.data.DataLoader(
         dataset, BATCH, shuffle=True, num_workers=workers, drop_last=True, pin_memory=True, persistent_workers=True
     )
-    while True:
-        for images, *_ in loader:
-            yield images.to("cuda", non_blocking=True).to(torch.float16, memory_format=torch.channels_last)
+    for images, *_ in endless(loader):
+        yield images.to("cuda", non_blocking=True).to(torch.float16, memory_format=torch.channels_last)
 
 
 def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:

@@ -38,7 +38,7 @@ def summarize(folder: Path) -> str:
         lines += [f"  {what} FAILED: {error}" for what, error in result.get("errors", {}).items()]
         log = path.with_suffix(".log")
         tail = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
-        lines += [f"  {line}" for line in tail[-12:]]
+        lines += [f"  {line}" for line in tail[-16:]]
         for name, value in _goals(result):
             lines.append(f"  {name}: {value:.3f}")
     return "\n".join(lines) + "\n"

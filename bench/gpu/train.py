@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, survives, warm_up
+from bench.gpu.common import Result, Row, arguments, cpu_seconds, interleaved, loader_feed, on_gpu, survives, warm_up
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.measure import table
@@ -68,19 +68,21 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    def run(self, batches: Generator[torch.Tensor, None, None], before: int, steps: int) -> tuple[float, float | None]:
-        """images/s and utilisation over so many steps, after others before."""
+    def run(self, batches: Generator[torch.Tensor, None, None], before: int, steps: int) -> Row:
+        """images/s, CPU cores for 1,000 of them and utilisation over so many steps, after others before."""
         for _ in range(before):
             self.step(next(batches))
         torch.cuda.synchronize()
         with Utilisation() as utilisation:
-            began = time.perf_counter()
+            cpu, began = cpu_seconds(), time.perf_counter()
             for _ in range(steps):
                 self.step(next(batches))
             torch.cuda.synchronize()
-            took = time.perf_counter() - began
+            took, used = time.perf_counter() - began, cpu_seconds() - cpu
         batches.close()
-        return BATCH * steps / took, utilisation.mean
+        images = BATCH * steps
+        known = {} if utilisation.mean is None else {"gpu_utilisation_percent": utilisation.mean}
+        return {"images_per_s": images / took, "cores_per_1000_images_per_s": used / images * 1000, **known}
 
 
 def resident() -> Generator[torch.Tensor, None, None]:
@@ -102,19 +104,18 @@ def measure(options: Any, result: Result) -> None:
         feeds["feeder dali"] = lambda: loader_feed(options.seekable, "dali", options.workers, BATCH)
 
     def run(name: str) -> Row:
-        images_per_s, utilisation = trainer.run(feeds[name](), max(10, warm_up(options.workers)), options.steps)
-        known = {} if utilisation is None else {"gpu_utilisation_percent": utilisation}
-        return {"images_per_s": images_per_s, **known}
+        return trainer.run(feeds[name](), max(10, warm_up(options.workers)), options.steps)
 
     result.add(batch=BATCH, workers=options.workers, steps=options.steps)
     middle = interleaved({name: (lambda name=name: run(name)) for name in feeds}, options.repeats, result)  # type: ignore[misc]
     if RESIDENT not in middle:
         return
     whole = middle[RESIDENT]["images_per_s"]
-    rows = [["ResNet-50", "images/s", "of resident", "GPU used"]]
+    rows = [["ResNet-50", "images/s", "of resident", "GPU used", "CPU cores for 1,000 images/s"]]
     for name, row in middle.items():
         share = f"{row['gpu_utilisation_percent']:.0f} %" if "gpu_utilisation_percent" in row else "unknown"
-        rows.append([name, f"{row['images_per_s']:,.0f}", f"{row['images_per_s'] / whole:.3f}", share])
+        cores = f"{row['cores_per_1000_images_per_s']:.2f}"
+        rows.append([name, f"{row['images_per_s']:,.0f}", f"{row['images_per_s'] / whole:.3f}", share, cores])
     print(table(rows))
     fed = {name: row for name, row in middle.items() if name != RESIDENT}
     if fed:

@@ -97,8 +97,13 @@ class TrainerDecoder(Decoder, Protocol):
             outlier_pixels: Images with more stored pixels are decoded by workers; None for the usual limit.
         """
 
-    def start(self, staged: Staged) -> None:
-        """Starts to decode a batch that :meth:`finish` or :meth:`drop` will be called with."""
+    def start(self, staged: Staged) -> bool:
+        """Starts to decode a batch that :meth:`finish` or :meth:`drop` will be called with, and waits for nothing.
+
+        Returns:
+            Whether it is under way; if not, there is no room for it yet, and it may be tried again.
+        """
+        ...
 
     def drop(self, staged: Staged) -> None:
         """Forgets a batch that was started."""

@@ -9,23 +9,22 @@ import numpy.typing as npt
 import torch
 
 from feeder import _gpu
-from feeder.decode.dali_pipeline import DaliPipeline
 from feeder.tensors import to_device
 
 __all__ = ["resize_crops"]
 
 
-def resize_crops(
-    images: Any, rows: npt.NDArray[np.void], cropped: bool, device: torch.device, stream: Any = None
-) -> torch.Tensor:
+def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device: torch.device) -> torch.Tensor:
     """Crops and resizes what :meth:`feeder.decode.dali_pipeline.DaliPipeline.collect` gave, without a wait for a GPU.
+
+    The images are read where DALI has them, on the current stream, which has to be the one that they were collected
+    for; they have to be kept until it is that far.
 
     Args:
         images: DALI's list of N images.
         rows: [N] of :data:`feeder.decode.staged.ROW`, whose sizes have one area.
         cropped: Whether the images are the rows' windows already.
         device: Where the images are.
-        stream: The CUDA stream that they are bound to, the current one; None without a GPU.
 
     Returns:
         uint8 [N, H * W * 3], as stored (not turned), in memory of its own.
@@ -41,39 +40,30 @@ def resize_crops(
     if not (fits.all() and (shapes[:, 2] == 3).all() and (support >= 0).all()):
         raise RuntimeError("DALI's images are not of the size that was asked for")
     if device.type == "cpu":
-        pixels = _on_cpu([images.at(row) for row in range(len(rows))], source, support, rows["size"])
+        pixels = _on_cpu(images, source, support, rows["size"])
         if pixels is not None:
             return torch.from_numpy(pixels)
-    ends = np.cumsum(3 * sizes.prod(axis=1))
-    data = torch.empty(_rounded(int(ends[-1])), dtype=torch.uint8, device=device)
-    DaliPipeline.copy(images, data.data_ptr(), stream)
-    starts = np.concatenate([[0], ends[:-1]])
-    resized = torch.empty((len(rows), 3 * int(rows["size"][0].prod())), dtype=torch.uint8, device=device)
+    tensors = [images[row] for row in range(len(rows))]
+    addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+    resized = []
     # Images that are still to be turned may be as high as others are wide.
-    outputs = sorted({(int(height), int(width)) for height, width in rows["size"]})
-    for size in outputs:
-        here = np.flatnonzero((rows["size"] == size).all(axis=1))
-        crops = _gpu.Ragged(data, torch.from_numpy(starts[here]), torch.from_numpy(sizes[here]))
+    for height, width in np.unique(rows["size"], axis=0).tolist():
+        here = np.flatnonzero((rows["size"] == (height, width)).all(axis=1))
+        places = torch.from_numpy(addresses[here]), torch.from_numpy(sizes[here])
+        crops = _gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
         boxes = torch.from_numpy(source[here]), torch.from_numpy(support[here])
-        done = _gpu.crop_resize(crops, *boxes, size, dtype=torch.uint8, channels_last=True)
-        flat = done.permute(0, 2, 3, 1).reshape(len(here), -1)
-        if len(outputs) == 1:
-            return flat
-        resized[to_device(here, device)] = flat
-    return resized
-
-
-def _rounded(size_bytes: int) -> int:
-    """Up to a quarter more, in few steps: batches of nearly one size use the same memory again and again.
-
-    Of their exact sizes torch's allocator would keep one more block for each that is larger than all before it.
-    """
-    step = max(1 << 20, 1 << max(0, size_bytes.bit_length() - 3))
-    return -(-size_bytes // step) * step
+        done = _gpu.crop_resize(crops, *boxes, (height, width), dtype=torch.uint8, channels_last=True)
+        resized.append((here, done.permute(0, 2, 3, 1).reshape(len(here), -1)))
+    if len(resized) == 1:
+        return resized[0][1]
+    whole = torch.empty((len(rows), resized[0][1].shape[1]), dtype=torch.uint8, device=device)
+    for here, flat in resized:
+        whole[to_device(here, device)] = flat
+    return whole
 
 
 def _on_cpu(
-    images: list[npt.NDArray[np.uint8]],
+    images: Any,
     sources: npt.NDArray[np.float64],
     supports: npt.NDArray[np.int32],
     sizes: npt.NDArray[np.int32],
@@ -83,9 +73,10 @@ def _on_cpu(
         from feeder import _native
     except ImportError:
         return None
-    pixels = np.empty((len(images), 3 * int(sizes[0].prod())), np.uint8)
+    pixels = np.empty((len(sizes), 3 * int(sizes[0].prod())), np.uint8)
     boxes = zip(sources.tolist(), supports.tolist(), sizes.tolist(), strict=True)
-    for image, out, (source, support, size) in zip(images, pixels, boxes, strict=True):
+    for row, (out, (source, support, size)) in enumerate(zip(pixels, boxes, strict=True)):
+        image = np.asarray(images[row])
         height, width = image.shape[:2]
         _native.resample_planes(
             [image[:, :, channel] for channel in range(3)],

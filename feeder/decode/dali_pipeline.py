@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import warnings
 import weakref
 from collections import deque
@@ -59,16 +58,12 @@ class DaliPipeline:
     Args:
         options: How to build it.
 
-    Attributes:
-        generation: Counts up whenever what was under way is lost.
-
     Raises:
         BackendError: with the remedy, if DALI is missing or can't use this machine.
     """
 
     def __init__(self, options: PipelineOptions) -> None:
         self.options = options
-        self.generation = 0
         import_dali()
         _live.add(self)
         self._pipeline: Any = None
@@ -83,7 +78,7 @@ class DaliPipeline:
             payloads: N JPEGs; kept until collected.
 
         Raises:
-            RuntimeError: if DALI fails; the pipeline is rebuilt then.
+            RuntimeError: if DALI fails; the pipeline is rebuilt then, and what was under way is lost.
         """
         window = rows["window"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
@@ -107,44 +102,29 @@ class DaliPipeline:
         """The oldest run's images.
 
         Args:
-            stream: The CUDA stream that will read them; None without a GPU.
+            stream: The CUDA stream that will read them, made to wait for them; None without a GPU.
 
         Returns:
-            DALI's list of N tensors uint8 [H, W, 3]. The memory is DALI's, and ours as long as the list lives.
+            DALI's list of N tensors uint8 [H, W, 3], dense. The memory is DALI's, and ours as long as the list lives.
 
         Raises:
-            RuntimeError: if an image can't be decoded; the pipeline is rebuilt then.
+            RuntimeError: if an image can't be decoded; the pipeline is rebuilt then, and what was under way is lost.
         """
+        if not self._under_way:
+            raise RuntimeError("DALI's pipeline was closed, as the interpreter ends")
         try:
-            (images,) = self._built().share_outputs(cuda_stream=stream)
-            self._built().release_outputs()
+            (images,) = self._pipeline.share_outputs(cuda_stream=stream)
+            self._pipeline.release_outputs()
         except RuntimeError:
             self.rebuild()
             raise
         self._under_way.popleft()
         return images
 
-    @staticmethod
-    def copy(images: Any, address: int, stream: Any = None) -> None:
-        """Copies the images that :meth:`collect` gave, one after the other, to memory on the same device.
-
-        Args:
-            images: Their list.
-            address: Of the memory.
-            stream: The CUDA stream that the copy is queued on; None without a GPU.
-        """
-        target = ctypes.c_void_p(address)
-        if stream is None:
-            images.copy_to_external(target)
-        else:
-            handle = ctypes.c_void_p(stream.cuda_stream)
-            images.copy_to_external(target, handle, non_blocking=True, use_copy_kernel=True)
-
     def rebuild(self) -> None:
         """Forgets the pipeline and what is under way; the next submit builds another."""
         self._pipeline = None
         self._under_way.clear()
-        self.generation += 1
 
     def close(self) -> None:
         """Ends DALI's threads and frees its memory; the next submit builds another pipeline."""

@@ -191,11 +191,9 @@ def resize(images: torch.Tensor, windows: npt.NDArray[np.int64], size: tuple[int
         windows: [N, 4], (left, top, right, bottom), inside the images.
         size: (height, width) of the output.
     """
-    count, _, height, width = images.shape
+    height, width = images.shape[2:]
     if size == (height, width) and (windows == (0, 0, width, height)).all():
         return images
-    data = images.permute(0, 2, 3, 1).contiguous().view(-1)
-    sizes = torch.tensor([[height, width]]).expand(count, -1)
-    stored = _gpu.Ragged(data, torch.arange(count) * (3 * height * width), sizes)
+    stored = _gpu.Ragged.of(images.permute(0, 2, 3, 1).contiguous().unbind())
     boxes = torch.from_numpy(windows)
     return _gpu.crop_resize(stored, boxes.double(), boxes, size, dtype=torch.uint8)

@@ -1,6 +1,8 @@
 """What a worker hands to a decoder in the trainer: encoded bytes, cut and checked, with their boxes.
 
-Needs neither torch nor DALI. What the other device can't decode, or should not, is decoded here and travels as pixels.
+Needs neither torch nor DALI. What the other device can't decode, or should not, is decoded here and travels as pixels:
+other formats, outliers in size, and what the header and marker check finds fault with, so that the CPU backend has the
+last word on it.
 
 Note [Stored pixels]
     Decoders crop the image as it is stored, so boxes are turned from upright to stored pixels here. What is left of
@@ -20,7 +22,7 @@ import numpy.typing as npt
 
 from feeder.decode.base import MAX_PIXELS, Buffer, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.imageinfo import check_complete, image_info
+from feeder.imageinfo import image_info, jpeg_has_end
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
 __all__ = ["ROW", "Kind", "Staged", "Stager", "stored_boxes", "stored_rows", "turn_codes"]
@@ -251,54 +253,49 @@ class Stager:
         if height * width > self.max_pixels:
             raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
         data = buffer if isinstance(buffer, bytes) else bytes(buffer)
-        if data[:2] == b"\xff\xd8":
-            stored = self._check_jpeg(data, first_row, int(orientations[row]), draws.image_size[row])
-            if stored <= self.outlier_pixels and _is_plain(data):
-                return Kind.JPEG, self._cut(data, first_row, row, rows)
+        if self._is_for_the_decoder(data, first_row, int(orientations[row]), draws.image_size[row]):
+            payload = self._cut(data, first_row, row, rows)
+            if payload is not None:
+                return Kind.JPEG, payload
         one = slice(row, row + 1)
         pixels = self._decode_here(data, first_row, orientations[one], recipe, draws.take(one))
         rows["turn"][row] = 0
         rows["size"][row] = height, width
         return Kind.PIXELS, pixels
 
-    def _check_jpeg(self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]) -> int:
-        """The number of stored pixels of a JPEG whose header and end are as they should be."""
+    def _is_for_the_decoder(
+        self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]
+    ) -> bool:
+        """Whether it is a plain JPEG of the expected size, no outlier, whose header and end are as they should be."""
+        if data[:2] != b"\xff\xd8":
+            return False
         try:
             info = image_info(data)
-            if info.width_px * info.height_px > self.max_pixels:
-                raise DecodeError(
-                    f"the image has {info.width_px}x{info.height_px} pixels, more than max_pixels={self.max_pixels}"
-                )
-            if first_row == _WHOLE:
-                check_complete(data, info)
-        except ValueError as error:
-            raise DecodeError(str(error)) from None
+        except ValueError:
+            return False
         stored = (info.height_px, info.width_px)
-        height, width = image_size.tolist()
-        if (stored[::-1] if orientation > 4 else stored) != (height, width):
-            raise DecodeError(
-                f"the index says {width}x{height} pixels (width x height, upright), the image has "
-                f"{info.width_px}x{info.height_px} as stored, with orientation {orientation}; run `feeder index` again "
-                "if the shards have changed"
-            )
-        return info.width_px * info.height_px
+        return (
+            (stored[::-1] if orientation > 4 else stored) == tuple(image_size.tolist())
+            and info.width_px * info.height_px <= min(self.outlier_pixels, self.max_pixels)
+            and (first_row != _WHOLE or jpeg_has_end(data))
+            and _is_plain(data)
+        )
 
-    def _cut(self, data: bytes, first_row: int, row: int, rows: npt.NDArray[np.void]) -> bytes:
-        """The JPEG cut to the window, where it is seekable; the boxes then follow it."""
-        if not self._cuts:
-            return data
+    def _cut(self, data: bytes, first_row: int, row: int, rows: npt.NDArray[np.void]) -> bytes | None:
+        """The JPEG cut to the window, where it is seekable; the boxes then follow it. None: its markers are damaged."""
         try:
             from feeder import _native
         except ImportError:
             return data
         try:
             cut = _native.cut(data, tuple(rows["window"][row].tolist()), max(first_row, 0))
-        except (_native.Unsupported, ValueError):
-            cut = None
+            unsound = False
+        except ValueError:
+            cut, unsound = None, True
         if cut is None and first_row != _WHOLE:
             raise DecodeError("JPEG: its rows are not where they were said to be")
-        if cut is None:
-            return data
+        if cut is None or not self._cuts:
+            return None if unsound else data
         smaller, x, y = cut
         rows["window"][row] -= (x, y, x, y)
         rows["source"][row] -= (x, y, x, y)

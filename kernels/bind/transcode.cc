@@ -46,6 +46,18 @@ nb::bytes transcode(nb::handle data, bool keep_metadata, int segment_px, int64_t
     return nb::bytes(out.data(), out.size());
 }
 
+// Whether the marker that ends the last of the segments is the one that belongs there. Where the rows behind it were left
+// out there is none to look at.
+bool ends_rightly(ByteSpan file, const JpegHeader& header, int file_row, const std::vector<Segment>& segments) {
+    const size_t marker = segments.back().end;
+    if (marker + 1 >= file.size()) return true;
+    const SegmentGrid grid = segment_grid(header);
+    const size_t per_row = static_cast<size_t>(grid.segments_per_row);
+    const size_t number = static_cast<size_t>(file_row) * per_row + segments.size();
+    const bool last = number == per_row * static_cast<size_t>(grid.mcu.rows);
+    return file[marker + 1] == (last ? 0xD9 : 0xD0 + (number - 1) % 8);
+}
+
 // The smallest JPEG of whole segments around a box, and where it lies in the stored image.
 nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box, int first_row) {
     const BufferView file(data);
@@ -65,12 +77,16 @@ nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box, int 
     CutPlace place;
     switch (cut_jpeg(file.bytes(), header, {left, top, right, bottom}, file_row, segments, out, place)) {
         case CutResult::cut:
+            if (!ends_rightly(file.bytes(), header, file_row, segments)) break;
             return nb::make_tuple(nb::bytes(out.data(), out.size()), place.origin_x, place.origin_y);
         case CutResult::no_memory:
             throw std::bad_alloc();
-        default:
+        case CutResult::not_seekable:
             return nb::none();
+        case CutResult::damaged:
+            break;
     }
+    raise_unsupported({Status::damaged, "restart markers are missing or out of order"});
 }
 
 }  // namespace
@@ -105,7 +121,7 @@ void add_transcode(nb::module_& module) {
                "Returns:\n"
                "    (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.\n\n"
                "Raises:\n"
-               "    Unsupported: the header can't be read.\n"
+               "    Unsupported: the header can't be read, or restart markers are missing or out of order.\n"
                "    ValueError: the box does not lie in the image.");
 }
 

@@ -35,6 +35,8 @@ def _lacks() -> str | None:
     """
     if not has_triton():
         return "Triton: pip install 'feeder-data[gpu]'"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "Triton's compiler, in whose place TRITON_INTERPRET=1 puts the interpreter, for CPUs: unset it"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "a C compiler, which Triton needs: install gcc"
     scheme = sysconfig.get_default_scheme()

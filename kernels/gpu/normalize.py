@@ -68,7 +68,7 @@ def normalize(
         raise ArgumentError(f"images must be {count} of {height}x{width}x3 bytes, got shape {list(images.shape)}")
     if dtype == torch.uint8 and not (scale is None and bias is None and mix is None):
         raise ArgumentError("dtype uint8 takes no scale, bias or mix; ask for a float dtype")
-    out = output_tensor(count, size, dtype, channels_last, images, out)
+    out = output_tensor(count, size, dtype, channels_last, images.device, out)
     if count == 0:
         return out
     mean = None

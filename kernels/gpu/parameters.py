@@ -73,7 +73,7 @@ def output_tensor(
     size: tuple[int, int],
     dtype: torch.dtype,
     channels_last: bool,
-    like: torch.Tensor,
+    device: torch.device,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """The tensor to write to, made unless it is given.
@@ -86,11 +86,11 @@ def output_tensor(
     layout = torch.channels_last if channels_last else torch.contiguous_format
     shape = (count, 3, *size)
     if out is None:
-        return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
-    fits = out.shape == shape and out.dtype == dtype and out.device == like.device
+        return torch.empty(shape, dtype=dtype, device=device, memory_format=layout)
+    fits = out.shape == shape and out.dtype == dtype and out.device == device
     if not fits or not out.is_contiguous(memory_format=layout):
         raise ArgumentError(
-            f"out must be {dtype} {list(shape)} on {like.device}, {str(layout).removeprefix('torch.')}; "
+            f"out must be {dtype} {list(shape)} on {device}, {str(layout).removeprefix('torch.')}; "
             f"got {out.dtype} {list(out.shape)} on {out.device} with strides {out.stride()}"
         )
     return out

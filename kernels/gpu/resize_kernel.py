@@ -26,11 +26,11 @@ _BLOCK = 128
 
 @triton.jit
 def _crop_resize_kernel(
-    data, out, places, sources, scale, bias, turns, boxes, erase_value,
+    out, places, sources, scale, bias, turns, boxes, erase_value,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
     ROUND: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``places`` has, for each image, where its support starts in the data, the image's width, and the support's."""
+    """``places`` has, for each image, its support's address, the image's width, and the support's width and height."""
     image = tl.program_id(1)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = pixel < HEIGHT * WIDTH
@@ -63,7 +63,7 @@ def _crop_resize_kernel(
     taps_x = tl.ceil(reach_x).to(tl.int32) * 2 + 1
     taps_y = tl.ceil(reach_y).to(tl.int32) * 2 + 1
 
-    start = data + tl.load(places + image * 4)
+    start = tl.load(places + image * 4).to(tl.pointer_type(tl.uint8))
     stride = tl.load(places + image * 4 + 1)
     red = tl.zeros([BLOCK], tl.float32)
     green = tl.zeros([BLOCK], tl.float32)
@@ -120,20 +120,19 @@ def launch(
 ) -> None:
     """Launches kernel 2 on the current stream; arguments as in ``crop_resize_reference``."""
     height, width = size
-    data = images.data
-    scales, biases = affine_of(scale, bias, data)
-    turns = on_device(turn, torch.int32, data)
-    boxes = on_device(None if erase is None else erase.boxes, torch.int32, data)
-    erase_value = on_device(None if erase is None else erase.value, torch.float32, data)
+    scales, biases = affine_of(scale, bias, out)
+    turns = on_device(turn, torch.int32, out)
+    boxes = on_device(None if erase is None else erase.boxes, torch.int32, out)
+    erase_value = on_device(None if erase is None else erase.value, torch.float32, out)
     # Relative to the support's corner, in float64 until here, so that float32 keeps the boxes' fractions.
     corner, widths = support[:, :2].long(), images.sizes[:, 1].long()
-    starts = images.offsets + 3 * (corner[:, 1] * widths + corner[:, 0])
+    starts = images.addresses + 3 * (corner[:, 1] * widths + corner[:, 0])
     places = torch.column_stack([starts, widths, support[:, 2:].long() - corner])
     sources = source.double() - torch.cat([corner, corner], 1)
     _crop_resize_kernel[(triton.cdiv(height * width, _BLOCK), len(images))](
-        data, out, on_device(places, torch.int64, data), on_device(sources.float(), torch.float32, data),
-        or_nothing(scales, data), or_nothing(biases, data), or_nothing(turns, data), or_nothing(boxes, data),
-        or_nothing(erase_value, data), HEIGHT=height, WIDTH=width, TURN=turn is not None, AFFINE=scales is not None,
+        out, on_device(places, torch.int64, out), on_device(sources.float(), torch.float32, out),
+        or_nothing(scales, out), or_nothing(biases, out), or_nothing(turns, out), or_nothing(boxes, out),
+        or_nothing(erase_value, out), HEIGHT=height, WIDTH=width, TURN=turn is not None, AFFINE=scales is not None,
         ERASE=erase is not None, ROUND=out.dtype == torch.uint8, CHANNELS_LAST=not out.is_contiguous(), BLOCK=_BLOCK,
         **COMPILE,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from feeder._gpu import normalize_kernel, resize_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
-    **dict.fromkeys(("images", "data"), "*u8"),
+    "images": "*u8",
     **dict.fromkeys(("scale", "bias", "factors", "means", "erase_value", "sources"), "*fp32"),
     **dict.fromkeys(("turns", "steps", "boxes", "partners", "mix_box"), "*i32"),
     **dict.fromkeys(("places", "sums"), "*i64"),

@@ -15,7 +15,8 @@ GPU = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
-def _look_again() -> Iterator[None]:
+def _look_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     for found in (dispatch._lacks, dispatch._say_once):
         found.cache_clear()
     yield
@@ -25,13 +26,20 @@ def _look_again() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("missing", "remedy"),
-    [("triton", r"pip install 'feeder-data\[gpu\]'"), ("gcc", "install gcc"), ("h", "python3-dev")],
+    [
+        ("triton", r"pip install 'feeder-data\[gpu\]'"),
+        ("gcc", "install gcc"),
+        ("h", "python3-dev"),
+        ("compiler", "unset it"),
+    ],
 )
 def test_without_what_triton_needs_the_references_run_and_it_is_said_once(
     missing: str, remedy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dispatch, "has_triton", lambda: missing != "triton")
     monkeypatch.delenv("CC", raising=False)
+    if missing == "compiler":  # the interpreter would follow a GPU's addresses on the CPU
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(shutil, "which", lambda name: None if missing == "gcc" else f"/usr/bin/{name}")
     monkeypatch.setattr(dispatch.os.path, "exists", lambda path: missing != "h")
     assert not dispatch.runs_triton(GPU, "auto")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,9 @@ import torch
 from PIL import Image
 
 from feeder import _gpu
+from feeder import transforms as T
 from feeder.errors import ArgumentError
-from tests.conformance import natural_image
+from tests.conformance import decode, encode, natural_image
 from tests.gpu import oracle
 from tests.gpu.test_normalize import BIAS, SCALE, USING
 
@@ -80,6 +85,56 @@ def test_boxes_outside_their_image_are_refused(device: torch.device) -> None:
         bad[row] = torch.tensor(box)
         with pytest.raises(ArgumentError, match=f"image {row} .*support box"):
             _gpu.crop_resize(images, source, bad, SIZE)
-    short = _gpu.Ragged(images.data[:-1], images.offsets, images.sizes)
+    nowhere = dataclasses.replace(
+        images, addresses=torch.cat([images.addresses[:4], torch.zeros(1, dtype=torch.int64)])
+    )
     with pytest.raises(ArgumentError, match="image 4"):
-        _gpu.crop_resize(short, source, support, SIZE)
+        _gpu.crop_resize(nowhere, source, support, SIZE)
+    for wrong in (images.addresses[:4], images.addresses.int()):
+        with pytest.raises(ArgumentError, match="addresses must be"):
+            _gpu.crop_resize(dataclasses.replace(images, addresses=wrong), source, support, SIZE)
+
+
+@pytest.mark.parametrize("using", USING)
+def test_images_are_read_where_they_are(using: str, device: torch.device) -> None:
+    """Also those that lie in the middle of others' memory, at odd addresses."""
+    expected = _gpu.crop_resize(ragged(device), *tensors(), SIZE, using=using)
+    memory = torch.full((20_000,), 7, dtype=torch.uint8, device=device)
+    places, end = [], 1
+    for image in IMAGES:
+        place = memory[end : end + image.size].view(image.shape)
+        place.copy_(torch.from_numpy(image))
+        places.append(place)
+        end += image.size + 3
+    images = _gpu.Ragged.of(places)
+    assert images.addresses.tolist() == [place.data_ptr() for place in places]
+    assert torch.equal(_gpu.crop_resize(images, *tensors(), SIZE, using=using), expected)
+    turned = _gpu.Ragged.of([place.transpose(0, 1).contiguous().transpose(0, 1) for place in places])
+    assert torch.equal(_gpu.crop_resize(turned, *tensors(), SIZE, using=using), expected)
+
+
+def test_what_are_no_images_of_one_device_is_refused(device: torch.device) -> None:
+    good = torch.zeros((4, 5, 3), dtype=torch.uint8, device=device)
+    for bad in (good.int(), good[0], good[:, :, :2], good.to("meta")):
+        with pytest.raises(ArgumentError, match="as image 1"):
+            _gpu.Ragged.of([good, bad])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("nvidia.dali") is None, reason="DALI is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the backend's own tests run the kernel")
+@pytest.mark.parametrize("using", USING)
+def test_dalis_images_are_resized_where_dali_has_them(
+    using: str, hide_native: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of them lying on their side; by the kernel itself, which on a GPU is what the backend runs."""
+    from feeder.decode.dali import DaliDecoder
+
+    recipe = T.Recipe.of([T.RandomResizedCrop((10, 14)), T.RandomHorizontalFlip()])
+    orientations = np.array([1, 6, 3, 8], np.uint8)
+    draws = recipe.draw(0, 0, np.arange(4), [[40, 61] if each < 5 else [61, 40] for each in orientations])
+    buffers = [encode(natural_image(k, 40, 61)) for k in range(4)]
+    expected = decode(DaliDecoder(), buffers, recipe, draws, orientations)
+    hide_native()  # which else does the work without a GPU
+    monkeypatch.setattr(_gpu, "crop_resize", functools.partial(_gpu.crop_resize, using=using))
+    found = decode(DaliDecoder(), buffers, recipe, draws, orientations)
+    assert np.abs(found.astype(int) - expected).max() <= 1

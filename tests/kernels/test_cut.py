@@ -67,18 +67,25 @@ def test_ordinary_jpeg_is_not_cut(kind: str) -> None:
     assert native.cut(jpegs.jpeg(kind), (0, 0, 8, 8)) is None
 
 
-def test_segments_out_of_order_are_not_cut() -> None:
+def test_segments_out_of_order_are_damage() -> None:
     seekable = native.transcode(jpegs.jpeg("4:2:0", (256, 64)), keep_metadata=False)
     first = seekable.index(b"\xff\xd0", jpegs.entropy_offset(seekable))
     assert native.cut(seekable, (0, 0, 256, 64)) is not None
-    assert native.cut(jpegs.patched(seekable, first + 1, 0xD5), (0, 0, 256, 64)) is None
+    with pytest.raises(native.Unsupported, match="out of order") as caught:
+        native.cut(jpegs.patched(seekable, first + 1, 0xD5), (0, 0, 256, 64))
+    assert caught.value.status == native.Status.DAMAGED
 
 
-def test_missing_segments_are_not_cut() -> None:
+def test_missing_segments_are_damage_and_those_behind_the_box_are_not_looked_at() -> None:
     seekable = native.transcode(jpegs.jpeg("4:2:0", (256, 64)), keep_metadata=False)
     third = seekable.index(b"\xff\xd2", jpegs.entropy_offset(seekable))
-    for rest in (b"", b"\xff\xd9"):
-        assert native.cut(seekable[:third] + rest, (0, 0, 256, 64)) is None
+    for rest in (b"\xff\xd9", b"\xff\xd9" + seekable[third:], b"\xff\xd5" + seekable[third:]):
+        with pytest.raises(native.Unsupported, match="missing"):
+            native.cut(seekable[: third - 4] + rest, (0, 0, 256, 64))
+        with pytest.raises(native.Unsupported, match="missing"):  # the last that is needed ends too early
+            native.cut(seekable[: third - 4] + rest, (130, 0, 180, 10))
+        whole = native.cut(seekable, (0, 0, 40, 10))
+        assert native.cut(seekable[: third - 4] + rest, (0, 0, 40, 10)) == whole
 
 
 @pytest.mark.parametrize(
