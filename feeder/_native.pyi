@@ -62,7 +62,7 @@ def cut(data: _Buffer, support_box: tuple[int, int, int, int], first_row: int = 
     """
 
 def row_places(data: _Buffer) -> bytes | None:
-    """Finds the rows of a complete seekable JPEG, in bands of at least 32 pixels.
+    """Finds the rows of a complete seekable JPEG, in bands of 32 pixels, or as near as may be.
 
     Args:
         data: The JPEG.
@@ -78,6 +78,7 @@ def row_extents(
     starts: npt.NDArray[np.uint64],
     ends: npt.NDArray[np.uint64],
     lengths: npt.NDArray[np.uint64],
+    heights: npt.NDArray[np.uint32],
     rows: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.int64]:
     """Which bytes of N images are needed for some of their rows.
@@ -87,6 +88,7 @@ def row_extents(
         starts: uint64 [N], where each image's values stand there; not checked beforehand.
         ends: uint64 [N], likewise.
         lengths: uint64 [N], of the images, bytes.
+        heights: uint32 [N], of the images, pixels as stored.
         rows: int32 [N, 2], first and end row, in pixels as stored.
 
     Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ class Engine:
     """
 
     def __init__(self, work: Work, options: EngineOptions) -> None:
+        self._pid = os.getpid()
         self.busy = False
         self.ahead = 0
         self.warned = False
@@ -60,6 +62,11 @@ class Engine:
         self._meters: dict[str, int] = {}
         self._stages = np.zeros((options.pool.workers, METER_WORDS), np.int64)
         self._replacements: list[Replacement] = []
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it; one that was forked off shares its memory, and must keep its hands off."""
+        return self._pid == os.getpid()
 
     @property
     def ring(self) -> Ring:
@@ -122,6 +129,8 @@ class Engine:
         Args:
             slots: Those in the making, which nobody will ask for.
         """
+        if not self.is_ours:
+            return
         if self._options.persistent and self._pool is not None:
             try:
                 self._pool.abandon()
@@ -136,7 +145,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends the workers; slots are kept."""
-        if self._pool is not None:
+        if self._pool is not None and self.is_ours:
             pool, self._pool = self._pool, None
             if not pool.close():
                 self._ring = None  # a worker that can't be ended may still write into it

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,10 +154,9 @@ class FastPath:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
-        if state.get("version") != _STATE_VERSION:
-            raise ArgumentError(
-                f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {state.get('version')!r}"
-            )
+        version = state.get("version") if isinstance(state, Mapping) else state
+        if version != _STATE_VERSION:
+            raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise ArgumentError(
@@ -221,6 +220,8 @@ class FastPath:
         if self._worker_init is not None:
             ranks, epoch = current_ranks(loader), self.progress.place.epoch if self.progress is not None else 0
             self._worker_init.base_seed = _base_seed(loader.seed or 0, ranks[0], epoch)
+        if self._engine is not None and not self._engine.is_ours:
+            self._engine = None
         if self._engine is not None and not self._engine.busy:
             return self._engine
         context = loader.multiprocessing_context
@@ -259,7 +260,9 @@ class FastPath:
         assert sampler is not None
         for number, batch in enumerate(sampler):
             ids = np.array([int(i) for i in batch], np.int64)
-            if ids.size and (ids.min() < -count or ids.max() >= count):
+            if not ids.size:
+                raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
+            if ids.min() < -count or ids.max() >= count:
                 raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {count}")
             if number >= place.start:
                 yield Request(place.epoch, first + np.arange(len(ids), dtype=np.int64), ids % count)

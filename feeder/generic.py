@@ -446,7 +446,8 @@ class WorkersIterator(_BaseDataLoaderIter):
             or not has_begun
             or (first is not None and first.failures >= _SAME_BATCH_LIMIT)
         ):
-            what = "" if first is None or not has_begun else f"; at work on the samples {_short(first.index)}"
+            has_ids = has_begun and self._dataset_kind != _DatasetKind.Iterable
+            what = f"; at work on the samples {_short(first.index)}" if first is not None and has_ids else ""
             self._shutdown_workers()
             raise _DeadWorkerError(cause + what)
         self.replacements.append({"worker": number, "pid": worker.process.pid, "cause": cause})
@@ -455,6 +456,11 @@ class WorkersIterator(_BaseDataLoaderIter):
         self._await_beginning(number)
         for n in lost:
             self._ask(n, self._pending[n])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its workers are this process's own, and not those of one that it was forked from."""
+        return self._processes.are_ours
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""

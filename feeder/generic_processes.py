@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -79,7 +80,13 @@ class Processes:
     def __init__(self, context: Any, hang_timeout_s: float | None) -> None:
         self.workers: list[Process] = []
         self._context, self._hang_timeout_s = context, hang_timeout_s
+        self._pid = os.getpid()
         self._is_closed = False
+
+    @property
+    def are_ours(self) -> bool:
+        """Whether this process started them, and not one that it was forked from."""
+        return self._pid == os.getpid()
 
     def start(self, number: int, job: Job) -> None:
         """Starts worker ``number``: the next one, or one in the place of a worker that has ended."""
@@ -190,6 +197,8 @@ class Processes:
         if self._is_closed or torch_utils is None or torch_utils.python_exit_status in (True, None):
             return
         self._is_closed = True
+        if not self.are_ours:
+            return
         for worker in self.workers:
             worker.connection.close()
         processes = [worker.process for worker in self.workers]

@@ -62,7 +62,7 @@ _DTYPES = {
     "row_start": "<u8",
     "row_data": "<u4",
 }
-# Columns that an index may lack, but not one of them.
+# Columns that an index may lack; one of them alone says nothing.
 _OPTIONAL = ("row_start", "row_data")
 # Start columns -> the column that their last value is the length of.
 _STARTS = {"key_start": "key_data", "path_start": "path_data", "member_start": "member_field", "row_start": "row_data"}
@@ -237,6 +237,10 @@ class Index:
     def source_path(self, i: int) -> str:
         """The sample's original path; undecodable bytes as surrogates, as in :func:`os.fsdecode`."""
         return os.fsdecode(self._text("path", i))
+
+    def row_data(self, i: int) -> bytes:
+        """Where the sample's rows lie, as Note [Index file] has it; nothing if that is not known."""
+        return self._text("row", i)
 
     def members(self, i: int) -> list[tuple[str, int, int]]:
         """The sample's fields besides the image: (field, offset, length) in its shard, bytes."""

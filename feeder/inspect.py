@@ -18,6 +18,7 @@ from feeder.files import file_sha256
 from feeder.index import INDEX_NAME, Index
 from feeder.manifest import MANIFEST_NAME, Manifest
 from feeder.order import Order, Window
+from feeder.rows import row_data
 from feeder.shard.options import Progress
 
 __all__ = ["Damage", "Report", "inspect", "render", "verify"]
@@ -221,7 +222,7 @@ def _verify_index(index: Index) -> list[Damage]:
         np.flatnonzero((index.orientation < 1) | (index.orientation > 8)),
         lambda i: f"has orientation {index.orientation[i]}, expected 1 to 8",
     )
-    for column in ("key_start", "path_start", "member_start"):
+    for column in ("key_start", "path_start", "member_start", "row_start"):
         starts = index.column(column)
         add(
             np.flatnonzero(starts[1:] < starts[:-1]),
@@ -255,6 +256,7 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                 except FormatError:
                     continue  # _verify_index has named it
                 crc = 0
+                said = index.row_data(i)
                 for _, offset, length in members:
                     data = os.pread(file.fileno(), length, offset) if offset + length <= size else b""
                     if len(data) != length:
@@ -262,6 +264,10 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                         damages.append(Damage(name, index.key(i), reason))
                         break
                     crc = zlib.crc32(data, crc)
+                    if said and row_data(data) not in (said, b""):
+                        reason = "says wrongly where the rows of the image lie: rebuild it with `feeder index`"
+                        damages.append(Damage(os.path.basename(index.path), index.key(i), reason))
+                    said = b""  # it is of the image, which comes first
                 else:
                     if crc != int(index.crc32[i]):
                         offset = int(index.offset[i])

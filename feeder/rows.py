@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 from feeder.index import Index
 
-__all__ = ["extents", "row_places"]
+__all__ = ["extents", "row_data"]
 
 
-def row_places(data: bytes) -> bytes:
-    """What an index keeps of an image in ``row_data``: nothing, unless it is a seekable JPEG and complete."""
+def row_data(data: bytes) -> bytes:
+    """What an index keeps of an image under that name: nothing, unless it is a seekable JPEG and complete."""
     if data[:2] != b"\xff\xd8":
         return b""
     try:
@@ -38,5 +38,7 @@ def extents(index: Index, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32
         return None
     from feeder import _native
 
-    found = _native.row_extents(places, starts[ids], starts[ids + 1], index.length[ids], np.ascontiguousarray(rows))
+    found = _native.row_extents(
+        places, starts[ids], starts[ids + 1], index.length[ids], index.height[ids], np.ascontiguousarray(rows)
+    )
     return found if (found[:, 0] >= 0).any() else None

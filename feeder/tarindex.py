@@ -11,7 +11,7 @@ from feeder.errors import ShardError, SourceError
 from feeder.imageinfo import check_complete, image_info
 from feeder.index import INDEX_NAME, Index, IndexBuilder, ShardEntry, merge_indexes
 from feeder.manifest import MANIFEST_NAME
-from feeder.rows import row_places
+from feeder.rows import row_data
 from feeder.shard.options import Progress
 from feeder.source import Rejection, Source
 from feeder.source.tars import open_tars, primary_image
@@ -111,6 +111,6 @@ def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
         source_bytes=source.table.size(i),
         crc32=checksum,
         members=[(part.field, part.offset, part.length) for part in parts.values()],
-        rows=row_places(data[image.field]),
+        rows=row_data(data[image.field]),
     )
     return None

@@ -6,6 +6,7 @@ Needs no torch.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["SUBSTITUTES", "Report", "Substitution", "Work"]
 
 SUBSTITUTES = 16
+
+_WRONG_ROWS = (
+    "the index says wrongly where the rows of an image lie, so that it was read a second time; "
+    "`feeder inspect --verify` names all such images"
+)
 
 
 class Substitution(NamedTuple):
@@ -231,8 +237,11 @@ class Work:
             # Rows alone don't say what is wrong with a file, or that the index is.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
+                beat()
                 encoded = self._read(ids[again], report)
                 for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
+                    if error is None:
+                        warnings.warn(_WRONG_ROWS, RuntimeWarning, stacklevel=2)
                     errors[row] = error
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]

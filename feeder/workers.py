@@ -153,6 +153,7 @@ class Pool:
         Returns:
             The parts' numbers.
         """
+        self._check_owner()
         edges = list(rows)
         parts = [
             Part(self._next + k, slot, first, count, epoch, is_last=int(k == len(edges) - 1))
@@ -175,6 +176,7 @@ class Pool:
         Raises:
             WorkerError: if workers can't be started, or die again and again without finishing anything.
         """
+        self._check_owner()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         now = time.monotonic_ns()
         for worker in self._workers:
@@ -207,8 +209,17 @@ class Pool:
             os.eventfd_read(self._board.sent)
         return self._poll.poll(0)
 
+    def _check_owner(self) -> None:
+        if self._pid != os.getpid():
+            raise WorkerError(
+                f"these workers are those of process {self._pid}, which this one was forked from, and so is the "
+                "iterator; make one of its own here with iter(loader)"
+            )
+
     def abandon(self) -> None:
         """Gives up all parts that are out. Those that a worker has in hand are waited for and dropped."""
+        if self._closed:
+            return
         for number in self._board.cancel():
             self._outstanding.pop(number, None)
         deadline = time.monotonic() + _GRACE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from bench.loader import index_without_rows
 from feeder import DataLoader, ShardDataset, _native
 from feeder.index import INDEX_NAME, Index
+from feeder.inspect import verify
 from feeder.shard import ShardOptions, shard
 from feeder.tarindex import index_tars
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
@@ -124,7 +126,9 @@ def lies(places: npt.NDArray[np.uint32], start: int, end: int, kind: str) -> dic
 
 
 @pytest.mark.parametrize("kind", ["height", "odd height", "no height", "in front", "behind", "inside", "far"])
-def test_an_index_that_lies_about_rows_changes_no_pixel(sets: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
+def test_an_index_whose_offsets_are_off_changes_no_pixel_and_is_named(
+    sets: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
     shutil.copytree(sets[0], tmp_path / "set")
     path = str(tmp_path / "set" / INDEX_NAME)
     index = Index(path)
@@ -132,7 +136,29 @@ def test_an_index_that_lies_about_rows_changes_no_pixel(sets: tuple[Path, Path],
     for i in range(len(index)):
         for row, value in lies(places, starts[i], starts[i + 1], kind).items():
             damage_row(path, "row_data", row, value)
-    assert_same(batches(tmp_path / "set")[0], batches(sets[1])[0])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert_same(batches(tmp_path / "set")[0], batches(sets[1])[0])
+    is_seen = kind in ("in front", "behind", "inside")  # the others make no sense from the start
+    assert [str(each.message)[:9] for each in told[:1]] == ["the index"] * is_seen
+    (tmp_path / "set" / "manifest.json").unlink()
+    damages = verify(str(tmp_path / "set"))
+    assert len(damages) == sum(len(index.row_data(i)) > 0 for i in range(len(index)))
+    assert {each.reason[:12] for each in damages} == {"says wrongly"}
+
+
+def test_damage_beyond_the_rows_is_found_by_the_crops_that_need_it(sets: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(sets[0], tmp_path / "set")
+    index = Index(tmp_path / "set" / INDEX_NAME)
+    offset, length = int(index.offset[5]), int(index.length[5])
+    with open(index.shard_path(int(index.shard[5])), "r+b") as file:
+        file.seek(offset + length // 2)
+        file.write(bytes(length - length // 2))
+    found = batches(tmp_path / "set", on_error="skip")[0]
+    wanted = batches(sets[0])[0]
+    same = sum(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert len(wanted) - 3 <= same < len(wanted)
+    assert verify(str(tmp_path / "set"))
 
 
 @pytest.mark.parametrize("skip", [False, True])

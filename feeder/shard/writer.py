@@ -11,7 +11,7 @@ from feeder.decode.base import MAX_PIXELS
 from feeder.errors import SourceError
 from feeder.imageinfo import check_complete, image_info
 from feeder.index import IndexBuilder
-from feeder.rows import row_places
+from feeder.rows import row_data
 from feeder.shard.encode import EncodeOptions, encode
 from feeder.source import Rejection, Source
 from feeder.source.base import looks_like_image
@@ -85,7 +85,7 @@ class ShardWriter:
             source_bytes=table.size(i),
             crc32=checksum,
             members=members,
-            rows=row_places(data),
+            rows=row_data(data),
         )
         return table.size(i)
 

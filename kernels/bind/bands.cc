@@ -13,6 +13,7 @@ using namespace nb::literals;
 namespace feeder::bind {
 namespace {
 
+using Heights = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Counts = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 
@@ -24,11 +25,16 @@ nb::object row_places(nb::handle data) {
     return nb::bytes(places.data(), places.size() * sizeof(places[0]));
 }
 
+// Whether there are as many bands as an image of this height has.
+bool covers(std::span<const uint32_t> places, uint64_t height) {
+    return places.size() >= 3 && places[0] != 0 && (height + places[0] - 1) / places[0] == places.size() - 2;
+}
+
 nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Counts starts, Counts ends,
-                                                         Counts lengths, Rows rows) {
+                                                         Counts lengths, Heights heights, Rows rows) {
     const size_t count = rows.shape(0);
-    if (starts.shape(0) != count || ends.shape(0) != count || lengths.shape(0) != count)
-        throw nb::value_error("starts, ends, lengths and rows must be of one length");
+    if (starts.shape(0) != count || ends.shape(0) != count || lengths.shape(0) != count || heights.shape(0) != count)
+        throw nb::value_error("starts, ends, lengths, heights and rows must be of one length");
     const BufferView view(row_data);
     const std::span<const uint32_t> all(reinterpret_cast<const uint32_t*>(view.bytes().data()),
                                         view.bytes().size() / sizeof(uint32_t));
@@ -36,8 +42,9 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Co
     nb::capsule owner(found, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
     for (size_t i = 0; i < count; ++i) {
         const uint64_t start = starts.data()[i], end = ends.data()[i];
-        const bool known = start < end && end <= all.size();
-        const std::span<const uint32_t> places = known ? all.subspan(start, end - start) : std::span<const uint32_t>();
+        std::span<const uint32_t> places;
+        if (start < end && end <= all.size()) places = all.subspan(start, end - start);
+        if (!covers(places, heights.data()[i])) places = {};
         const BandExtent extent = band_extent(places, static_cast<int64_t>(lengths.data()[i]), rows.data()[2 * i],
                                               rows.data()[2 * i + 1]);
         found[4 * i] = extent.first_row;
@@ -53,19 +60,21 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Co
 
 void add_bands(nb::module_& module) {
     module.def("row_places", &row_places, "data"_a,
-               "Finds the rows of a complete seekable JPEG, in bands of at least 32 pixels.\n\n"
+               "Finds the rows of a complete seekable JPEG, in bands of 32 pixels, or as near as may be.\n\n"
                "Args:\n"
                "    data: The JPEG, bytes-like.\n\n"
                "Returns:\n"
                "    uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset\n"
                "    of each (of the first one: the length of the header), and that of the end of the last one's marker.\n"
                "    None where the file is not seekable, or not complete.");
-    module.def("row_extents", &row_extents, "row_data"_a, "starts"_a, "ends"_a, "lengths"_a, "rows"_a,
+    module.def("row_extents", &row_extents, "row_data"_a, "starts"_a, "ends"_a, "lengths"_a, "heights"_a,
+               "rows"_a,
                "Which bytes of N images are needed for some of their rows.\n\n"
                "Args:\n"
                "    row_data: uint32 values, what row_places() gave for many images, one after the other.\n"
                "    starts, ends: uint64 [N], where each image's values stand there; not checked beforehand.\n"
                "    lengths: uint64 [N], of the images in bytes.\n"
+               "    heights: uint32 [N], of the images in pixels as stored.\n"
                "    rows: int32 [N, 2], first and end row, in pixels as stored.\n\n"
                "Returns:\n"
                "    int64 [N, 4]: first_row, header, begin, end. The first `header` bytes are needed, and those from\n"

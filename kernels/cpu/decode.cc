@@ -206,7 +206,8 @@ Outcome ImageDecoder::decode_planes(ImageJob& job, const DecodeOptions& options,
     narrow_support(job);
     outcome = decode_jpeg(job, header, stored_box(job.support_box, job.orientation, header.width, header.height),
                           options.fidelity, planes, times);
-    // A truncated file is one wherever the box lies: whether an image is good must not depend on the crop.
+    // A truncated file is one wherever the box lies: whether an image is good must not depend on the crop. Where rows
+    // were picked from a file, it was complete when it was indexed; what became of the others since is not seen.
     if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};
     return outcome;
 }
