@@ -285,6 +285,8 @@ def test_an_explicit_sampler_replaces_order_and_rank_split(
     assert [b[2].tolist() for b in loader] == batches
     with pytest.raises(IndexError, match="50"):
         list(DataLoader(dataset, sampler=[50], num_workers=workers))
+    with pytest.raises(ArgumentError, match="batch 1 is empty"):
+        list(DataLoader(dataset, batch_sampler=[[0, 1], [], [2]], num_workers=workers))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -594,6 +596,12 @@ def test_set_epoch_of_the_loaded_epoch_keeps_the_place(shards: Path) -> None:
     resumed.load_state_dict(state)
     resumed.set_epoch(4)
     assert len(_epoch(resumed)) == len(loader)
+
+
+@pytest.mark.parametrize("state", [None, [], {}, "state"])
+def test_what_is_no_state_is_refused(shards: Path, state: Any) -> None:
+    with pytest.raises(ArgumentError, match="expected a state"):
+        DataLoader(ShardDataset(shards, RECIPE)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
