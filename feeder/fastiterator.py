@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -137,7 +138,8 @@ class FastIterator:
             self.close()
             raise
         except BaseException:
-            self.close()
+            with contextlib.suppress(Exception):  # it is no news beside what is under way
+                self.close()
             raise
         self._account(finished)
         if isinstance(finished, BaseException):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -25,8 +26,10 @@ from tests.loader_data import without_tables
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
+import nvidia.dali as dali_library
+
 from feeder.decode.dali import DaliDecoder
-from feeder.decode.dali_pipeline import DaliPipeline
+from feeder.decode.dali_pipeline import DaliPipeline, PipelineError
 
 BASE = T.Recipe.of([T.RandomResizedCrop(48), T.RandomHorizontalFlip()])
 HEIGHT, WIDTH = 120, 160
@@ -85,6 +88,39 @@ def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(native: bool, hide_nati
     check_alike(out[[0, 1, 3, 4]], alone, 1)
     assert (decoder.dali_images, decoder.redone_images) == (4, 5)
     np.testing.assert_array_equal(run(decoder, good), alone)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, MemoryError])
+def test_a_failure_of_whatever_kind_leaves_no_pipeline_behind(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would hold its threads and its memory until the garbage collector comes by, which some turn off."""
+    good = [jpeg(k) for k in range(4)]
+    decoder, draws = DaliDecoder(), draw(BASE, 4)
+    expected = run(decoder, good)
+    pipelines: list[weakref.ref[Any]] = []
+    real = dali_library.Pipeline.share_outputs
+
+    def failing(pipeline: Any, **options: Any) -> Any:
+        pipelines.append(weakref.ref(pipeline))
+        real(pipeline, **options)
+        raise kind("it fails")
+
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(dali_library.Pipeline, "share_outputs", failing)
+            for _ in range(3):
+                batch = staged(decoder, good, BASE, draws)
+                decoder.start(batch)
+                images, errors = decoder.finish(batch, BASE, rest(BASE, draws))
+                assert errors == [None] * 4
+                check_alike(images.numpy(), expected, 1)
+        assert len(pipelines) == 3
+        assert [pipeline() for pipeline in pipelines] == [None] * 3
+    finally:
+        gc.enable()
+    np.testing.assert_array_equal(run(decoder, good), expected)
 
 
 def check_alike(found: npt.NDArray[Any], expected: npt.NDArray[Any], level: int = 8) -> None:
@@ -183,19 +219,19 @@ class Memory:
                 self.under_way -= sum(counts)
                 counts.clear()
                 pipeline.rebuild()
-                raise RuntimeError("it fails")
+                raise PipelineError("it fails")
 
-        def submitted(pipeline: DaliPipeline, rows: Any, payloads: Any) -> None:
+        def submitted(pipeline: DaliPipeline, rows: Any, payloads: Any, ticket: object) -> None:
             failing(pipeline, "submit")
-            submit(pipeline, rows, payloads)
+            submit(pipeline, rows, payloads, ticket)
             counts.append(len(rows))
             self.there += len(rows)
             self.under_way += len(rows)
             self.most = max(self.most, self.there)
 
-        def collected(pipeline: DaliPipeline, stream: Any = None) -> Any:
+        def collected(pipeline: DaliPipeline, ticket: object, stream: Any = None) -> Any:
             failing(pipeline, "collect")
-            images = collect(pipeline, stream)
+            images = collect(pipeline, ticket, stream)
             count = counts.popleft()
             self.under_way -= count
             weakref.finalize(images, self.gone, count)

@@ -25,7 +25,8 @@ from feeder.assembly import Finished
 from feeder.batch import SlotView
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.decode import dali as dali_backend
-from feeder.decode.dali_pipeline import DaliPipeline
+from feeder.decode.dali_pipeline import DaliPipeline, PipelineError
+from feeder.decode.dali_queue import DaliQueue
 from feeder.decode.room import plan_room
 from feeder.decode.staged import ROW, Staged
 from feeder.decodefeed import DecodeFeed
@@ -53,6 +54,8 @@ from tests import images, test_device, test_frameworks, test_loader, test_worker
 from tests.loader_data import write_shards
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+import nvidia.dali as dali_library
 
 # ruff: noqa: F401 -- collected here again, with this module's shards and the loader of the fixture below
 from tests.test_device import (
@@ -231,6 +234,49 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
             assert difference.abs().max() <= 1.01 / 255 / 0.25  # a level, as their batch may have been redone
 
 
+@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (dali_library.Pipeline, "feed_input"),
+        (dali_library.Pipeline, "schedule_run"),
+        (dali_library.Pipeline, "share_outputs"),
+        (dali_library.Pipeline, "release_outputs"),
+        (DaliPipeline, "submit"),
+        (DaliPipeline, "collect"),
+        (DaliQueue, "start"),
+        (DaliQueue, "images"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_interrupt_at_any_place_mixes_nothing_up(
+    shards: Path, owner: type, name: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where DALI has, or gives, a batch that nobody has written down yet, all later ones would be another's."""
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DaliLoader(dataset, batch_size=8, shuffle=True)
+    expected = list(loader)
+    real, calls = getattr(owner, name), itertools.count(1)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        result = real(*arguments, **options)
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return result
+
+    loader.set_epoch(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(loader)
+    for _ in range(2):
+        loader.set_epoch(0)
+        for (batch, labels, index), (wanted, wanted_labels, wanted_index) in zip(loader, expected, strict=True):
+            torch.testing.assert_close(batch, wanted, atol=1.01 / 255 / 0.25, rtol=0)
+            assert torch.equal(labels, wanted_labels)
+            assert torch.equal(index, wanted_index)
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("mix", [None, MixUp(), CutMix()], ids=str)
 def test_what_only_dali_fails_on_is_kept(
@@ -242,11 +288,11 @@ def test_what_only_dali_fails_on_is_kept(
     expected = list(DaliLoader(dataset, **options))
     collect, runs = DaliPipeline.collect, itertools.count()
 
-    def fails_now_and_then(pipeline: DaliPipeline, stream: Any = None) -> Any:
+    def fails_now_and_then(pipeline: DaliPipeline, ticket: object, stream: Any = None) -> Any:
         if next(runs) % 3 == 1:
             pipeline.rebuild()
-            raise RuntimeError("it fails")
-        return collect(pipeline, stream)
+            raise PipelineError("it fails")
+        return collect(pipeline, ticket, stream)
 
     monkeypatch.setattr(DaliPipeline, "collect", fails_now_and_then)
     loader = DaliLoader(dataset, on_error=on_error, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +34,7 @@ class Borrowed:
 
     def __init__(self) -> None:
         self._held: deque[_Held] = deque()
+        weakref.finalize(self, _wait_for_all, self._held)  # where nobody closes, and at the interpreter's end
 
     @property
     def size_bytes(self) -> int:
@@ -58,10 +60,14 @@ class Borrowed:
 
     def wait_for_all(self) -> None:
         """Waits until nothing is held."""
-        while self._held:
-            self._held[0].event.synchronize()
-            self._held.popleft()
+        _wait_for_all(self._held)
 
     def _let_go(self) -> None:
         while self._held and self._held[0].event.query():
             self._held.popleft()
+
+
+def _wait_for_all(held: deque[_Held]) -> None:
+    while held:
+        held[0].event.synchronize()
+        held.popleft()

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from feeder import _gpu
+from feeder.decode.dali_pipeline import PipelineError
 from feeder.tensors import to_device
 
 __all__ = ["resize_crops"]
@@ -30,7 +31,7 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device:
         uint8 [N, H * W * 3], as stored (not turned), in memory of its own.
 
     Raises:
-        RuntimeError: if the images don't hold the rows' windows.
+        PipelineError: if the images don't hold the rows' windows.
     """
     corner = np.tile(rows["window"][:, :2], 2) if cropped else np.zeros((len(rows), 4), np.int32)
     support, source = rows["window"] - corner, rows["source"] - corner
@@ -38,7 +39,7 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device:
     sizes, ends_at = shapes[:, :2], support[:, [3, 2]]
     fits = sizes == ends_at if cropped else sizes >= ends_at
     if not (fits.all() and (shapes[:, 2] == 3).all() and (support >= 0).all()):
-        raise RuntimeError("DALI's images are not of the size that was asked for")
+        raise PipelineError("DALI's images are not of the size that was asked for")
     if device.type == "cpu":
         pixels = _on_cpu(images, source, support, rows["size"])
         if pixels is not None:

@@ -12,7 +12,7 @@ import torch
 
 from feeder._gpu import Mix
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
-from feeder.decode.dali_pipeline import PipelineOptions, check_device, import_dali
+from feeder.decode.dali_pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decode.dali_queue import PIXEL_BYTES, DaliQueue, Part
 from feeder.decode.device_ops import check_device_ops
 from feeder.decode.finish import Finisher
@@ -249,7 +249,7 @@ class DaliDecoder:
         """A part's resized images, by DALI or, if it fails, by the CPU; what fails there, too, gets its error."""
         try:
             images = self._queue.images(staged, part)
-        except RuntimeError as error:
+        except PipelineError as error:
             count = len(part.rows)
             _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", count, _brief(error))
         else:

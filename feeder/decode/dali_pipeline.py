@@ -16,9 +16,16 @@ import numpy.typing as npt
 from feeder.decode.base import Buffer
 from feeder.errors import BackendError
 
-__all__ = ["DaliPipeline", "PipelineOptions", "check_device", "import_dali"]
+__all__ = ["DaliPipeline", "PipelineError", "PipelineOptions", "check_device", "import_dali"]
 
 _REMEDY = "install it: pip install 'feeder-data[dali-cuda13]', or [dali-cuda12] with a driver for CUDA 12"
+
+
+class PipelineError(Exception):
+    """DALI failed, or what it gives can't be told from what was asked for: what was under way is lost.
+
+    Its message is all that is kept of DALI's own error, whose traceback would keep the pipeline alive.
+    """
 
 
 @dataclass(frozen=True)
@@ -67,18 +74,19 @@ class DaliPipeline:
         import_dali()
         _live.add(self)
         self._pipeline: Any = None
-        # DALI reads the buffers where they are, so they live until their run is collected.
-        self._under_way: deque[list[npt.NDArray[Any]]] = deque()
+        # Tickets, and inputs: DALI reads them where they are, so they live until their run is collected.
+        self._under_way: deque[tuple[object, list[npt.NDArray[Any]]]] = deque()
 
-    def submit(self, rows: npt.NDArray[np.void], payloads: Sequence[Buffer]) -> None:
+    def submit(self, rows: npt.NDArray[np.void], payloads: Sequence[Buffer], ticket: object) -> None:
         """Starts the decode of at most ``batch_size`` images.
 
         Args:
             rows: [N] of :data:`feeder.decode.staged.ROW`, N at least 1.
             payloads: N JPEGs; kept until collected.
+            ticket: To collect them with; no other run's.
 
         Raises:
-            RuntimeError: if DALI fails; the pipeline is rebuilt then, and what was under way is lost.
+            PipelineError: if DALI fails; the pipeline is rebuilt then, and what was under way is lost.
         """
         window = rows["window"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
@@ -87,53 +95,66 @@ class DaliPipeline:
         if self.options.crops:
             inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
             inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)
+        if self._pipeline is None:
+            self._pipeline = _build(self.options)
+        failure = None
         try:
-            pipeline = self._built()
-            pipeline.feed_input("encoded", encoded)
+            self._under_way.append((ticket, [*encoded, *inputs.values()]))
+            self._pipeline.feed_input("encoded", encoded)
             for name, values in inputs.items():
-                pipeline.feed_input(name, values)
-            pipeline.schedule_run()
-        except RuntimeError:
+                self._pipeline.feed_input(name, values)
+            self._pipeline.schedule_run()
+        except Exception as error:  # of whatever kind an operator raises
+            failure = str(error)
+        except BaseException:  # an interrupt: nobody knows what DALI has got
             self.rebuild()
             raise
-        self._under_way.append([*encoded, *inputs.values()])
+        if failure is not None:
+            self.rebuild()
+            raise PipelineError(failure)
 
-    def collect(self, stream: Any = None) -> Any:
+    def collect(self, ticket: object, stream: Any = None) -> Any:
         """The oldest run's images.
 
         Args:
+            ticket: The run's.
             stream: The CUDA stream that will read them, made to wait for them; None without a GPU.
 
         Returns:
             DALI's list of N tensors uint8 [H, W, 3], dense. The memory is DALI's, and ours as long as the list lives.
 
         Raises:
-            RuntimeError: if an image can't be decoded; the pipeline is rebuilt then, and what was under way is lost.
+            PipelineError: if an image can't be decoded, or another run is the oldest, as after an interrupt; the
+                pipeline is rebuilt then, and what was under way is lost.
         """
-        if not self._under_way:
-            raise RuntimeError("DALI's pipeline was closed, as the interpreter ends")
+        if not self._under_way or self._under_way[0][0] is not ticket:
+            self.rebuild()
+            raise PipelineError("its pipeline was interrupted, or closed, as the interpreter ends")
+        failure = None
         try:
             (images,) = self._pipeline.share_outputs(cuda_stream=stream)
             self._pipeline.release_outputs()
-        except RuntimeError:
+            self._under_way.popleft()
+        except Exception as error:  # StopIteration among them
+            failure = str(error) or type(error).__name__
+        except BaseException:
             self.rebuild()
             raise
-        self._under_way.popleft()
+        if failure is not None:
+            self.rebuild()
+            raise PipelineError(failure)
         return images
 
     def rebuild(self) -> None:
         """Forgets the pipeline and what is under way; the next submit builds another."""
+        if self._pipeline is not None:
+            self._pipeline.feeder_inputs = self._under_way  # for as long as it lives: it may be reading them
         self._pipeline = None
-        self._under_way.clear()
+        self._under_way = deque()
 
     def close(self) -> None:
         """Ends DALI's threads and frees its memory; the next submit builds another pipeline."""
         self.rebuild()
-
-    def _built(self) -> Any:
-        if self._pipeline is None:
-            self._pipeline = _build(self.options)
-        return self._pipeline
 
 
 _live: weakref.WeakSet[DaliPipeline] = weakref.WeakSet()

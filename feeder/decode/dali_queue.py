@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from feeder.decode.base import Buffer
 from feeder.decode.borrowed import Borrowed
 from feeder.decode.crops import resize_crops
-from feeder.decode.dali_pipeline import DaliPipeline, PipelineOptions
+from feeder.decode.dali_pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decode.staged import Kind, Staged
-from feeder.imageinfo import image_info
+from feeder.imageinfo import ImageInfo, image_info
 
 __all__ = ["PIXEL_BYTES", "DaliQueue", "Part"]
 
@@ -22,6 +23,8 @@ __all__ = ["PIXEL_BYTES", "DaliQueue", "Part"]
 PIXEL_BYTES = 3
 # Batches that may be started and not asked for: one that is waited for, and the next.
 _STARTED = 2
+# Nearly every JPEG says its size within so many bytes.
+_HEADER_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +47,11 @@ class _Started:
     staged: Staged
     part: Part
     resized: _Resized | None = None
-    error: RuntimeError | None = None
+    failure: str | None = None
 
     @property
     def under_way(self) -> bool:
-        return self.resized is None and self.error is None
+        return self.resized is None and self.failure is None
 
 
 class _Resized(NamedTuple):
@@ -128,7 +131,7 @@ class DaliQueue:
                 return False
         try:
             self._submit(staged, part)
-        except RuntimeError:
+        except PipelineError:
             return False  # met again when it is asked for
         self._started.append(_Started(staged, part))
         return True
@@ -146,7 +149,7 @@ class DaliQueue:
             uint8 [N, H * W * 3], as stored (not turned), in memory of its own.
 
         Raises:
-            RuntimeError: if DALI fails.
+            PipelineError: if DALI fails.
         """
         self._collect_until(staged)
         started = self._find(staged)
@@ -156,8 +159,8 @@ class DaliQueue:
             self._submit(staged, part)
             return self._collect(staged, part).images
         self._forget(staged)
-        if started.error is not None:
-            raise started.error
+        if started.failure is not None:
+            raise PipelineError(started.failure)
         assert started.resized is not None
         images, event = started.resized
         if event is not None:  # they may have been resized on another stream, when another batch was asked for
@@ -192,8 +195,8 @@ class DaliQueue:
         if self._pipeline is None:
             self._pipeline = DaliPipeline(self.options)
         try:
-            self._pipeline.submit(staged.rows[part.rows], [staged.payloads[row] for row in part.rows.tolist()])
-        except RuntimeError:
+            self._pipeline.submit(staged.rows[part.rows], [staged.payloads[row] for row in part.rows.tolist()], part)
+        except PipelineError:
             self._lose_what_is_under_way()
             raise
 
@@ -203,8 +206,8 @@ class DaliQueue:
             if each.under_way:
                 try:
                     each.resized = self._collect(each.staged, each.part)
-                except RuntimeError as error:
-                    each.error = error
+                except PipelineError as error:
+                    each.failure = str(error)
                     self._lose_what_is_under_way()
                     return
             if each.staged is last:
@@ -214,11 +217,11 @@ class DaliQueue:
         """The oldest run's images, resized."""
         assert self._pipeline is not None
         stream: Any = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        decoded = self._pipeline.collect(stream)
+        decoded = self._pipeline.collect(part, stream)
         images = event = None
         try:
             images = resize_crops(decoded, staged.rows[part.rows], self.options.crops, self._device)
-        except RuntimeError:
+        except PipelineError:
             self._pipeline.rebuild()  # a failure loses what is under way, whatever failed
             raise
         finally:
@@ -234,5 +237,13 @@ class DaliQueue:
         if self.options.crops:
             window = staged.rows["window"][rows].astype(np.int64)
             return (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
-        found = [image_info(bytes(staged.payloads[row])) for row in rows.tolist()]
+        found = [_info(staged.payloads[row]) for row in rows.tolist()]
         return np.array([each.width_px * each.height_px for each in found], np.int64)
+
+
+def _info(payload: Buffer) -> ImageInfo:
+    """Of a JPEG, most of which is not looked at."""
+    try:
+        return image_info(bytes(memoryview(payload)[:_HEADER_BYTES]))
+    except ValueError:
+        return image_info(bytes(payload))

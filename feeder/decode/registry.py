@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from feeder.decode.base import MAX_PIXELS, Decoder, check_options
@@ -87,7 +88,8 @@ def get_decoder(
             decoder.check(recipe)
         return decoder
     reasons = []
-    for candidate in _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO:
+    candidates = _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO
+    for candidate in candidates:
         try:
             decoder = get_decoder(
                 candidate, recipe, **options, device=device, gpu_memory_limit_bytes=gpu_memory_limit_bytes
@@ -95,9 +97,19 @@ def get_decoder(
         except BackendError as error:
             reasons.append(str(error))
             continue
-        _log.info("backend 'auto' is '%s'%s", candidate, "".join(f"; {reason}" for reason in reasons))
+        why = "".join(f"; {reason}" for reason in reasons)
+        level = logging.WARNING if "dali" in candidates and candidate != "dali" and _is_installed() else logging.INFO
+        _log.log(level, "backend 'auto' is '%s', the first of %s to run here%s", candidate, ", ".join(candidates), why)
         return decoder
     raise BackendError("no backend can run this recipe: " + "; ".join(reasons))
+
+
+def _is_installed() -> bool:
+    """Whether DALI is there at all."""
+    try:
+        return find_spec("nvidia.dali") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:

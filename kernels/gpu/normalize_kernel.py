@@ -300,7 +300,7 @@ def launch(
     if color is not None and mean is None:
         mean = torch.zeros(len(images), device=images.device)
     partners = on_device(None if mix is None else mix.partner, torch.int32, images)
-    box = None if mix is None else torch.tensor(mix.box or (0, 0, height, width))
+    box = None if mix is None else torch.tensor(mix.box or (0, 0, height, width), dtype=torch.int32)
     coloring = [or_nothing(each, images) for each in (steps, factors, mean)]
     _pixels_kernel[(triton.cdiv(height * width, _BLOCK), len(images))](
         images, out, *shared, *coloring, *erasing, or_nothing(partners, images), 1.0 if mix is None else float(mix.lam),
