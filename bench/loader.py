@@ -7,7 +7,8 @@ decode     Images/s of 2 workers beside 2 processes that each run a plain decode
 outside    Share of a worker's busy time that is neither drawing nor decoding; of that, reading; and, for comparison,
            what plain copies of as many bytes, from memory in no cache, would take of that time.
 rows       A worker's time for a sample, and the bytes read for it, where the index says where rows lie, beside the same
-           shards with an index that does not, so that files are read whole.
+           shards with an index that does not, so that files are read whole; and time and bytes of reading with nothing
+           in the page cache.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path), its order given by a sampler; and CPU time
            of such a batch's ids in the loader's own order of 1,281,167 shuffled samples.
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
@@ -214,10 +215,8 @@ def rows(path: str, extent: Extent) -> dict[str, Any]:
             os.symlink(shard.resolve(), Path(folder) / shard.name)
         index_without_rows(str(Path(path) / INDEX_NAME), str(Path(folder) / INDEX_NAME))
         options: dict[str, Any] = {"batch_size": 64, "num_workers": 1, "persistent_workers": True}
-        loaders = {
-            name: DataLoader(ShardDataset(where, RECIPE), **options)
-            for name, where in (("rows", path), ("whole", folder))
-        }
+        paths = {"rows": path, "whole": folder}
+        loaders = {name: DataLoader(ShardDataset(where, RECIPE), **options) for name, where in paths.items()}
         read_bytes: dict[str, float] = {}
 
         def us_a_sample(name: str) -> float:
@@ -237,11 +236,41 @@ def rows(path: str, extent: Extent) -> dict[str, Any]:
         ratios = [whole / needed for whole, needed in zip(found["whole"], found["rows"], strict=True)]
         for loader in loaders.values():
             loader.close()
+        cold = {name: functools.partial(_cold_read, where, extent.passes) for name, where in paths.items()}
+        reads = interleave({name: lambda read=read: read()[0] for name, read in cold.items()}, extent.repeats)
+        disk_bytes = {name: read()[1] for name, read in cold.items()}
     return {
         "us_a_sample": {name: spread(values) for name, values in found.items()},
         "ratio": spread(ratios),
         "read_bytes": read_bytes,
+        "cold": {
+            "read_us_a_sample": {name: spread(values) for name, values in reads.items()},
+            "ratio": spread([whole / needed for whole, needed in zip(reads["whole"], reads["rows"], strict=True)]),
+            "disk_bytes": disk_bytes,
+        },
     }
+
+
+def _cold_read(path: str, passes: int) -> tuple[float, float]:
+    """Microseconds of reading, and bytes from the disk, for a sample, with the shards out of the page cache."""
+    work = ShardDataset(path, RECIPE).work()
+    count = len(work.reader)
+    images, labels = np.empty((64, 3, 224, 224), np.uint8), np.empty(64, np.int64)
+    spent_ns = 0
+    before = _disk_bytes()
+    for seed in range(passes):
+        for shard in Path(path).glob("*.tar"):
+            with open(shard, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        ids = np.random.default_rng(seed).permutation(count)
+        for part in np.array_split(ids, -(-count // 64)):
+            spent_ns += work.run(0, part, part, images[: len(part)], labels[: len(part)]).read_ns
+    return spent_ns / count / passes / 1000, (_disk_bytes() - before) / count / passes
+
+
+def _disk_bytes() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def index_without_rows(path: str, to: str) -> None:
