@@ -103,6 +103,9 @@ trap sum_up EXIT
 if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     gpu=yes
     nvidia-smi >"$out/nvidia-smi.txt" 2>&1 || true
+    "$python" -c 'import sys; from bench.gpu.common import triton_lacks; sys.exit(triton_lacks())' 2>"$out/triton.log" ||
+        say "Triton's kernels don't run, so feeder's rows fail, and ladder and lessons mean little:" \
+            "$(tail -n 1 "$out/triton.log")"
 else
     gpu=no
     say "no CUDA device: everything that needs one is skipped"

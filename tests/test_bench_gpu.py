@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from bench.gpu import common, feed, summary
+from feeder._gpu import dispatch
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,6 +48,32 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
     text = summary.summarize(tmp_path)
     assert "on a GPU" in text
     assert "b FAILED: ZeroDivisionError" in text
+
+
+def test_rows_that_would_measure_the_references_fail_and_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = types.SimpleNamespace(name="a GPU", total_memory=2**34, multi_processor_count=80)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(dispatch, "_lacks", lambda: "a C compiler: install gcc")
+    common.triton_lacks.cache_clear()
+    feeds = {"feeder cpu": lambda: next(common.loader_feed("no shards", "cpu", 1, 4)), "other": lambda: {"x": 1.0}}
+    try:
+        code = common.on_gpu(
+            "gpu-x",
+            str(tmp_path / "gpu-x.json"),
+            lambda result: common.interleaved(feeds, 2, result),  # type: ignore[arg-type, func-returns-value]
+        )
+    finally:
+        common.triton_lacks.cache_clear()
+    found = json.loads((tmp_path / "gpu-x.json").read_text())
+    assert code == 1
+    assert found["gpu"]["triton"]["runs"] is False
+    assert list(found["errors"]) == ["feeder cpu"]
+    assert "install gcc" in found["errors"]["feeder cpu"]
+    assert list(found["rows"]) == ["other"]
+    assert "Triton's kernels DON'T RUN: using='triton' can't run here; missing is a C" in summary.summarize(tmp_path)
 
 
 @pytest.mark.parametrize("workers", [1, 8])
