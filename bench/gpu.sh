@@ -229,7 +229,7 @@ bench() { # PART LIMIT_S ARGUMENTS...
 bench kernels 200 bench.gpu.kernels
 bench transfer 120 bench.gpu.transfer --seekable "$seekable"
 for workers in 4 8 16; do
-    bench feed-$workers 500 bench.gpu.feed --images "$images" --seekable "$seekable" --keep "$keep" \
+    bench feed-$workers 560 bench.gpu.feed --images "$images" --seekable "$seekable" --keep "$keep" \
         --workers $workers --seconds "$seconds" --repeats "$repeats"
 done
 bench train 400 bench.gpu.train --seekable "$seekable" --repeats "$repeats"

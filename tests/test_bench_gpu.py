@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -93,13 +94,74 @@ def test_a_rate_does_not_count_what_workers_had_ready(workers: int, monkeypatch:
     assert common.rate(batches(), 0.5, workers)["images_per_s"] == 4 * workers
 
 
-def test_goals_are_of_the_rows_that_there_are() -> None:
-    rates = {"feeder dali, seekable": 30.0, "feeder cpu + kernel 1": 20.0, "plain DALI": 20.0, "torch + Pillow": 5.0}
+def test_goals_are_of_the_rows_that_there_are_and_name_plain_dalis_decoder() -> None:
+    few, many = feed.Settings(True, 0.65, 3, 4), feed.Settings(False, 0.85, 3, 8)
+    rates = {"feeder dali, seekable": 30.0, "feeder cpu + kernel 1": 20.0, "torch + Pillow": 5.0}
+    rates |= dict(zip(feed.plain_rows(few, many, 4, True), (20.0, 24.0), strict=True))
     assert feed.goals(rates, 4) == {
-        "feeder dali, seekable / plain DALI (1.3)": 1.5,
+        "feeder dali, seekable / plain DALI (image_random_crop, up to 4 threads) (1.3)": 1.5,
+        "feeder dali, seekable / plain DALI (whole images, up to 8 threads) (1.3)": 1.25,
         "best of feeder / torch + Pillow (4.0)": 6.0,
     }
+    assert list(feed.plain_rows(many, many, 8, False)) == [
+        "plain DALI (whole images, as image_random_crop fails, up to 8 or 16 threads)"
+    ]
     assert feed.goals({"torch + Pillow": 5.0}, 8) == {}
+
+
+def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speed(settings: feed.Settings) -> float:
+        # The more threads the fewer images are best left to the engine.
+        fits = 1 - abs(settings.hw_decoder_load - (0.35 if settings.num_threads > 4 else 0.85))
+        return settings.num_threads + settings.prefetch_queue_depth / 10 + fits
+
+    monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
+    monkeypatch.setattr(feed, "plain_dali", lambda _, *settings: speed(feed.Settings(*settings)))
+    monkeypatch.setattr(feed, "rate", lambda speed, *_: {"images_per_s": speed})
+    found = feed.best_plain("shards", 4, 1.0, common.Result("x", str(tmp_path / "x.json")))
+    assert found == {
+        "plain DALI (whole images, as image_random_crop fails, up to 4 threads)": feed.Settings(False, 0.85, 4, 4),
+        "plain DALI (whole images, as image_random_crop fails, up to 8 threads)": feed.Settings(False, 0.35, 4, 8),
+    }
+
+
+def test_dalis_memory_is_held_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output:
+        """DALI's list of tensors."""
+
+        def as_tensor(self) -> torch.Tensor:
+            return torch.zeros(2, 4, 5, 3)
+
+    class Event:
+        """Of a GPU that does nothing until it is waited for."""
+
+        done = False
+
+        def query(self) -> bool:
+            return self.done
+
+        def synchronize(self) -> None:
+            self.done = True
+
+    stream = types.SimpleNamespace(record_event=Event)
+    outputs: list[weakref.ref[Output]] = []
+
+    def run(where: Any) -> tuple[Output]:
+        assert where is stream
+        output = Output()
+        outputs.append(weakref.ref(output))
+        return (output,)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    batches = feed.owned(types.SimpleNamespace(run=run), 2)
+    alive = []
+    for _ in range(4):
+        assert next(batches).shape == (2, 3, 4, 5)
+        alive.append([output() is not None for output in outputs])
+    # The newest is still bound in the generator's frame, and is to be copied, too.
+    assert alive == [[True], [True, True], [False, True, True], [False, False, True, True]]
 
 
 def test_what_a_step_left_half_written_is_passed_over(tmp_path: Path) -> None:
