@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -205,6 +206,20 @@ def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: sig
     summed_up = (tmp_path / "summary.txt").read_text()
     assert "an earlier run's" in summed_up
     assert "gpu.sh: stopped" in summed_up
+
+
+def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
+    done = subprocess.run(["bash", str(ROOT / "bench/gpu.sh"), "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    limits = {name: int(minutes) for name, minutes in re.findall(r"^  (\S+) +(\d+) min  ", done.stdout, re.MULTILINE)}
+    assert max(limits.values()) <= 10
+    chosen = re.search(r"--only ([a-z0-9,-]+), (\d+) min at most.\n.*goes: (.*)\.", done.stdout)
+    assert chosen is not None
+    assert int(chosen[2]) <= 30
+    assert sorted([*chosen[1].split(","), *chosen[3].split()]) == sorted(limits)
+    for needed in ("pytest", "python3-dev", "gcc", "cmake", "Dockerfile"):
+        assert needed in done.stdout
 
 
 def test_too_few_images_for_a_batch_are_an_error_and_no_endless_wait() -> None:
