@@ -23,7 +23,7 @@ declare -A limit_s=(
 )
 declare -A what=(
     [tests]="the kernels' tests, on the GPU" [tests-rest]="all other tests that need a GPU"
-    [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's"
+    [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's, on both shard sets"
     [kernels]="the fused kernels beside a plain copy" [transfer]="copies to the GPU, and how much of them is hidden"
     [feed-4]="images/s with 4 workers beside plain DALI and torch" [feed-8]="with 8" [feed-16]="with 16"
     [train]="ResNet-50 beside one resident batch" [ladder]="from a naive loop to a busy GPU, step by step"
@@ -257,15 +257,17 @@ done
 [ $needed = no ] || prepare
 
 # Pixels on the GPU beside Pillow's; the report is the JSON that it prints.
-parity() {
-    "$python" -m feeder parity "$seekable" --backend dali --device cuda --fidelity "$1" --images 100 --json \
-        >"$out/parity-$1.json"
+parity() { # SHARDS FIDELITY
+    "$python" -m feeder parity "$1" --backend dali --device cuda --fidelity "$2" --images 100 --json
 }
 if wanted parity && [ $gpu = yes ]; then
     export -f parity
-    export python seekable out
+    export python
     for fidelity in fast exact; do
-        step parity-$fidelity 150 bash -c "parity $fidelity"
+        for shards in "$seekable" "$keep"; do
+            name="parity-$(basename "$shards")-$fidelity"
+            step "$name" $((limit_s[parity] / 4)) bash -c 'parity "$1" "$2" >"$3"' - "$shards" $fidelity "$out/$name.json"
+        done
     done
 fi
 seconds="${SECONDS_PER_RUN:-5}" repeats="${REPEATS:-3}"

@@ -222,6 +222,34 @@ def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
         assert needed in done.stdout
 
 
+def test_parity_is_looked_at_on_both_shard_sets(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        """#!/bin/sh
+case "$*" in
+*is_available*) exit 0 ;;
+*triton_lacks*) echo "no gcc" >&2; exit 1 ;;
+*"feeder shard"*) exit 0 ;;
+*"feeder parity"*) echo "{\\"passed\\": true, \\"device\\": \\"$4 ${10}\\"}"; exit 0 ;;
+esac
+"""
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    out = tmp_path / "a folder"
+    (out / "data/images").mkdir(parents=True)
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "parity"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summed_up = (out / "summary.txt").read_text()
+    for shards in ("seekable", "keep"):
+        for fidelity in ("fast", "exact"):
+            name = f"parity-{shards}-{fidelity}"
+            assert f"{name} ({out}/data/{shards} {fidelity}): passed" in summed_up
+    assert "feeder's rows fail, and ladder and lessons mean little: no gcc" in summed_up
+
+
 def test_too_few_images_for_a_batch_are_an_error_and_no_endless_wait() -> None:
     with pytest.raises(ValueError, match="fewer images"):
         next(common.endless([]))
