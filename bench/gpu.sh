@@ -2,34 +2,79 @@
 # Runs the tests and benchmarks that need a GPU, from a checkout, and writes what they find to a folder.
 #   bench/gpu.sh OUTDIR [WHEELS] [--only PART,PART...]
 #   WHEELS      a folder of wheels, installed to OUTDIR/site over what the Python has; feeder-data's may be among them
-#   --only      these parts alone, each under ten minutes; results of others in OUTDIR stay. In order:
-#               tests tests-rest data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons
+#   --only      these parts alone, in the order of --help's list; results of others in OUTDIR stay
 #   PYTHON      the Python to use; else .venv's, else python3 on the path
 #   IMAGES      photos in class folders; else made      SECONDS_PER_RUN (5)  REPEATS (3)
 # Fetches nothing from a network. Without a GPU everything is skipped, and the summary says so. Stopped by Ctrl-C or TERM
 # it sums up what there is; results are saved as they come.
+#
+# Needs, beside an NVIDIA GPU and its driver:
+#   in the Python  torch for CUDA, triton, NVIDIA DALI and Pillow; pytest for the tests, nvidia-ml-py for the GPU's
+#                  utilisation: pip install '.[dali-cuda13,gpu,nvml]' pytest
+#   for Triton     gcc and Python.h (python3-dev); else its kernels don't run, and feeder's rows fail
+#   for feeder     nothing where it is installed or the checkout is built; else cmake, ninja, nanobind and a C++20 compiler
+# Or an image of the Dockerfile, which has all but pytest: see bench/README.md.
 set -euo pipefail
 parts=(tests tests-rest data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
-usage() {
-    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+# Seconds after which a part's steps are ended; what they had found stays.
+declare -A limit_s=(
+    [tests]=560 [tests-rest]=560 [data]=480 [parity]=560 [kernels]=200 [transfer]=120 [feed-4]=560 [feed-8]=560
+    [feed-16]=560 [train]=400 [ladder]=560 [lessons]=400
+)
+declare -A what=(
+    [tests]="the kernels' tests, on the GPU" [tests-rest]="all other tests that need a GPU"
+    [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's, on both shard sets"
+    [kernels]="the fused kernels beside a plain copy" [transfer]="copies to the GPU, and how much of them is hidden"
+    [feed-4]="images/s with 4 workers beside plain DALI and torch" [feed-8]="with 8" [feed-16]="with 16"
+    [train]="ResNet-50 beside one resident batch" [ladder]="from a naive loop to a busy GPU, step by step"
+    [lessons]="when a GPU pays, what a copy and a wait cost"
+)
+# What has the goals, and then the rest, for when time is short.
+first=(data kernels transfer feed-4 train) later=(parity tests-rest feed-8 feed-16 tests ladder lessons)
+usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+wrong() {
+    usage >&2
+    printf '%s\n' "PARTs: ${parts[*]}" "More: bench/gpu.sh --help" >&2
     exit 2
+}
+minutes() { # PART...: at most
+    local part sum=0
+    for part in "$@"; do sum=$((sum + limit_s[$part])); done
+    echo $(((sum + 59) / 60))
+}
+joined() { local IFS=,; echo "$*"; }
+help() {
+    local part
+    usage
+    sed -n '10,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    echo
+    echo "Parts, in the order in which they run, and how long at most, $(minutes "${parts[@]}") min in all:"
+    for part in "${parts[@]}"; do printf '  %-11s %2d min  %s\n' "$part" "$(minutes "$part")" "${what[$part]}"; done
+    echo "Building feeder and making photos come on top. All but tests, tests-rest, kernels and lessons need data, made once."
+    echo
+    echo "With 30 minutes: --only $(joined "${first[@]}"), $(minutes "${first[@]}") min at most."
+    echo "Then, each as far as time goes: ${later[*]}."
 }
 places=() only=()
 while [ $# -gt 0 ]; do
     case "$1" in
     --only)
-        [ $# -ge 2 ] || usage
+        [ $# -ge 2 ] || wrong
         IFS=, read -ra only <<<"$2"
         shift
         ;;
-    -*) usage ;;
+    -h | --help)
+        help
+        exit 0
+        ;;
+    -*) wrong ;;
     *) places+=("$1") ;;
     esac
     shift
 done
-[ ${#places[@]} -ge 1 ] && [ ${#places[@]} -le 2 ] || usage
+[ ${#places[@]} -ge 1 ] && [ ${#places[@]} -le 2 ] || wrong
 for part in "${only[@]+"${only[@]}"}"; do
-    [[ " ${parts[*]} " == *" $part "* ]] || usage
+    [[ " ${parts[*]} " == *" $part "* ]] || wrong
 done
 wanted() { [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]]; }
 
@@ -103,6 +148,10 @@ trap sum_up EXIT
 if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     gpu=yes
     nvidia-smi >"$out/nvidia-smi.txt" 2>&1 || true
+    "$python" -c 'import sys; from bench.gpu.common import triton_lacks; sys.exit(triton_lacks())' 2>"$out/triton.log" ||
+        say "Triton's kernels don't run, so feeder's rows fail, and ladder and lessons mean little:" \
+            "$(tail -n 1 "$out/triton.log")"
+    [ -s "$out/triton.log" ] || rm -f "$out/triton.log"
 else
     gpu=no
     say "no CUDA device: everything that needs one is skipped"
@@ -135,7 +184,7 @@ run_marked_tests() {
     local file files left began=$SECONDS
     mapfile -t files < <(grep -rl 'mark\.gpu' tests --include='test_*.py' | sort)
     for file in "${files[@]}"; do
-        left=$((560 - SECONDS + began))
+        left=$((limit_s[tests-rest] - SECONDS + began))
         if [ $left -lt 10 ]; then
             failed=1
             say "tests-$(basename "$file" .py) NOT RUN: those before it took all the time"
@@ -147,7 +196,7 @@ run_marked_tests() {
 if wanted tests || wanted tests-rest; then
     if "$python" -c 'import pytest' 2>/dev/null; then
         # On a GPU the kernels' own tests run there, not in the interpreter.
-        if wanted tests && [ $gpu = yes ]; then run_tests tests-kernels 560 -m "not gpu" tests/gpu; fi
+        if wanted tests && [ $gpu = yes ]; then run_tests tests-kernels "${limit_s[tests]}" -m "not gpu" tests/gpu; fi
         if wanted tests-rest; then run_marked_tests; fi
     else
         say "pytest is not installed: the tests are skipped"
@@ -195,9 +244,11 @@ prepare() {
             return 0
         fi
     fi
-    [ -e "$seekable/index.bin" ] || step shard-seekable 280 "$python" -m feeder shard "$images" --out "$seekable" -q
+    [ -e "$seekable/index.bin" ] ||
+        step shard-seekable $((limit_s[data] * 3 / 5)) "$python" -m feeder shard "$images" --out "$seekable" -q
     [ -e "$keep/index.bin" ] ||
-        step shard-keep 200 "$python" -m feeder shard "$images" --out "$keep" --encode keep --dali-index -q
+        step shard-keep $((limit_s[data] * 2 / 5)) "$python" -m feeder shard "$images" --out "$keep" --encode keep \
+            --dali-index -q
 }
 needed=no
 for part in data parity transfer feed-4 feed-8 feed-16 train ladder; do
@@ -206,35 +257,37 @@ done
 [ $needed = no ] || prepare
 
 # Pixels on the GPU beside Pillow's; the report is the JSON that it prints.
-parity() {
-    "$python" -m feeder parity "$seekable" --backend dali --device cuda --fidelity "$1" --images 100 --json \
-        >"$out/parity-$1.json"
+parity() { # SHARDS FIDELITY
+    "$python" -m feeder parity "$1" --backend dali --device cuda --fidelity "$2" --images 100 --json
 }
 if wanted parity && [ $gpu = yes ]; then
     export -f parity
-    export python seekable out
+    export python
     for fidelity in fast exact; do
-        step parity-$fidelity 150 bash -c "parity $fidelity"
+        for shards in "$seekable" "$keep"; do
+            name="parity-$(basename "$shards")-$fidelity"
+            step "$name" $((limit_s[parity] / 4)) bash -c 'parity "$1" "$2" >"$3"' - "$shards" $fidelity "$out/$name.json"
+        done
     done
 fi
 seconds="${SECONDS_PER_RUN:-5}" repeats="${REPEATS:-3}"
-bench() { # PART LIMIT_S ARGUMENTS...
+bench() { # PART MODULE ARGUMENTS...
     wanted "$1" || return 0
     rm -f "$out/gpu-$1.json"
-    step "gpu-$1" "$2" "$python" -m "${@:3}" --json "$out/gpu-$1.json"
+    step "gpu-$1" "${limit_s[$1]}" "$python" -m "${@:2}" --json "$out/gpu-$1.json"
 }
-bench kernels 200 bench.gpu.kernels
-bench transfer 120 bench.gpu.transfer --seekable "$seekable"
+bench kernels bench.gpu.kernels
+bench transfer bench.gpu.transfer --seekable "$seekable"
 for workers in 4 8 16; do
-    bench feed-$workers 500 bench.gpu.feed --images "$images" --seekable "$seekable" --keep "$keep" \
+    bench feed-$workers bench.gpu.feed --images "$images" --seekable "$seekable" --keep "$keep" \
         --workers $workers --seconds "$seconds" --repeats "$repeats"
 done
-bench train 400 bench.gpu.train --seekable "$seekable" --repeats "$repeats"
+bench train bench.gpu.train --seekable "$seekable" --repeats "$repeats"
 if [ $gpu = yes ]; then
     # Larger batches than 1,024, of float32 from torch's workers, would take much of a machine's shared memory.
-    bench ladder 560 bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" --repeats "$repeats" \
+    bench ladder bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" --repeats "$repeats" \
         --maximum 1024
-    bench lessons 400 bench.transfer
+    bench lessons bench.transfer
 fi
 
 exit $failed

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
+import types
+import weakref
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 from bench.gpu import common, feed, summary
+from feeder._gpu import dispatch
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,6 +52,32 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
     assert "b FAILED: ZeroDivisionError" in text
 
 
+def test_rows_that_would_measure_the_references_fail_and_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = types.SimpleNamespace(name="a GPU", total_memory=2**34, multi_processor_count=80)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(dispatch, "_lacks", lambda: "a C compiler: install gcc")
+    common.triton_lacks.cache_clear()
+    feeds = {"feeder cpu": lambda: next(common.loader_feed("no shards", "cpu", 1, 4)), "other": lambda: {"x": 1.0}}
+    try:
+        code = common.on_gpu(
+            "gpu-x",
+            str(tmp_path / "gpu-x.json"),
+            lambda result: common.interleaved(feeds, 2, result),  # type: ignore[arg-type, func-returns-value]
+        )
+    finally:
+        common.triton_lacks.cache_clear()
+    found = json.loads((tmp_path / "gpu-x.json").read_text())
+    assert code == 1
+    assert found["gpu"]["triton"]["runs"] is False
+    assert list(found["errors"]) == ["feeder cpu"]
+    assert "install gcc" in found["errors"]["feeder cpu"]
+    assert list(found["rows"]) == ["other"]
+    assert "Triton's kernels DON'T RUN: using='triton' can't run here; missing is a C" in summary.summarize(tmp_path)
+
+
 @pytest.mark.parametrize("workers", [1, 8])
 def test_a_rate_does_not_count_what_workers_had_ready(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
@@ -65,13 +95,74 @@ def test_a_rate_does_not_count_what_workers_had_ready(workers: int, monkeypatch:
     assert common.rate(batches(), 0.5, workers)["images_per_s"] == 4 * workers
 
 
-def test_goals_are_of_the_rows_that_there_are() -> None:
-    rates = {"feeder dali, seekable": 30.0, "feeder cpu + kernel 1": 20.0, "plain DALI": 20.0, "torch + Pillow": 5.0}
+def test_goals_are_of_the_rows_that_there_are_and_name_plain_dalis_decoder() -> None:
+    few, many = feed.Settings(True, 0.65, 3, 4), feed.Settings(False, 0.85, 3, 8)
+    rates = {"feeder dali, seekable": 30.0, "feeder cpu + kernel 1": 20.0, "torch + Pillow": 5.0}
+    rates |= dict(zip(feed.plain_rows(few, many, 4, True), (20.0, 24.0), strict=True))
     assert feed.goals(rates, 4) == {
-        "feeder dali, seekable / plain DALI (1.3)": 1.5,
+        "feeder dali, seekable / plain DALI (image_random_crop, up to 4 threads) (1.3)": 1.5,
+        "feeder dali, seekable / plain DALI (whole images, up to 8 threads) (1.3)": 1.25,
         "best of feeder / torch + Pillow (4.0)": 6.0,
     }
+    assert list(feed.plain_rows(many, many, 8, False)) == [
+        "plain DALI (whole images, as image_random_crop fails, up to 8 or 16 threads)"
+    ]
     assert feed.goals({"torch + Pillow": 5.0}, 8) == {}
+
+
+def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speed(settings: feed.Settings) -> float:
+        # The more threads the fewer images are best left to the engine.
+        fits = 1 - abs(settings.hw_decoder_load - (0.35 if settings.num_threads > 4 else 0.85))
+        return settings.num_threads + settings.prefetch_queue_depth / 10 + fits
+
+    monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
+    monkeypatch.setattr(feed, "plain_dali", lambda _, *settings: speed(feed.Settings(*settings)))
+    monkeypatch.setattr(feed, "rate", lambda speed, *_: {"images_per_s": speed})
+    found = feed.best_plain("shards", 4, 1.0, common.Result("x", str(tmp_path / "x.json")))
+    assert found == {
+        "plain DALI (whole images, as image_random_crop fails, up to 4 threads)": feed.Settings(False, 0.85, 4, 4),
+        "plain DALI (whole images, as image_random_crop fails, up to 8 threads)": feed.Settings(False, 0.35, 4, 8),
+    }
+
+
+def test_dalis_memory_is_held_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output:
+        """DALI's list of tensors."""
+
+        def as_tensor(self) -> torch.Tensor:
+            return torch.zeros(2, 4, 5, 3)
+
+    class Event:
+        """Of a GPU that does nothing until it is waited for."""
+
+        done = False
+
+        def query(self) -> bool:
+            return self.done
+
+        def synchronize(self) -> None:
+            self.done = True
+
+    stream = types.SimpleNamespace(record_event=Event)
+    outputs: list[weakref.ref[Output]] = []
+
+    def run(where: Any) -> tuple[Output]:
+        assert where is stream
+        output = Output()
+        outputs.append(weakref.ref(output))
+        return (output,)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    batches = feed.owned(types.SimpleNamespace(run=run), 2)
+    alive = []
+    for _ in range(4):
+        assert next(batches).shape == (2, 3, 4, 5)
+        alive.append([output() is not None for output in outputs])
+    # The newest is still bound in the generator's frame, and is to be copied, too.
+    assert alive == [[True], [True, True], [False, True, True], [False, False, True, True]]
 
 
 def test_what_a_step_left_half_written_is_passed_over(tmp_path: Path) -> None:
@@ -115,6 +206,48 @@ def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: sig
     summed_up = (tmp_path / "summary.txt").read_text()
     assert "an earlier run's" in summed_up
     assert "gpu.sh: stopped" in summed_up
+
+
+def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
+    done = subprocess.run(["bash", str(ROOT / "bench/gpu.sh"), "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    limits = {name: int(minutes) for name, minutes in re.findall(r"^  (\S+) +(\d+) min  ", done.stdout, re.MULTILINE)}
+    assert max(limits.values()) <= 10
+    chosen = re.search(r"--only ([a-z0-9,-]+), (\d+) min at most.\n.*goes: (.*)\.", done.stdout)
+    assert chosen is not None
+    assert int(chosen[2]) <= 30
+    assert sorted([*chosen[1].split(","), *chosen[3].split()]) == sorted(limits)
+    for needed in ("pytest", "python3-dev", "gcc", "cmake", "Dockerfile"):
+        assert needed in done.stdout
+
+
+def test_parity_is_looked_at_on_both_shard_sets(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        """#!/bin/sh
+case "$*" in
+*is_available*) exit 0 ;;
+*triton_lacks*) echo "no gcc" >&2; exit 1 ;;
+*"feeder shard"*) exit 0 ;;
+*"feeder parity"*) echo "{\\"passed\\": true, \\"device\\": \\"$4 ${10}\\"}"; exit 0 ;;
+esac
+"""
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    out = tmp_path / "a folder"
+    (out / "data/images").mkdir(parents=True)
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "parity"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summed_up = (out / "summary.txt").read_text()
+    for shards in ("seekable", "keep"):
+        for fidelity in ("fast", "exact"):
+            name = f"parity-{shards}-{fidelity}"
+            assert f"{name} ({out}/data/{shards} {fidelity}): passed" in summed_up
+    assert "feeder's rows fail, and ladder and lessons mean little: no gcc" in summed_up
 
 
 def test_too_few_images_for_a_batch_are_an_error_and_no_endless_wait() -> None:

@@ -10,12 +10,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 import feeder
+from feeder import _gpu
 from feeder import transforms as T
+from feeder._gpu.dispatch import runs_triton
 from feeder.measure import save, spread
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "rate",
     "recipe",
     "survives",
+    "triton_lacks",
     "warm_up",
 ]
 
@@ -52,14 +56,34 @@ def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, memory and driver side of the GPU."""
+    """Name, memory and driver side of the GPU, and whether Triton's kernels run there."""
     properties = torch.cuda.get_device_properties(0)
+    lacking = triton_lacks()
     return {
         "name": properties.name,
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "multiprocessors": properties.multi_processor_count,
         "torch_cuda": torch.version.cuda,
+        "triton": {"runs": lacking is None, "lacks": lacking},
     }
+
+
+@lru_cache(maxsize=1)
+def triton_lacks() -> str | None:
+    """Why Triton's kernels don't run on the GPU, found by running one; None: they do.
+
+    Without them the loader takes the torch references, several times slower, and goes on.
+    """
+    try:
+        device = torch.device("cuda")
+        runs_triton(device, "triton")
+        ones = torch.ones(3, device=device)
+        image = torch.zeros((1, 3), dtype=torch.uint8, device=device)
+        _gpu.normalize(image, (1, 1), scale=ones, bias=ones, dtype=torch.float16, channels_last=True, using="triton")
+        torch.cuda.synchronize()
+    except Exception as error:  # whatever a compiler or a driver has to say
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
 
 
 class Result:
@@ -240,8 +264,11 @@ def loader_feed(
     """Batches of a feeder.DataLoader on the GPU, float16 and channels_last, without end.
 
     Raises:
-        RuntimeError: when it ends, if the CPU decoded images in the GPU's place.
+        RuntimeError: if Triton's kernels don't run; when it ends, if the CPU decoded images in the GPU's place.
     """
+    lacking = triton_lacks()
+    if lacking is not None:
+        raise RuntimeError(f"Triton's kernels don't run here, and their torch references are no measure: {lacking}")
     loader = feeder.DataLoader(
         feeder.ShardDataset(shards, transform=recipe()),
         batch_size,

@@ -2,10 +2,12 @@
 
 Rows, with so many CPU workers or threads: feeder.DataLoader with DALI on seekable shards and on kept ones, and with
 feeder's CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings; torch's
-DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own.
-Not equal: feeder's DALI rows have that many worker processes and as many DALI threads, plain DALI has at most that many
-threads and no process, the others that many processes; the table says so, and what CPU each took.
-Goals: DALI on seekable shards at least 1.3 times plain DALI, on kept ones at least 1.0; at 4 workers the best of
+DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own, without a
+wait of the host for it.
+Not equal: feeder's DALI rows have N worker processes and N DALI threads, the other loaders N processes. Plain DALI has
+threads alone: at most N in one row, at most 2 N, as many as feeder's processes and threads together, in another if more
+than N are faster. The table says so, and what CPU each took. Plain DALI's hw_decoder_load is searched, feeder's is not.
+Goals: DALI on seekable shards at least 1.3 times either plain DALI, on kept ones at least 1.0; at 4 workers the best of
 feeder's 4 times torch's DataLoader.
 
     python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--workers 4] [--seconds 5]
@@ -13,9 +15,11 @@ feeder's 4 times torch's DataLoader.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +40,7 @@ from bench.gpu.common import (
 from feeder.bench.images import image_fields, tars
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
+from feeder.decode.dali import DaliDecoder
 from feeder.measure import table
 
 BATCH = 256
@@ -71,7 +76,9 @@ def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) 
     indexes = [os.path.splitext(path)[0] + ".idx" for path in tars(shards)]
     reader = {"index_paths": indexes} if all(map(os.path.exists, indexes)) else {}
 
-    @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth)  # type: ignore[misc]
+    @pipeline_def(  # type: ignore[misc]
+        batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth, exec_dynamic=True
+    )
     def pipeline() -> Any:
         encoded, _ = fn.readers.webdataset(
             paths=tars(shards), ext=[";".join(image_fields(shards)), "cls"], random_shuffle=True,
@@ -95,14 +102,35 @@ def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) 
 
     built = pipeline()
     built.build()
+    yield from owned(built, depth)
+
+
+def owned(pipeline: Any, ahead: int) -> Generator[torch.Tensor, None, None]:
+    """Batches of a DALI pipeline, copied: owned, as every other row's are, and in the stream's order as theirs.
+
+    Args:
+        pipeline: Built, of the dynamic executor, with one output [N, H, W, C]; else the host would wait for each batch.
+        ahead: Of the GPU, so many batches at most.
+    """
+    held: deque[tuple[Any, torch.cuda.Event]] = deque()
     while True:
-        (images,) = built.run()
-        # Owned, as every other row's batches are.
-        yield torch.utils.dlpack.from_dlpack(images.as_tensor()).clone().permute(0, 3, 1, 2)
+        stream = torch.cuda.current_stream()
+        (images,) = pipeline.run(stream)
+        batch = torch.utils.dlpack.from_dlpack(images.as_tensor()).clone().permute(0, 3, 1, 2)
+        # DALI's memory has to stay until it is copied.
+        held.append((images, stream.record_event()))
+        if len(held) > ahead:
+            held[0][1].synchronize()
+        while held and held[0][1].query():
+            held.popleft()
+        yield batch
 
 
-def best_plain(shards: str, threads: int, seconds: float, result: Result) -> Settings:
+def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dict[str, Settings]:
     """The fastest decoder, hw_decoder_load, prefetch depth and number of threads: one after the other, by short runs.
+
+    Returns:
+        The best of at most ``threads`` and of at most twice as many, or one if it is the same, by the row's name.
 
     Raises:
         RuntimeError: if none runs.
@@ -129,12 +157,43 @@ def best_plain(shards: str, threads: int, seconds: float, result: Result) -> Set
         raise RuntimeError("it runs with neither decoder")
     best = try_out(settings)
     best = try_out([best._replace(prefetch_queue_depth=depth) for depth in (3, 4)])
-    return try_out([best._replace(num_threads=max(1, threads // 2))])
+    best = try_out([best._replace(num_threads=max(1, threads // 2))])
+    # With more threads another share of the hardware engine may be the best one.
+    more = try_out(
+        [each._replace(prefetch_queue_depth=best.prefetch_queue_depth, num_threads=2 * threads) for each in settings]
+    )
+    more = try_out([more._replace(num_threads=threads + (threads + 1) // 2)])
+    return plain_rows(best, more, threads, found[True])
+
+
+def plain_rows(best: Settings, more: Settings, threads: int, fused_runs: bool) -> dict[str, Settings]:
+    """What the plain rows are called: by their decoder, and by how many threads they could have had.
+
+    Args:
+        best: With at most so many threads.
+        more: With at most twice as many.
+        threads: So many.
+        fused_runs: Whether image_random_crop could be tried.
+    """
+
+    def name(settings: Settings, limits: str) -> str:
+        whole = "whole images" if fused_runs else "whole images, as image_random_crop fails"
+        return f"plain DALI ({'image_random_crop' if settings.image_random_crop else whole}, up to {limits} threads)"
+
+    if best == more:
+        return {name(best, f"{threads} or {2 * threads}"): best}
+    return {name(best, str(threads)): best, name(more, str(2 * threads)): more}
+
+
+def feeder_load() -> float:
+    """The hw_decoder_load of feeder's DALI rows: DataLoader has no option for it, so the decoder's default."""
+    return float(inspect.signature(DaliDecoder).parameters["hw_decoder_load"].default)
 
 
 def measure(options: Any, result: Result) -> None:
     workers = options.workers
-    result.add(batch=BATCH, seconds=options.seconds, workers=workers)
+    load = {"value": feeder_load(), "searched": False, "why": "feeder.DataLoader has no option for it"}
+    result.add(batch=BATCH, seconds=options.seconds, workers=workers, feeder_hw_decoder_load=load)
     feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
         "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", workers, BATCH),
         "torch + Pillow": lambda: torch_feed(options.images, workers),
@@ -143,36 +202,41 @@ def measure(options: Any, result: Result) -> None:
         first = f"from bench.gpu.common import loader_feed; next(loader_feed({shards!r}, 'dali', 2, {BATCH}))"
         if survives(f"feeder dali, {name}", first, result):
             feeds[f"feeder dali, {name}"] = lambda shards=shards: loader_feed(shards, "dali", workers, BATCH)  # type: ignore[misc]
+    plain: dict[str, Settings] = {}
     try:
-        best = best_plain(options.keep, workers, min(2.0, options.seconds), result)
-        result.add(plain_dali=best._asdict())
-        feeds["plain DALI"] = lambda: plain_dali(options.keep, *best)
+        plain = best_plain(options.keep, workers, min(2.0, options.seconds), result)
+        result.add(plain_dali={name: settings._asdict() for name, settings in plain.items()})
     except Exception as error:
         result.failed("plain DALI", error)
+    for name, settings in plain.items():
+        feeds[name] = lambda settings=settings: plain_dali(options.keep, *settings)  # type: ignore[misc]
 
     def run(name: str) -> Row:
         return rate(feeds[name](), options.seconds, workers)
 
     middle = interleaved({name: (lambda name=name: run(name)) for name in feeds}, options.repeats, result)  # type: ignore[misc]
     given = {name: f"{workers} + {workers if name.startswith('feeder dali') else 0}" for name in feeds}
-    if "plain DALI" in feeds:
-        given["plain DALI"] = f"0 + {best.num_threads}"
+    given |= {name: f"0 + {settings.num_threads}" for name, settings in plain.items()}
     result.add(processes_and_dali_threads=given)
     rows = [[f"{workers} workers", "processes + DALI threads", "images/s", "CPU cores for 1,000 images/s"]]
     for name, row in middle.items():
         rate_and_cores = f"{row['images_per_s']:,.0f}", f"{row['cores_per_1000_images_per_s']:.2f}"
         rows.append([name, given[name], *rate_and_cores])
     print(table(rows))
+    print(f"feeder's hw_decoder_load: fixed at its default, {load['value']}, as {load['why']}")
+    for name, settings in plain.items():
+        print(f"{name}: hw_decoder_load {settings.hw_decoder_load}, prefetch {settings.prefetch_queue_depth}")
     result.add(goals=goals({name: row["images_per_s"] for name, row in middle.items()}, workers))
 
 
-def goals(rates: dict[str, float], workers: int) -> dict[str, float]:
+def goals(rates: Mapping[str, float], workers: int) -> dict[str, float]:
     """The ratios that are aimed at, of the rows that could be measured."""
     found = {}
     ours = [value for name, value in rates.items() if name.startswith("feeder")]
     for name, goal in (("feeder dali, seekable", "1.3"), ("feeder dali, keep", "1.0")):
-        if name in rates and "plain DALI" in rates:
-            found[f"{name} / plain DALI ({goal})"] = rates[name] / rates["plain DALI"]
+        for plain in rates:
+            if name in rates and plain.startswith("plain DALI"):
+                found[f"{name} / {plain} ({goal})"] = rates[name] / rates[plain]
     if ours and "torch + Pillow" in rates:
         goal = " (4.0)" if workers == 4 else " (no goal)"
         found[f"best of feeder / torch + Pillow{goal}"] = max(ours) / rates["torch + Pillow"]

@@ -35,6 +35,9 @@ def summarize(folder: Path) -> str:
             continue
         machine, gpu = result.get("machine", {}), result.get("gpu", {})
         lines.append(f"  on {gpu.get('name')}, {machine.get('cores')} cores, commit {machine.get('commit')}")
+        triton = gpu.get("triton", {})
+        if "runs" in triton:
+            lines.append("  Triton's kernels " + ("run" if triton["runs"] else f"DON'T RUN: {triton.get('lacks')}"))
         lines += [f"  {what} FAILED: {error}" for what, error in result.get("errors", {}).items()]
         log = path.with_suffix(".log")
         tail = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
