@@ -159,9 +159,6 @@ class DecodeFeed:
         fused = mixing is not None and work.recipe.output_dtype != "uint8"
         mix = mixing_partner(mixing, len(made), self._decoder.device) if mixing is not None and fused else None
         images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last, mix=mix)
-        if any(errors) and fused:  # others were mixed with what is to be replaced
-            images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last)
-            fused = False
         finished.let_go()
         batch = Decoded(
             finished.arrays, finished.fields, finished.substitutions, finished.epoch, finished.parts, images=images
@@ -172,7 +169,7 @@ class DecodeFeed:
                 failed = self._replace(batch, row, named) if work.skip else named
                 if failed is not None:
                     return failed
-        if mixing is not None and not fused:
+        if mixing is not None and (any(errors) or not fused):
             batch.images = mixing.apply(batch.images)
         return batch
 

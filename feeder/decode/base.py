@@ -124,7 +124,8 @@ class TrainerDecoder(Decoder, Protocol):
             recipe: What is done to every image; its output size must be fixed.
             rest: What was drawn for the ops after the base path, N rows each.
             channels_last: Memory format of the output.
-            mix: The partner of each sample, if they are to be mixed.
+            mix: The partner of each sample, if they are to be mixed. Where one could not be decoded none are, as it is
+                to be replaced first.
 
         Returns:
             [N, 3, H, W] of the recipe's output dtype, the caller's own, and for each image None or why it could not

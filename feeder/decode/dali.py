@@ -204,7 +204,7 @@ class DaliDecoder:
             rest: What was drawn for the ops after the base path, N rows each.
             size: (H, W) of the output; None takes the recipe's, which must not depend on the image then.
             channels_last: Memory format of the output.
-            mix: The partner of each sample; needs a float output.
+            mix: The partner of each sample; needs a float output. Where one can't be decoded nothing is mixed.
             out: [N, 3, H, W] of the recipe's output dtype on this device, filled; None makes one.
 
         Returns:
@@ -217,7 +217,7 @@ class DaliDecoder:
             self._finisher = recipe, Finisher(recipe, self.device)
         height, width = recipe.base_size or size
         images, errors = self._decode(staged, 3 * height * width)
-        turn = staged.rows["turn"]
+        turn, mix = staged.rows["turn"], None if any(errors) else mix
         result = self._finisher[1](images, size, rest, turn=turn, channels_last=channels_last, mix=mix, out=out)
         return result, errors
 
