@@ -178,7 +178,7 @@ class Index:
             self.shards = tuple(ShardEntry(str(s["name"]), int(s["size_bytes"])) for s in header["shards"])
             self.fields = tuple(str(name) for name in header["fields"])
             self._samples = int(header["samples"])
-            data = np.memmap(self.path, np.uint8, "r")
+            data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)  # whose elements are had in half the time
             columns = header["columns"]
             absent = [] if all(name in columns for name in _OPTIONAL) else _OPTIONAL
             self._columns = {name: self._view(data, name, columns[name]) for name in _DTYPES if name not in absent}

@@ -157,7 +157,7 @@ class ShardReader:
         index = self.index
         errors: list[DecodeError | None] = [None] * len(ids)
         orientations = np.array(index.orientation[ids]) if self.exif else np.ones(len(ids), np.uint8)
-        turned_wrongly = (orientations < 1) | (orientations > 8)
+        turned_wrongly = orientations - np.uint8(1) > 7  # 0 becomes 255
         for i in np.flatnonzero(turned_wrongly).tolist():
             errors[i] = self.at(
                 DecodeError(
@@ -167,9 +167,11 @@ class ShardReader:
                 int(ids[i]),
             )
         orientations[turned_wrongly] = 1
-        sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int32)
+        sizes = np.empty((len(ids), 2), np.int32)
+        sizes[:, 0], sizes[:, 1] = index.height[ids], index.width[ids]
         swapped = orientations >= SWAPPING_ORIENTATIONS[0]
-        sizes[swapped] = sizes[swapped, ::-1]
+        if swapped.any():
+            sizes[swapped] = sizes[swapped, ::-1]
         return orientations, sizes, errors
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
