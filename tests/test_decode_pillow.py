@@ -354,7 +354,7 @@ def test_auto_takes_the_first_that_can_run_the_recipe_and_says_so(
     assert registry.get_decoder("auto", Recipe.of([Resize(9)])).name == "picky"
     assert "backend 'auto' is 'cpu'" in caplog.text
     assert registry.get_decoder("auto", Recipe.of([RandAugment()])).name == "pillow"
-    assert "backend 'auto' is 'pillow'; not RandAugment" in caplog.text
+    assert "backend 'auto' is 'pillow', the first of cpu, pillow to run here; not RandAugment" in caplog.text
     assert "cpu" in registry.available_decoders()
 
 

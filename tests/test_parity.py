@@ -98,7 +98,7 @@ def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
 ) -> None:
     if "dali" not in registry.available_decoders():
         pytest.skip("DALI is not installed")
-    from feeder.decode.dali_pipeline import DaliPipeline
+    from feeder.decode.dali_pipeline import DaliPipeline, PipelineError
 
     bad = (images / "class-0" / "0.jpg").read_bytes()
     (images / "class-0" / "bad.jpg").write_bytes(without_tables(bad))
@@ -106,7 +106,7 @@ def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
     assert report.redone == 0
 
     def fail(*_: object) -> None:
-        raise RuntimeError("no engine")
+        raise PipelineError("no engine")
 
     monkeypatch.setattr(DaliPipeline, "collect", fail)
     report = parity(os.fspath(images), backend="dali")

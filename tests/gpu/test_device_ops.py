@@ -31,8 +31,8 @@ from tests.gpu import oracle
 HEIGHT, WIDTH, COUNT = 29, 37, 20
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# pillow-simd's blends round differently.
-EXACT = 0 if "post" not in PIL.__version__ else 1
+# pillow-simd's blends round differently, by a level, of which what comes next may make several, in few places.
+EXACT = 0 if "post" not in PIL.__version__ else 12
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,9 @@ def assert_pillows(
         sample = {name: values[row] for name, values in params.items()}
         expected = np.asarray(IMAGE_OPS[type(op)](Image.fromarray(base[row]), op, sample))
         assert expected.shape == found[row].shape
-        assert np.abs(expected.astype(int) - found[row]).max() <= level, (row, sample)
+        difference = np.abs(expected.astype(int) - found[row])
+        assert difference.max() <= level, (row, sample)
+        assert (difference > 1).mean() <= 0.03, (row, sample)
 
 
 WARPS = ("nearest", "bilinear", "bicubic")
@@ -176,7 +178,9 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, what: Any = "") ->
     assert found.dtype == expected.dtype
     difference = (found.cpu().double() - expected.double()).abs()
     # Kernel 1's blends may lie a level away where they lie on the edge between two; all else is rounding.
-    level = 1.001 if expected.max() > 10.0 else 1.001 / 255 / min(STD)
+    one = 1.001 if expected.max() > 10.0 else 1.001 / 255 / min(STD)
+    level = one * max(1, EXACT)
+    assert (difference > one + 1e-3).double().mean() <= 0.03, what
     unit = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}.get(expected.dtype, 2.0**-20)
     rounding = unit * expected.double().abs() + 1e-5
     assert (difference <= level + rounding).all(), what
