@@ -73,3 +73,14 @@ def test_owners_live_until_a_wait_is_over(size_bytes: int) -> None:
     borrowed.wait_for_all()
     assert [event.waited_for for event in events] == [True] * 4
     assert [each() for each in alive] == [None] * 4
+
+
+def test_who_is_let_go_waits_too() -> None:
+    """A loader that nobody closes must not give memory back that is still read."""
+    borrowed, owner = Borrowed(), Owner()
+    alive = weakref.ref(owner)
+    event = Event(alive)
+    borrowed.hold(owner, 10, event)
+    del owner, borrowed
+    assert event.waited_for
+    assert alive() is None
