@@ -170,3 +170,29 @@ def test_kernels_readme_has_the_committed_tables() -> None:
     for script in (decode, decode_builds):
         name = script.__name__.rpartition(".")[2]
         assert f"\n{script.markdown(committed(name))}\n" in text, f"kernels/README.md: another table than {name}.json's"
+
+
+def test_the_committed_loading_result_is_what_the_loader_promises() -> None:
+    """What a new measurement on a quiet machine has to show before it may take the old one's place."""
+    found = committed("loader")
+    assert found["generic"]["speed_ratio"] >= 1.3
+    assert found["generic"]["cpu_ratio"] <= 1.0
+    assert found["decode"]["ratio"]["median"] >= 0.95
+    assert found["outside"]["outside_decode"]["median"] <= 0.05
+    trainer = found["trainer"]
+    assert trainer["cpu_ms_per_batch_of_256"]["median"] + trainer["order_ms_per_batch_of_256"]["median"] <= 1.0
+    for name, first in found["first"].items():  # by as little as the starts of two processes differ
+        assert first["ratio"]["median"] <= 1.05, name
+    soak = found["soak"]
+    assert soak["exact"] == soak["epochs"] == soak["killed"] == 200
+    start, end = soak["marks"]
+    assert end["anonymous_kib"] <= start["anonymous_kib"] + 1024
+    assert end["descriptors"] <= start["descriptors"]
+
+
+def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> None:
+    found = committed("torch_tests")
+    assert found["passed"] >= 264
+    assert found["failed"] == len(found["exceptions"]) <= 3
+    assert all(each["test"] and each["reason"] for each in found["exceptions"])
+    assert found["older_torch"]["failed"] == 0

@@ -10,6 +10,7 @@ import torch
 
 from feeder import _gpu
 from feeder.decode.dali_pipeline import PipelineError
+from feeder.decode.staged import by_size
 from feeder.tensors import to_device
 
 __all__ = ["resize_crops"]
@@ -47,13 +48,11 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device:
     tensors = [images[row] for row in range(len(rows))]
     addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
     resized = []
-    # Images that are still to be turned may be as high as others are wide.
-    for height, width in np.unique(rows["size"], axis=0).tolist():
-        here = np.flatnonzero((rows["size"] == (height, width)).all(axis=1))
+    for size, here in by_size(rows):
         places = torch.from_numpy(addresses[here]), torch.from_numpy(sizes[here])
         crops = _gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
         boxes = torch.from_numpy(source[here]), torch.from_numpy(support[here])
-        done = _gpu.crop_resize(crops, *boxes, (height, width), dtype=torch.uint8, channels_last=True)
+        done = _gpu.crop_resize(crops, *boxes, size, dtype=torch.uint8, channels_last=True)
         resized.append((here, done.permute(0, 2, 3, 1).reshape(len(here), -1)))
     if len(resized) == 1:
         return resized[0][1]

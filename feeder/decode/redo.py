@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decode.base import Buffer
+from feeder.decode.staged import by_size
 from feeder.errors import DecodeError
 
 __all__ = ["decode_on_cpu"]
@@ -44,10 +45,9 @@ def decode_on_cpu(
             except DecodeError as error:
                 errors[row] = error
         return pixels, errors
-    for height, width in np.unique(rows["size"], axis=0).tolist():
-        here = np.flatnonzero((rows["size"] == (height, width)).all(axis=1))
+    for size, here in by_size(rows):
 
-        def decoded(way: str, here: npt.NDArray[np.int64] = here, size: tuple[int, int] = (height, width)) -> Any:
+        def decoded(way: str, here: npt.NDArray[np.int64] = here, size: tuple[int, int] = size) -> Any:
             out = np.zeros((len(here), *size, 3), np.uint8)
             statuses, reasons = _native.decode_batch(
                 [payloads[row] for row in here.tolist()],

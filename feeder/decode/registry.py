@@ -11,7 +11,7 @@ from feeder.decode.base import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe
 
-__all__ = ["ENTRY_POINT_GROUP", "available_decoders", "decoder_names", "get_decoder"]
+__all__ = ["ENTRY_POINT_GROUP", "available_decoders", "dali_is_installed", "decoder_names", "get_decoder"]
 
 # Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes the
 # keyword arguments of `get_decoder` and gives a `feeder.decode.base.Decoder`.
@@ -98,14 +98,15 @@ def get_decoder(
             reasons.append(str(error))
             continue
         why = "".join(f"; {reason}" for reason in reasons)
-        level = logging.WARNING if "dali" in candidates and candidate != "dali" and _is_installed() else logging.INFO
+        passed_over = "dali" in candidates and candidate != "dali" and dali_is_installed()
+        level = logging.WARNING if passed_over else logging.INFO
         _log.log(level, "backend 'auto' is '%s', the first of %s to run here%s", candidate, ", ".join(candidates), why)
         return decoder
     raise BackendError("no backend can run this recipe: " + "; ".join(reasons))
 
 
-def _is_installed() -> bool:
-    """Whether DALI is there at all."""
+def dali_is_installed() -> bool:
+    """Whether NVIDIA DALI is there, without importing it; it may still not fit this machine."""
     try:
         return find_spec("nvidia.dali") is not None
     except ModuleNotFoundError:

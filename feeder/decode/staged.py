@@ -12,7 +12,7 @@ Note [Stored pixels]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -25,7 +25,7 @@ from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.imageinfo import image_info, jpeg_has_end
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
-__all__ = ["ROW", "Kind", "Staged", "Stager", "stored_boxes", "stored_rows", "turn_codes"]
+__all__ = ["ROW", "Kind", "Staged", "Stager", "by_size", "stored_boxes", "stored_rows", "turn_codes"]
 
 _NPY_MAGIC = b"\x93NUMPY"
 
@@ -355,6 +355,13 @@ def stored_boxes(
             box[:, axis + 2] = np.where(mirrored, length - low, high)
         boxes.append(box)
     return boxes[0].astype(np.int32), boxes[1]
+
+
+def by_size(rows: npt.NDArray[np.void]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64]]]:
+    """Each (height, width) that rows are resized to, and which they are: images that are still to be turned may be as
+    high as others are wide."""
+    for height, width in np.unique(rows["size"], axis=0).tolist():
+        yield (height, width), np.flatnonzero((rows["size"] == (height, width)).all(axis=1))
 
 
 def stored_rows(draws: Draws, orientations: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from torch import distributed
 from torch.utils.data import IterableDataset
 
 from feeder.cores import cores, local_world_size
+from feeder.decode.registry import dali_is_installed
 from feeder.tuning.trial import run
 
 __all__ = ["Choice", "choose", "measured", "shared"]
@@ -215,7 +215,7 @@ def _unmeasurable(dataset: Any, fast: bool, device: torch.device | None, argumen
         return "a dataset with a state goes on only with the number of workers it had"
     if _length(dataset) == 0:
         return "the dataset has no length, or 0"
-    on_gpu = device is not None and device.type == "cuda" and importlib.util.find_spec("nvidia.dali") is not None
+    on_gpu = device is not None and device.type == "cuda" and dali_is_installed()
     if arguments.get("backend") == "dali" or (fast and on_gpu and arguments.get("backend") == "auto"):
         return "workers only read, decoding is DALI's"
     return None
