@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch._utils import ExceptionWrapper
 
+from feeder.bench import contestant
 from feeder.bench import run as bench_run
 from feeder.bench.images import image_fields, listed, tars
 from feeder.bench.options import BenchOptions, default_workers
@@ -115,6 +117,18 @@ def test_a_rival_that_fails_or_says_nothing_is_named_with_its_reason(tree: Path)
     assert contestant.ended
     with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="KeyError: 'nobody'"):
         contestant.ask(job, 100)
+
+
+def test_the_reason_of_a_failure_in_a_worker_is_the_worker_s() -> None:
+    for error in (OSError("no room in /dev/shm"), RuntimeError("no room in /dev/shm\nmore of it")):
+        try:
+            raise error
+        except Exception:
+            wrapped = ExceptionWrapper(where="in DataLoader worker process 1")  # as torch's loader does
+        with pytest.raises(type(error)) as caught:
+            wrapped.reraise()
+        assert contestant._reason(caught.value) == f"{type(error).__name__}: no room in /dev/shm"
+    assert contestant._reason(ValueError("first\n  second")) == "ValueError: first"
 
 
 def test_images_that_feeder_or_pillow_cannot_decode_end_the_measurement(tmp_path: Path) -> None:

@@ -36,11 +36,20 @@ def main() -> int:
         try:
             found = _do(json.loads(line))
         except Exception as error:
-            found = {"failed": f"{type(error).__name__}: {error}".strip().partition("\n")[0]}
+            found = {"failed": _reason(error)}
         answers.write(json.dumps(found) + "\n")
         answers.flush()
         gc.collect()
     return 0
+
+
+def _reason(error: Exception) -> str:
+    """In one line what went wrong; of an error that torch's loader hands on from a worker, what it was there."""
+    lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
+    if frames and any(line.startswith("Original Traceback") for line in lines):
+        lines = lines[frames[-1] + 1 :] or lines
+    return lines[0]
 
 
 def _do(job: dict[str, Any]) -> dict[str, Any]:
