@@ -135,7 +135,9 @@ def _debug_mode() -> bool:
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
-    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")  # that it is a prototype
+        torch.cuda.set_sync_debug_mode("warn")
     return True
 
 
