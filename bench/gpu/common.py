@@ -155,7 +155,10 @@ def survives(what: str, statement: str, result: Result) -> bool:
 
 
 def interleaved(
-    rivals: Mapping[str, Callable[[], Row]], repeats: int, result: Result, under: str = "rows"
+    rivals: Mapping[str, Callable[[], Row]],
+    repeats: int,
+    result: Result,
+    goals: Callable[[dict[str, dict[str, float]]], Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Runs each rival in turn, ``repeats`` times round; one that fails is left out from then on.
 
@@ -163,13 +166,17 @@ def interleaved(
         rivals: Each gives a row of numbers.
         repeats: How often.
         result: Has every row so far, after each run.
-        under: By this name.
+        goals: What the medians say of what is aimed at; the result has it after each round.
 
     Returns:
         The medians, for each rival that was measured at all.
     """
     found: dict[str, dict[str, list[float]]] = {}
     lost: set[str] = set()
+
+    def medians() -> dict[str, dict[str, float]]:
+        return {name: {key: statistics.median(values) for key, values in row.items()} for name, row in found.items()}
+
     for turn in range(repeats):
         for name, run in rivals.items():
             if name in lost:
@@ -183,8 +190,10 @@ def interleaved(
             for key, value in row.items():
                 found.setdefault(name, {}).setdefault(key, []).append(value)
             print(f"  {turn + 1}/{repeats} {name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
-            result.add(**{under: {rival: {k: spread(v) for k, v in each.items()} for rival, each in found.items()}})
-    return {name: {key: statistics.median(values) for key, values in row.items()} for name, row in found.items()}
+            result.add(rows={rival: {k: spread(v) for k, v in each.items()} for rival, each in found.items()})
+        if goals is not None:
+            result.add(**goals(medians()))
+    return medians()
 
 
 def recipe(dtype: str = "float16") -> T.Recipe:
