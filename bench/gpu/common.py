@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from feeder import _gpu
 from feeder import transforms as T
 from feeder._gpu.dispatch import runs_triton
 from feeder.measure import save, spread
+from feeder.nvml import open_nvml
 
 __all__ = [
     "MEAN",
@@ -56,15 +58,17 @@ def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, memory and driver side of the GPU, and whether Triton's kernels run there."""
+    """Name, memory and driver of the GPU, and whether Triton's kernels run there."""
     properties = torch.cuda.get_device_properties(0)
-    lacking = triton_lacks()
+    lacking, nvml = triton_lacks(), open_nvml()
+    triton = importlib.metadata.version("triton") if _gpu.has_triton() else None
     return {
         "name": properties.name,
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "multiprocessors": properties.multi_processor_count,
+        "driver": None if isinstance(nvml, str) else nvml.driver,
         "torch_cuda": torch.version.cuda,
-        "triton": {"runs": lacking is None, "lacks": lacking},
+        "triton": {"version": triton, "runs": lacking is None, "lacks": lacking},
     }
 
 

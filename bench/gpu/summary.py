@@ -38,7 +38,8 @@ def summarize(folder: Path) -> str:
         lines.append(f"  on {gpu.get('name')}, {machine.get('cores')} cores{commit}")
         triton = gpu.get("triton", {})
         if "runs" in triton:
-            lines.append("  Triton's kernels " + ("run" if triton["runs"] else f"DON'T RUN: {triton.get('lacks')}"))
+            runs = f"run, by {triton.get('version')}" if triton["runs"] else f"DON'T RUN: {triton.get('lacks')}"
+            lines.append(f"  Triton's kernels {runs}; driver {gpu.get('driver')}")
         lines += [f"  {what} FAILED: {error}" for what, error in result.get("errors", {}).items()]
         log = path.with_suffix(".log")
         tail = [line for line in _text(log).splitlines() if line.strip()] if log.exists() else []
