@@ -100,11 +100,17 @@ if [ -n "$wheels" ] && ! ls -s "$wheels" | cmp -s - "$out/site/wheels.txt"; then
         echo '__path__ = __import__("pkgutil").extend_path(__path__, __name__)' >"$out/site/nvidia/__init__.py"
 fi
 [ ! -d "$out/site" ] || export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
+# A checkout that was copied without its history has none to name.
+say "commit $(git describe --always --exclude '*' --abbrev=40 --dirty 2>/dev/null || echo unknown)"
 # The benchmarks and tests come from the checkout; the native module from it too where it is built for this Python, else
 # from where feeder is installed; else it is built now.
 has_native() { (cd "$1" && "$python" -c 'import feeder._native') 2>/dev/null; }
 if ! has_native .; then
     if has_native /; then
+        installed="$(cd / && "$python" -c 'import feeder, os; print(os.path.dirname(feeder.__file__))')"
+        diff -rq --exclude=__pycache__ --exclude='_native*' feeder "$installed" >"$out/differs.txt" ||
+            say "measured is the feeder that is installed, which is not this checkout's: see $out/differs.txt"
+        [ -s "$out/differs.txt" ] || rm -f "$out/differs.txt"
         run_in="$out/run"
         rm -rf "$run_in" && mkdir -p "$run_in"
         cp -r bench tests examples pyproject.toml "$run_in/"

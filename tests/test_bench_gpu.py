@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import common, feed, summary
+from bench.gpu import common, feed, summary, train
 from feeder._gpu import dispatch
 
 ROOT = Path(__file__).parent.parent
@@ -26,14 +26,16 @@ ROOT = Path(__file__).parent.parent
 def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpu-x.json"
     states: list[Any] = []
+    reached: list[bool] = []
 
     def row(value: float) -> dict[str, float]:
         states.append(json.loads(path.read_text()).get("rows", {}))
+        reached.append("goals" in json.loads(path.read_text()))
         return {"images_per_s": value}
 
     def measure(result: common.Result) -> None:
         rivals = {"a": lambda: row(4.0), "b": lambda: 1 // 0, "feeder c": lambda: row(2.0)}
-        middle = common.interleaved(rivals, 3, result)  # type: ignore[arg-type]
+        middle = common.interleaved(rivals, 3, result, lambda found: {"goals": {"c (1.0)": found["feeder c"]}})  # type: ignore[arg-type]
         assert middle == {"a": {"images_per_s": 4.0}, "feeder c": {"images_per_s": 2.0}}
         raise RuntimeError("late")
 
@@ -42,6 +44,8 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
     assert common.on_gpu("gpu-x", str(path), measure) == 1
     # Each run was saved before the next.
     assert [sum(len(v["images_per_s"]["all"]) for v in state.values()) for state in states] == list(range(6))
+    # What ends in the middle has what the rounds before it say of the goals.
+    assert reached == [False, False, True, True, True, True]
     found = json.loads(path.read_text())
     assert found["errors"] == {
         "b": "ZeroDivisionError: integer division or modulo by zero",
@@ -110,6 +114,13 @@ def test_goals_are_of_the_rows_that_there_are_and_name_plain_dalis_decoder() -> 
     assert feed.goals({"torch + Pillow": 5.0}, 8) == {}
 
 
+def test_training_is_held_against_the_resident_batch_where_both_were_measured() -> None:
+    rows = {"resident batch": {"images_per_s": 50.0}, "cpu": {"images_per_s": 30.0}, "dali": {"images_per_s": 40.0}}
+    assert train.reached(rows) == {"best": "dali", "goals": {"dali, of a resident batch (0.98)": 0.8}}
+    assert train.reached({"resident batch": rows["resident batch"]}) == {}
+    assert train.reached({"cpu": rows["cpu"]}) == {}
+
+
 def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_and_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,9 +180,12 @@ def test_what_a_step_left_half_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "gpu-feed-4.json").write_text('{"benchmark": ')
     (tmp_path / "parity-fast.json").write_text("")
     (tmp_path / "tests-gpu.xml").write_text("<testsuite")
+    (tmp_path / "gpu-kernels.json").write_text("{}")
+    (tmp_path / "gpu-kernels.log").write_bytes("half a character: ü".encode()[:-1])
     text = summary.summarize(tmp_path)
     assert "tests-gpu: unreadable" in text
     assert "NOT PASSED" in text
+    assert "half a character" in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

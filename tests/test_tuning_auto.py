@@ -26,12 +26,14 @@ from feeder.tuning.auto import Choice, measured, shared
 from feeder.tuning.trial import family_cpu_s
 from tests.loader_data import write_shards
 
+# torch's, where the machine has fewer than four.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "cores", lambda: Cores(4, 4))
     monkeypatch.setattr(auto, "_SECONDS", 60.0)  # what is measured must not depend on how busy the machine is
-    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 4)  # torch warns of more workers than cores
     for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "RANK", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
 

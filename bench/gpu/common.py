@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from feeder import _gpu
 from feeder import transforms as T
 from feeder._gpu.dispatch import runs_triton
 from feeder.measure import save, spread
+from feeder.nvml import open_nvml
 
 __all__ = [
     "MEAN",
@@ -56,15 +58,17 @@ def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, memory and driver side of the GPU, and whether Triton's kernels run there."""
+    """Name, memory and driver of the GPU, and whether Triton's kernels run there."""
     properties = torch.cuda.get_device_properties(0)
-    lacking = triton_lacks()
+    lacking, nvml = triton_lacks(), open_nvml()
+    triton = importlib.metadata.version("triton") if _gpu.has_triton() else None
     return {
         "name": properties.name,
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "multiprocessors": properties.multi_processor_count,
+        "driver": None if isinstance(nvml, str) else nvml.driver,
         "torch_cuda": torch.version.cuda,
-        "triton": {"runs": lacking is None, "lacks": lacking},
+        "triton": {"version": triton, "runs": lacking is None, "lacks": lacking},
     }
 
 
@@ -155,7 +159,10 @@ def survives(what: str, statement: str, result: Result) -> bool:
 
 
 def interleaved(
-    rivals: Mapping[str, Callable[[], Row]], repeats: int, result: Result, under: str = "rows"
+    rivals: Mapping[str, Callable[[], Row]],
+    repeats: int,
+    result: Result,
+    goals: Callable[[dict[str, dict[str, float]]], Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Runs each rival in turn, ``repeats`` times round; one that fails is left out from then on.
 
@@ -163,13 +170,17 @@ def interleaved(
         rivals: Each gives a row of numbers.
         repeats: How often.
         result: Has every row so far, after each run.
-        under: By this name.
+        goals: What the medians say of what is aimed at; the result has it after each round.
 
     Returns:
         The medians, for each rival that was measured at all.
     """
     found: dict[str, dict[str, list[float]]] = {}
     lost: set[str] = set()
+
+    def medians() -> dict[str, dict[str, float]]:
+        return {name: {key: statistics.median(values) for key, values in row.items()} for name, row in found.items()}
+
     for turn in range(repeats):
         for name, run in rivals.items():
             if name in lost:
@@ -183,8 +194,10 @@ def interleaved(
             for key, value in row.items():
                 found.setdefault(name, {}).setdefault(key, []).append(value)
             print(f"  {turn + 1}/{repeats} {name}: " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
-            result.add(**{under: {rival: {k: spread(v) for k, v in each.items()} for rival, each in found.items()}})
-    return {name: {key: statistics.median(values) for key, values in row.items()} for name, row in found.items()}
+            result.add(rows={rival: {k: spread(v) for k, v in each.items()} for rival, each in found.items()})
+        if goals is not None:
+            result.add(**goals(medians()))
+    return medians()
 
 
 def recipe(dtype: str = "float16") -> T.Recipe:

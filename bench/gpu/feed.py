@@ -214,7 +214,11 @@ def measure(options: Any, result: Result) -> None:
     def run(name: str) -> Row:
         return rate(feeds[name](), options.seconds, workers)
 
-    middle = interleaved({name: (lambda name=name: run(name)) for name in feeds}, options.repeats, result)  # type: ignore[misc]
+    def reached(middle: Mapping[str, Row]) -> Row:
+        return {"goals": goals({name: row["images_per_s"] for name, row in middle.items()}, workers)}
+
+    rivals = {name: (lambda name=name: run(name)) for name in feeds}  # type: ignore[misc]
+    middle = interleaved(rivals, options.repeats, result, reached)
     given = {name: f"{workers} + {workers if name.startswith('feeder dali') else 0}" for name in feeds}
     given |= {name: f"0 + {settings.num_threads}" for name, settings in plain.items()}
     result.add(processes_and_dali_threads=given)
@@ -226,7 +230,6 @@ def measure(options: Any, result: Result) -> None:
     print(f"feeder's hw_decoder_load: fixed at its default, {load['value']}, as {load['why']}")
     for name, settings in plain.items():
         print(f"{name}: hw_decoder_load {settings.hw_decoder_load}, prefetch {settings.prefetch_queue_depth}")
-    result.add(goals=goals({name: row["images_per_s"] for name, row in middle.items()}, workers))
 
 
 def goals(rates: Mapping[str, float], workers: int) -> dict[str, float]:

@@ -68,8 +68,12 @@ def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
     images = [torch.randint(0, 256, (batch, pixels * 3), dtype=torch.uint8, device=device) for _ in range(count)]
     turns = torch.randint(0, 2, (batch,), device=device, dtype=torch.int32)
     rows: list[dict[str, Any]] = []
-    for dtype, channels_last in itertools.product((torch.float16, torch.bfloat16, torch.float32), (True, False)):
+    # From NHWC, as DALI's batches come, and from NCHW, as those of the CPU kernels do.
+    for dtype, channels_last, layout in itertools.product(
+        (torch.float16, torch.bfloat16, torch.float32), (True, False), ("nhwc", "nchw")
+    ):
         options: dict[str, Any] = {"scale": scale, "bias": bias, "dtype": dtype, "channels_last": channels_last}
+        options["layout"] = layout
         found = _gpu.normalize(images[0], SIZE, turn=turns, using="triton", **options)
         expected = _gpu.normalize(images[0], SIZE, turn=turns, using="torch", **options)
         torch.testing.assert_close(found, expected, rtol=2.0**-7 if dtype == torch.bfloat16 else 2.0**-10, atol=1e-5)
@@ -88,10 +92,10 @@ def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
 
         took, copied = timed(ours, repeats, count, graph=True), timed(copy, repeats, count, graph=True)
         ratio = statistics.median(copied) / statistics.median(took)
-        name = str(dtype).removeprefix("torch.") + (" channels_last" if channels_last else "")
+        name = f"{layout} to {str(dtype).removeprefix('torch.')} {'channels_last' if channels_last else 'nchw'}"
         rows.append(
             {
-                "kernel": f"normalize to {name}",
+                "kernel": f"normalize {name}",
                 "gb_per_s": moved / statistics.median(took) / 1e9,
                 "copy_gb_per_s": moved / statistics.median(copied) / 1e9,
                 "of_copy": ratio,

@@ -20,7 +20,7 @@ def summarize(folder: Path) -> str:
     for path in sorted(folder.glob("*.xml")):
         lines += [f"{path.stem}: {_tests(path)}"]
     status = folder / "status.txt"
-    for line in status.read_text().splitlines() if status.exists() else []:
+    for line in _text(status).splitlines() if status.exists() else []:
         lines.append(line)
     for path in sorted(folder.glob("parity-*.json")):
         report = _read(path)
@@ -34,13 +34,15 @@ def summarize(folder: Path) -> str:
             lines.append(f"  skipped: {result['skipped']}")
             continue
         machine, gpu = result.get("machine", {}), result.get("gpu", {})
-        lines.append(f"  on {gpu.get('name')}, {machine.get('cores')} cores, commit {machine.get('commit')}")
+        commit = f", commit {machine['commit']}" if machine.get("commit") else ""
+        lines.append(f"  on {gpu.get('name')}, {machine.get('cores')} cores{commit}")
         triton = gpu.get("triton", {})
         if "runs" in triton:
-            lines.append("  Triton's kernels " + ("run" if triton["runs"] else f"DON'T RUN: {triton.get('lacks')}"))
+            runs = f"run, by {triton.get('version')}" if triton["runs"] else f"DON'T RUN: {triton.get('lacks')}"
+            lines.append(f"  Triton's kernels {runs}; driver {gpu.get('driver')}")
         lines += [f"  {what} FAILED: {error}" for what, error in result.get("errors", {}).items()]
         log = path.with_suffix(".log")
-        tail = [line for line in log.read_text().splitlines() if line.strip()] if log.exists() else []
+        tail = [line for line in _text(log).splitlines() if line.strip()] if log.exists() else []
         lines += [f"  {line}" for line in tail[-16:]]
         for name, value in _goals(result):
             lines.append(f"  {name}: {value:.3f}")
@@ -50,10 +52,15 @@ def summarize(folder: Path) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON file; nothing where a step ended before it had written one."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(_text(path))
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _text(path: Path) -> str:
+    """What a process that was ended left, perhaps in the middle of a character."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _tests(path: Path) -> str:
@@ -83,5 +90,5 @@ def _goals(result: Any, prefix: str = "") -> list[tuple[str, float]]:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     text = summarize(target)
-    (target / "summary.txt").write_text(text)
+    (target / "summary.txt").write_text(text, encoding="utf-8")
     print(text, end="")

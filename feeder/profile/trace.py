@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -91,12 +92,16 @@ class StepTrace:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities)
+        profiler = torch.profiler.profile(activities=activities)
         try:
-            self._profiler.start()
+            with warnings.catch_warnings():
+                # Some versions warn at every start that a further one would lose the events; there is one.
+                warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+                profiler.start()
         except RuntimeError as error:  # the script runs torch's profiler itself
-            self._refused, self._profiler, self._is_over = str(error).splitlines()[0], None, True
+            self._refused, self._is_over = str(error).splitlines()[0], True
             return
+        self._profiler = profiler
         self._mark()
 
     def _mark(self) -> None:

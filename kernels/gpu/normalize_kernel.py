@@ -24,6 +24,8 @@ __all__ = [
 ]
 
 _BLOCK = 1024
+# Four a thread: with more, a warp's loads of NHWC's bytes touch more lines each, and registers run out.
+_PIXELS = 512
 # Of which a program of the elements' kernel does the same elements: what depends on the place alone is a third of its
 # instructions for one image.
 _IMAGES = 4
@@ -113,10 +115,12 @@ def store_pixel(out, image, pixel, pixels, mask, red, green, blue, CHANNELS_LAST
     kind = out.dtype.element_ty
     start = image.to(tl.int64) * pixels * 3
     if CHANNELS_LAST:
-        place = out + start + 3 * pixel
-        tl.store(place, red.to(kind), mask=mask)
-        tl.store(place + 1, green.to(kind), mask=mask)
-        tl.store(place + 2, blue.to(kind), mask=mask)
+        # Channels side by side in a warp: a store for each of them would write the same lines three times and more.
+        fourth = tl.zeros(red.shape, kind)
+        channels = tl.join(tl.join(red.to(kind), blue.to(kind)), tl.join(green.to(kind), fourth))
+        channel = tl.arange(0, 4)[None, :]
+        place = out + start + 3 * pixel[:, None] + channel
+        tl.store(place, channels.reshape(red.shape[0], 4), mask=mask[:, None] & (channel < 3))
     else:
         place = out + start + pixel
         tl.store(place, red.to(kind), mask=mask)
@@ -183,10 +187,10 @@ def _pixels_kernel(
 @triton.jit
 def _elements_kernel(
     images, out, count, scale, bias, turns, boxes, erase_value,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
-    BLOCK: tl.constexpr, IMAGES: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr,
+    ERASE: tl.constexpr, BLOCK: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
-    """NHWC to channels_last where no channel needs another: one thread an element, so stores are whole vectors.
+    """To channels_last where no channel needs another: one thread an element, so stores are whole vectors.
 
     A program does the same elements of a few images, so that what depends on the place alone is computed once.
     """
@@ -205,7 +209,11 @@ def _elements_kernel(
         turn = 0
         if TURN:
             turn = tl.load(turns + image).to(tl.int32)
-        if turn == 0:  # then whole vectors are loaded
+        if NCHW:
+            origin, per_y, per_x = turned(turn, HEIGHT, WIDTH)
+            source = per_y * y + (per_x * x + (channel * (HEIGHT * WIDTH) + origin))
+            level = tl.load(start + source, mask=mask, other=0)
+        elif turn == 0:  # then whole vectors are loaded
             level = tl.load(start + element, mask=mask, other=0)
         else:
             origin, per_y, per_x = turned(turn, HEIGHT, WIDTH)
@@ -288,12 +296,12 @@ def launch(
     shared = [or_nothing(each, images) for each in (scales, biases, turns)]
     erasing = [or_nothing(each, images) for each in (boxes, erase_value)]
     flags: dict[str, Any] = {
-        "HEIGHT": height, "WIDTH": width, "TURN": turn is not None, "AFFINE": scales is not None,
-        "ERASE": erase is not None, "BLOCK": _BLOCK, **COMPILE,
+        "HEIGHT": height, "WIDTH": width, "NCHW": layout == "nchw", "TURN": turn is not None,
+        "AFFINE": scales is not None, "ERASE": erase is not None, **COMPILE,
     }  # fmt: skip
-    if layout == "nhwc" and channels_last and color is None and mix is None:
+    if channels_last and color is None and mix is None:
         grid = (triton.cdiv(3 * height * width, _BLOCK), triton.cdiv(len(images), _IMAGES))
-        _elements_kernel[grid](images, out, len(images), *shared, *erasing, IMAGES=_IMAGES, **flags)
+        _elements_kernel[grid](images, out, len(images), *shared, *erasing, BLOCK=_BLOCK, IMAGES=_IMAGES, **flags)
         return
     steps = on_device(None if color is None else color.steps, torch.int32, images)
     factors = on_device(None if color is None else color.factors, torch.float32, images)
@@ -302,10 +310,10 @@ def launch(
     partners = on_device(None if mix is None else mix.partner, torch.int32, images)
     box = None if mix is None else torch.tensor(mix.box or (0, 0, height, width), dtype=torch.int32)
     coloring = [or_nothing(each, images) for each in (steps, factors, mean)]
-    _pixels_kernel[(triton.cdiv(height * width, _BLOCK), len(images))](
+    _pixels_kernel[(triton.cdiv(height * width, _PIXELS), len(images))](
         images, out, *shared, *coloring, *erasing, or_nothing(partners, images), 1.0 if mix is None else float(mix.lam),
-        or_nothing(on_device(box, torch.int32, images), images), NCHW=layout == "nchw", CHANNELS_LAST=channels_last,
-        STEPS=0 if color is None else color.steps.shape[1], MIX=mix is not None, **flags,
+        or_nothing(on_device(box, torch.int32, images), images), CHANNELS_LAST=channels_last,
+        STEPS=0 if color is None else color.steps.shape[1], MIX=mix is not None, BLOCK=_PIXELS, **flags,
     )  # fmt: skip
 
 

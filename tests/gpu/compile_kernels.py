@@ -1,53 +1,92 @@
-"""Compiles every kernel for a GPU that need not be there; a script, as the interpreter's kernels can't be compiled.
+"""Compiles what the ops launch, for a GPU that need not be there; a script, as interpreted kernels can't be compiled.
 
-python -m tests.gpu.compile_kernels
+python -m tests.gpu.compile_kernels [CAPABILITY...]     (90: H100 and H200)
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import Any
+from unittest import mock
 
-import triton
+import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-from feeder._gpu import normalize_kernel, resize_kernel
+from feeder import _gpu
 
-HOPPER = GPUTarget("cuda", 90, 32)
-TYPES = {
-    "images": "*u8",
-    **dict.fromkeys(("scale", "bias", "factors", "means", "erase_value", "sources"), "*fp32"),
-    **dict.fromkeys(("turns", "steps", "boxes", "partners", "mix_box"), "*i32"),
-    **dict.fromkeys(("places", "sums"), "*i64"),
-    **dict.fromkeys(("count", "pixels"), "i32"),
-    "lam": "fp32",
-}
-SIZE = {"HEIGHT": 224, "WIDTH": 192}
+SIZE, COUNT = (224, 192), 8
+AFFINE = {"scale": torch.ones(3), "bias": torch.zeros(3)}
+TURN = {"turn": torch.zeros(COUNT, dtype=torch.uint8)}
+ERASE = {"erase": _gpu.Erase(torch.zeros(COUNT, 4, dtype=torch.int32), torch.zeros(3))}
+COLOR = {"color": _gpu.Color(torch.zeros(COUNT, 4, dtype=torch.uint8), torch.ones(COUNT, 4))}
+MIX = {"mix": _gpu.Mix(torch.arange(COUNT), 0.3)}
 
 
-def compile_for_gpu(kernel: Any, out: str, **constants: Any) -> None:
-    """Down to machine code, as a launch with such arguments would."""
-    names = kernel.arg_names
-    types = {name: "constexpr" if name in constants else TYPES.get(name, out) for name in names}
-    values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature=types, constexprs=values)
-    compiled = triton.compile(source, target=HOPPER, options=dict(normalize_kernel.COMPILE))
-    assert compiled.asm["cubin"]
+class Absent:
+    """In the place of Triton's driver: a GPU of a compute capability, which takes no launches."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_device(self) -> int:
+        return self._capability  # Triton keeps what it compiled for each
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+
+def launches() -> None:
+    """Both ops, each way that a kernel is specialized, with arguments as the decoders give them."""
+    pixels = torch.zeros(COUNT, 3 * SIZE[0] * SIZE[1], dtype=torch.uint8)
+    for layout, last in itertools.product(("nhwc", "nchw"), (False, True)):
+        many: list[tuple[torch.dtype, dict[str, Any]]] = [
+            (torch.uint8, {}),
+            (torch.float16, AFFINE | TURN),
+            (torch.bfloat16, AFFINE | TURN | ERASE | COLOR),
+            (torch.float32, AFFINE | TURN | ERASE | COLOR | MIX),
+        ]
+        for dtype, options in many:
+            _gpu.normalize(pixels, SIZE, dtype=dtype, layout=layout, channels_last=last, **options)
+    images = _gpu.Ragged.of([torch.zeros((300, 400, 3), dtype=torch.uint8)] * COUNT)
+    box = torch.tensor([[0, 0, 400, 300]] * COUNT)
+    for last, (dtype, options) in itertools.product(
+        (False, True), [(torch.uint8, {}), (torch.float16, AFFINE | TURN), (torch.float32, AFFINE | TURN | ERASE)]
+    ):
+        _gpu.crop_resize(images, box.double(), box, SIZE, dtype=dtype, channels_last=last, **options)
+
+
+def compile_for(capability: int) -> int:
+    """Down to machine code; returns how many kernels that are."""
+    run, found = JITFunction.run, set()
+
+    def compiled(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        made = run(kernel, *arguments, grid=grid, warmup=True, **options)
+        assert made.asm["cubin"]
+        found.add(made.hash)
+        return made
+
+    def always(*_: object) -> bool:
+        return True
+
+    with (
+        mock.patch.object(JITFunction, "run", compiled),
+        mock.patch.object(sys.modules["feeder._gpu.normalize"], "runs_triton", always),
+        mock.patch.object(sys.modules["feeder._gpu.resize"], "runs_triton", always),
+    ):
+        driver.set_active(Absent(capability))
+        launches()
+    return len(found)
 
 
 def main() -> None:
-    some = [(False, False, False), (True, True, False), (True, True, True)]
-    for (turn, affine, erase), out in zip(some, ("*u8", "*fp16", "*bf16"), strict=True):
-        flags = {**SIZE, "TURN": turn, "AFFINE": affine, "ERASE": erase}
-        compile_for_gpu(normalize_kernel._elements_kernel, out, **flags, BLOCK=1024, IMAGES=4)
-        compile_for_gpu(
-            resize_kernel._crop_resize_kernel, out, **flags, ROUND=out == "*u8", CHANNELS_LAST=turn, BLOCK=128
-        )
-    for nchw, rest in itertools.product((False, True), (False, True)):
-        flags = {**SIZE, "NCHW": nchw, "CHANNELS_LAST": rest, "TURN": rest, "AFFINE": True, "ERASE": rest, "MIX": rest}
-        compile_for_gpu(normalize_kernel._pixels_kernel, "*fp32", **flags, STEPS=3 * rest, BLOCK=1024)
-    compile_for_gpu(normalize_kernel._gray_sum_kernel, "", NCHW=True, STEPS=3, BLOCK=1024)
+    for capability in [int(each) for each in sys.argv[1:]] or [90]:
+        print(f"sm_{capability}: {compile_for(capability)} kernels")
 
 
 if __name__ == "__main__":
