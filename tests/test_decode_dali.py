@@ -600,6 +600,26 @@ class TestOnTheGpu:
                     assert difference.flatten().quantile(0.999) <= 9, iteration
         assert (decoder.dali_images, decoder.redone_images) == (200 * len(buffers), 0)
 
+    def test_a_batch_asked_for_before_its_turn_has_those_before_it_made_on_its_stream(self) -> None:
+        buffers = self.batch()
+        decoder, plain = DaliDecoder(device="cuda"), DaliDecoder(device="cuda")
+        draws = [draw(self.recipe, len(buffers), epoch) for epoch in range(6)]
+        batches = [staged(decoder, buffers, self.recipe, each) for each in draws]
+        expected = [plain.finish(batch, self.recipe, ())[0].cpu() for batch in batches]
+        early, late = torch.cuda.Stream(), torch.cuda.Stream()
+        found = {}
+        for number in range(0, 6, 2):
+            assert [decoder.start(batch) for batch in batches[number : number + 2]] == [True, True]
+            with torch.cuda.stream(late):
+                torch.cuda._sleep(100_000_000)
+                found[number + 1], errors = decoder.finish(batches[number + 1], self.recipe, ())
+                assert errors == [None] * len(buffers)
+            with torch.cuda.stream(early):  # it was resized on the late stream
+                found[number], errors = decoder.finish(batches[number], self.recipe, ())
+                assert errors == [None] * len(buffers)
+        torch.cuda.synchronize()
+        assert [torch.equal(found[number].cpu(), wanted) for number, wanted in enumerate(expected)] == [True] * 6
+
     def test_a_memory_limit_holds_on_a_stream_that_lags_behind(self) -> None:
         buffers, limit = self.batch(), 70 * 3 * HEIGHT * WIDTH
         decoder, plain = DaliDecoder(device="cuda", gpu_memory_limit_bytes=limit), DaliDecoder(device="cuda")

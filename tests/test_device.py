@@ -315,6 +315,30 @@ def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("late", ["feed", "caller"])
+def test_batches_are_handed_over_right_whichever_stream_is_late(late: str) -> None:
+    """A batch is read once it is there, and its memory is used again once it was read."""
+    device, stream, numbers = torch.device("cuda", torch.cuda.current_device()), torch.cuda.Stream(), iter(range(12))
+    sources = [torch.full((1 << 20,), number, dtype=torch.uint8).pin_memory() for number in range(12)]
+
+    def source() -> tuple[int, torch.Tensor]:
+        number = next(numbers)
+        if late == "feed":
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(50_000_000)
+        return number, sources[number]
+
+    found = []
+    for _, batch in DeviceFeed(source, device, 0, stream):
+        if late == "caller":
+            torch.cuda._sleep(50_000_000)
+        found.append(batch.clone())
+        del batch
+    assert [copy.unique().tolist() for copy in found] == [[number] for number in range(12)]
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("ops", LAST_OPS, ids=lambda ops: type(ops[0]).__name__)
 def test_last_ops_on_the_gpu_are_those_on_the_cpu(shards: Path, ops: list[Any]) -> None:
     dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops]))

@@ -429,6 +429,16 @@ def test_cutmix_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         assert weight == pytest.approx(float(arrays[f"cutmix_lam_{lam}"]))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
+@pytest.mark.parametrize("op", [MixUp(), CutMix()], ids=str)
+def test_mixing_keeps_the_memory_format(op: transforms.BatchOp, dtype: torch.dtype, device: str) -> None:
+    """Tensors without memory tell what a GPU would give; there torch's roll gives another format."""
+    images = torch.zeros((4, 3, 8, 6), dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    mixed, _ = op(images, torch.arange(4), seed=0, epoch=0, step=0)
+    assert mixed.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("op", [MixUp(alpha=0.2), CutMix()])
 def test_mixing_depends_on_seed_epoch_and_step_only(op: transforms.BatchOp) -> None:
     images = (torch.arange(4 * 3 * 64 * 64) % 251).to(torch.uint8).reshape(4, 3, 64, 64)

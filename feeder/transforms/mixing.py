@@ -37,14 +37,18 @@ class Mixing(NamedTuple):
     label_weight: float
 
     def apply(self, images: Tensor) -> Tensor:
-        """The mixed images, of the same shape and dtype; these stay as they are.
+        """The mixed images, of the same shape, dtype and memory format; these stay as they are.
 
         Args:
             images: [N, C, H, W], uint8 or float, on any device.
         """
+        import torch
+
         if self.box is None:
             floats = images if images.is_floating_point() else images.float()
-            mixed = floats.roll(1, 0).mul_(1.0 - self.lam).add_(floats, alpha=self.lam)
+            mixed = torch.empty_like(floats)  # roll would give another memory format on a GPU
+            mixed[1:], mixed[:1] = floats[:-1], floats[-1:]
+            mixed.mul_(1.0 - self.lam).add_(floats, alpha=self.lam)
             return mixed if images.is_floating_point() else mixed.round_().to(images.dtype)
         top, left, bottom, right = self.box
         mixed = images.clone()
