@@ -23,9 +23,10 @@ demo: ## shard images, load them, compare with torch's DataLoader (IMAGES=dir fo
 	@scripts/env.sh run
 	@scripts/demo.sh
 
+# Without a GPU, also where there is one, so that they test the same everywhere; bench/gpu.sh runs those that need it.
 test: ## run the tests
 	@scripts/env.sh test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: ## check style and types
 	@scripts/env.sh test
