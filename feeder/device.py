@@ -10,6 +10,7 @@ Note [Reuse of page-locked slots]
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -94,6 +95,8 @@ def page_lock(slots: Slots) -> None:
     address, size = slots.address, slots.region.size_bytes
     code = int(runtime.cudaHostRegister(address, size, 0))
     if code != 0:
+        with contextlib.suppress(RuntimeError):  # CUDA keeps the error for the next kernel, which would be the caller's
+            torch.ones(1, device="cuda")
         raise ArgumentError(
             f"can't page-lock {size >> 20} MiB for batches (CUDA error {code}): raise the limit of locked memory "
             "(ulimit -l), or set pin_memory=False and device=None"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from feeder.batch import Slots
 from feeder.dataset import ShardDataset
-from feeder.device import DeviceFeed, StaticBuffers, checked_device, move
+from feeder.device import DeviceFeed, StaticBuffers, checked_device, move, page_lock
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
 from feeder.meter import Meter
@@ -263,6 +264,16 @@ def test_batches_are_page_locked(shards: Path, workers: int) -> None:
     for images, labels, *_ in DataLoader(_dataset(shards), batch_size=25, num_workers=workers, pin_memory=True):
         assert images.is_pinned()
         assert labels.is_pinned()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_that_cannot_be_page_locked_is_refused_and_nothing_else() -> None:
+    slots = Slots(1 << 16, 2)
+    page_lock(slots)
+    with pytest.raises(ArgumentError, match="can't page-lock"):
+        page_lock(slots)  # it is already
+    torch.ones(1, device="cuda")  # CUDA's error is not left for the next kernel
 
 
 class _LateGuard:
