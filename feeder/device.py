@@ -214,6 +214,9 @@ class StaticBuffers:
 class DeviceFeed(Generic[_T]):
     """Iterates over (item, batch) with the batch on the device, copying a few ahead.
 
+    A batch that could not be copied ahead, for want of memory, say, is copied when nothing is there before it. If that
+    raises, the next call tries again.
+
     Args:
         source: Gives (item, batch); a batch of None is passed on as it is.
         device: Where batches go.
@@ -242,6 +245,7 @@ class DeviceFeed(Generic[_T]):
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.
         self._reading: collections.deque[tuple[Any, Any, Any]] = collections.deque()
+        self._next: tuple[_T, Any] | None = None  # what could not be copied yet
         self._ended = False
         self._failure: Exception | None = None
 
@@ -251,16 +255,25 @@ class DeviceFeed(Generic[_T]):
     def __next__(self) -> tuple[_T, Any]:
         while not self._ended and self._failure is None and len(self._ready) <= self._ahead:
             try:
-                if self._ready and self._source_ready is not None and not self._source_ready():
-                    break
-                item, batch = self._source()
+                if self._next is None:
+                    if self._ready and self._source_ready is not None and not self._source_ready():
+                        break
+                    self._next = self._source()
             except StopIteration:
                 self._ended = True
                 break
             except Exception as failure:  # its turn comes after the batches that are there
                 self._failure = failure
                 break
-            self._ready.append((item, *self._copy(item, batch)))
+            item, batch = self._next
+            try:
+                copied = self._copy(item, batch)
+            except Exception:  # of memory, mostly: there may be enough when those that are there have been used
+                if not self._ready:
+                    raise
+                break
+            self._next = None
+            self._ready.append((item, *copied))
         self._let_go()
         if not self._ready:
             raise self._failure or StopIteration

@@ -114,6 +114,44 @@ def test_state_is_of_what_was_handed_out_and_not_of_what_is_ahead(shards: Path, 
         assert len(rest) == 4
 
 
+def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved, found = [], []
+
+    def has_room_for_one(value: Any, device: torch.device) -> Any:
+        if len(moved) > len(found):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        moved.append(value[1].clone())
+        return move(value, device)
+
+    monkeypatch.setattr("feeder.device.move", has_room_for_one)
+    loader = DataLoader(_dataset(shards), batch_size=8, device="cpu", prefetch_to_device=2)
+    monkeypatch.setattr("feeder.fastiterator.FastIterator._ready", lambda self: True)
+    for batch in loader:
+        found.append([x.clone() if isinstance(x, torch.Tensor) else x for x in batch])
+    _check(found, [*DataLoader(_dataset(shards), batch_size=8)])
+
+
+def test_a_copy_that_finds_no_room_in_its_turn_is_an_error_and_the_batch_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = iter([True, True, False])
+
+    def full_at_times(value: Any, device: torch.device) -> Any:
+        if not next(room, True):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return move(value, device)
+
+    monkeypatch.setattr("feeder.device.move", full_at_times)
+    numbers = iter(range(4))
+    feed = DeviceFeed(lambda: (next(numbers), torch.zeros(2)), torch.device("cpu"), 0)
+    assert [next(feed)[0] for _ in range(2)] == [0, 1]
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        next(feed)
+    assert [number for number, _ in feed] == [2, 3]
+
+
 def test_bad_sample_is_raised_in_its_turn(tmp_path: Path) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 32, bad=(17,)), RandomResizedCrop(16), fields=("index",))
     iterator = iter(DataLoader(dataset, batch_size=8, device="cpu"))
