@@ -4,7 +4,8 @@ Note [Reuse of page-locked slots]
     torch's allocator delays the reuse of memory that it allocated itself until the copies that read it are done. Slots
     are not its memory. So when a slot's last tensor is gone, an event is recorded on the consumer's current stream and
     on the stream that feeds the device, and the slot is filled again only after both have passed. That covers copies
-    that the caller made with ``non_blocking=True`` on its current stream and then let go of the source.
+    that the caller made with ``non_blocking=True`` on its current stream and then let go of the source. Where batches
+    are only page-locked, the loader isn't told which GPU they go to: then it is the current stream of every GPU in use.
 """
 
 from __future__ import annotations
@@ -66,16 +67,16 @@ class CudaGuard:
     """Says when copies on a GPU that may still read a slot are done; see :class:`feeder.batch.Guard`.
 
     Args:
-        device: The GPU.
+        device: The GPU; None for all that this process uses by then.
         stream: The stream that feeds it; None if there is none.
     """
 
-    def __init__(self, device: torch.device, stream: Any = None) -> None:
-        self._device, self._stream = device, stream
+    def __init__(self, device: torch.device | None, stream: Any = None) -> None:
+        self.device, self._stream = device, stream
 
     def record(self) -> list[Any]:
-        """Events on the consumer's current stream and on the feeding one."""
-        streams = [torch.cuda.current_stream(self._device)]
+        """Events on the consumer's current stream, of each GPU that it may be on, and on the feeding one."""
+        streams = [torch.cuda.current_stream(each) for each in _in_use(self.device)]
         if self._stream is not None:
             streams.append(self._stream)
         return [stream.record_event() for stream in streams]
@@ -83,6 +84,14 @@ class CudaGuard:
     def done(self, mark: list[Any]) -> bool:
         """Whether all of them have passed."""
         return all(event.query() for event in mark)
+
+
+def _in_use(device: torch.device | None) -> list[torch.device]:
+    """The GPU, or else all that have a context: to record an event makes one, which takes hundreds of MiB."""
+    if device is not None:
+        return [device]
+    has_context: Callable[[int], bool] = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count()) if has_context(number)]
 
 
 def page_lock(slots: Slots) -> None:
@@ -93,10 +102,13 @@ def page_lock(slots: Slots) -> None:
     """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address, size = slots.address, slots.region.size_bytes
-    code = int(runtime.cudaHostRegister(address, size, 0))
+    # On the GPU that they are for: CUDA makes a context on the current one, which takes hundreds of MiB there.
+    with torch.cuda.device(getattr(slots.guard, "device", None)):
+        code = int(runtime.cudaHostRegister(address, size, 0))
+        if code != 0:
+            with contextlib.suppress(RuntimeError):  # kept by CUDA for the next kernel, which would be the caller's
+                torch.ones(1, device="cuda")
     if code != 0:
-        with contextlib.suppress(RuntimeError):  # CUDA keeps the error for the next kernel, which would be the caller's
-            torch.ones(1, device="cuda")
         raise ArgumentError(
             f"can't page-lock {size >> 20} MiB for batches (CUDA error {code}): raise the limit of locked memory "
             "(ulimit -l), or set pin_memory=False and device=None"
@@ -109,7 +121,7 @@ def slot_guard(loader: DataLoader[Any]) -> CudaGuard | None:
     if loader.target_device is not None and loader.target_device.type == "cuda":
         return CudaGuard(loader.target_device, loader.feeding_stream)
     if loader.pin_memory and torch.cuda.is_available():
-        return CudaGuard(torch.device("cuda", torch.cuda.current_device()))
+        return CudaGuard(None)
     return None
 
 

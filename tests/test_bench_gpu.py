@@ -23,6 +23,22 @@ from feeder._gpu import dispatch
 ROOT = Path(__file__).parent.parent
 
 
+def test_no_step_of_the_measured_training_asks_for_what_the_scaler_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for the GPU, which then waits for the next batch's Python in every row."""
+    integers = torch.randint
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    monkeypatch.setattr(train, "resnet50", lambda: torch.nn.Linear(2, 2))
+    monkeypatch.setattr(torch.nn.Module, "cuda", lambda module: module)
+    monkeypatch.setattr(torch, "randint", lambda low, high, shape, device: integers(low, high, shape))
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: None)
+    trainer = train.Trainer()
+    scaler = torch.amp.grad_scaler.GradScaler("cpu")
+    loss = trainer.model(torch.ones(1, 2)).sum()
+    scaler.scale(loss).backward()
+    monkeypatch.setattr(torch.Tensor, "item", None)
+    scaler.step(trainer.optimizer)
+
+
 def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "gpu-x.json"
     states: list[Any] = []

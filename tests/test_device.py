@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 
 from feeder.batch import Slots
 from feeder.dataset import ShardDataset
-from feeder.device import DeviceFeed, StaticBuffers, checked_device, move, page_lock
+from feeder.device import CudaGuard, DeviceFeed, StaticBuffers, checked_device, move, page_lock, slot_guard
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
 from feeder.meter import Meter
@@ -293,6 +296,57 @@ def test_batches_made_without_workers_are_pinned_too(shards: Path, monkeypatch: 
     for pin in (False, True):
         batches = list(DataLoader(_dataset(shards), batch_size=25, backend="cpu", pin_memory=pin))
         assert pinned == [id(tensor) for batch in batches for tensor in batch[:3] if pin]
+
+
+def test_slots_are_page_locked_by_the_gpu_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another one it would make a context: with eight ranks, seven on the first GPU that nobody uses."""
+    current, locked = [0], []
+
+    @contextlib.contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device.index)
+        yield
+        current.pop()
+
+    runtime = types.SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: locked.append(current[-1]) or 0,
+        cudaHostUnregister=lambda address: 0,
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    page_lock(Slots(1 << 12, 1, CudaGuard(torch.device("cuda", 1))))
+    assert locked == [1]
+
+
+class _Stream:
+    """Whose work is done once it is said to be."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+
+    def record_event(self) -> Any:
+        return types.SimpleNamespace(query=lambda: self.is_done)
+
+
+def test_a_page_locked_slot_waits_for_the_copies_to_every_gpu_in_use(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is current when the loader is made need not be the one that batches go to."""
+    streams = [_Stream() for _ in range(3)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[torch.device(device).index])
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda number: number != 2, raising=False)
+    guard = slot_guard(DataLoader(_dataset(shards), pin_memory=True, backend="cpu"))
+    assert guard is not None
+    slots = Slots(1 << 12, 1, guard)
+    slots.acquire()
+    slots.lease(0)  # and let go at once
+    streams[0].is_done = True
+    assert slots.acquire() is None
+    streams[1].is_done = True
+    assert slots.acquire() == 0
 
 
 @pytest.mark.gpu

@@ -56,7 +56,8 @@ class Trainer:
     def __init__(self) -> None:
         torch.backends.cudnn.benchmark = True
         self.model = resnet50().cuda().to(memory_format=torch.channels_last)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        # Fused, or GradScaler would wait for the GPU at each step, and then the GPU for the Python of the next batch.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=True)
         self.scaler = torch.amp.GradScaler("cuda")
         self.labels = torch.randint(0, 1000, (BATCH,), device="cuda")
 

@@ -10,7 +10,7 @@ from feeder._gpu.dispatch import launching_on, runs_triton
 from feeder._gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
 from feeder.errors import ArgumentError
 
-__all__ = ["finish_reference", "gray_mean", "normalize", "normalize_reference", "stored_reference"]
+__all__ = ["finish_reference", "gray_mean", "mean_level", "normalize", "normalize_reference", "stored_reference"]
 
 _LAYOUTS = ("nhwc", "nchw")
 
@@ -109,10 +109,17 @@ def gray_mean(
     for column in range(color.steps.shape[1]):
         here = color.steps[:, column] == CONTRAST
         if bool(here.any()):
-            average = _gray(pixels).sum((1, 2), dtype=torch.float64) / math.prod(size)
-            mean = torch.where(here, torch.floor(average + 0.5).float(), mean)
+            mean = torch.where(here, mean_level(_gray(pixels).sum((1, 2)), math.prod(size)), mean)
         pixels = _step(pixels, color, column, mean)
     return mean
+
+
+def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
+    """The rounded mean, halves up, float32, of whole numbers with these sums (int64).
+
+    In whole numbers: on a GPU torch divides by a number through its reciprocal, and some halves come out lower.
+    """
+    return torch.div(2 * sums + count, 2 * count, rounding_mode="floor").float()
 
 
 def normalize_reference(

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from feeder._gpu.normalize import mean_level
 from feeder._gpu.parameters import Color, Erase, Mix
 
 __all__ = [
@@ -326,4 +327,4 @@ def launch_gray_mean(images: torch.Tensor, size: tuple[int, int], color: Color, 
         on_device(color.factors, torch.float32, images), NCHW=layout == "nchw", STEPS=color.steps.shape[1],
         BLOCK=_BLOCK, **COMPILE,
     )  # fmt: skip
-    return torch.floor(sums.double() / pixels + 0.5).float()
+    return mean_level(sums, pixels)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from feeder import _gpu
 from feeder.errors import ArgumentError
@@ -102,6 +103,26 @@ def test_the_mean_for_contrast_is_of_the_image_as_it_is_then(using: str, device:
     dimmed = [oracle.color(images[0], [1], [0.5]), images[1], oracle.color(images[2], [3], [0.0])]
     expected = [np.floor(oracle.color(image, [3], [0.0]).mean((0, 1)) + 0.5)[0] for image in dimmed]
     np.testing.assert_array_equal(found.cpu().numpy(), expected)
+
+
+class _DividesAsAGpu(TorchDispatchMode):
+    """There torch multiplies by the reciprocal of a number."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.div.Tensor and not isinstance(args[1], torch.Tensor):
+            return args[0] * (1.0 / args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("using", USING)
+def test_a_mean_between_two_levels_is_rounded_up_on_a_gpu_too(using: str, device: torch.device) -> None:
+    size, levels = (14, 14), torch.tensor([0, 1, 2, 3, 7, 254], dtype=torch.uint8, device=device)
+    images = levels[:, None].repeat(1, 14 * 14 * 3)
+    images[:, : 7 * 14 * 3] += 1  # the upper half
+    contrast = torch.full((len(levels), 1), _gpu.CONTRAST, device=device)
+    with _DividesAsAGpu():
+        found = _gpu.gray_mean(images, size, _gpu.Color(contrast, torch.ones_like(contrast).float()), using=using)
+    assert torch.equal(found, levels.float() + 1)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.gpu import train
 from feeder import DeviceLog, find_batch_size
 
 pytestmark = [
@@ -43,6 +44,18 @@ def test_no_step_waits_and_values_are_what_item_gives(no_waiting: None) -> None:
     torch.cuda.set_sync_debug_mode("default")
     log.close()
     assert rows == [(step, {"loss": loss, "count": step}) for step, loss in enumerate(losses.tolist())]
+
+
+def test_no_step_of_the_measured_training_waits() -> None:
+    trainer, images = train.Trainer(), next(train.resident())[:8]
+    trainer.labels = trainer.labels[:8]
+    for _ in range(3):
+        trainer.step(images)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.step(images)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_largest_batch_on_a_gpu_is_found_and_nothing_is_kept() -> None:
