@@ -76,7 +76,7 @@ def gpu() -> dict[str, Any]:
 def triton_lacks() -> str | None:
     """Why Triton's kernels don't run on the GPU, found by running one; None: they do.
 
-    Without them the loader takes the torch references, several times slower, and goes on.
+    Without them the loader takes the torch references, which are slower, and goes on.
     """
     try:
         device = torch.device("cuda")

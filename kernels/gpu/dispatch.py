@@ -49,7 +49,7 @@ def _lacks() -> str | None:
 
 @lru_cache(maxsize=1)
 def _say_once(lacking: str) -> None:
-    _log.warning("the GPU kernels' torch references run in their place, several times slower; missing is %s", lacking)
+    _log.warning("the GPU kernels' torch references run in their place, and slower; missing is %s", lacking)
 
 
 def runs_triton(device: torch.device, using: str) -> bool:
