@@ -19,10 +19,11 @@ from feeder.snapshot import Snapshot
 __all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]
 
 # What allocators say, in the words of CUDA and its libraries, of torch's CPU allocator, and of C++; and, in lower case,
-# what torch and cuDNN say where no way to do a convolution finds room for its workspace.
+# what torch, cuDNN and oneDNN say where no way to do a convolution finds room for its workspace.
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "alloc_failed", "bad_alloc"),
     *("unable to find an engine", "unable to find a valid cudnn algorithm", "cudnn_status_not_supported"),
+    *("could not create a primitive", "could not execute a primitive", "could not create a memory"),
 )
 
 

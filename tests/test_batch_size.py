@@ -90,6 +90,8 @@ def test_a_larger_batch_that_is_nearly_as_fast_wins(monkeypatch: pytest.MonkeyPa
         RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
         RuntimeError("FIND was unable to find an engine to execute this computation"),
         RuntimeError("GET was unable to find an engine to execute this computation"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("could not execute a primitive"),
         MemoryError(),
     ],
 )
