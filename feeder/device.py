@@ -103,7 +103,7 @@ def page_lock(slots: Slots) -> None:
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address, size = slots.address, slots.region.size_bytes
     # On the GPU that they are for: CUDA makes a context on the current one, which takes hundreds of MiB there.
-    with torch.cuda.device(getattr(slots.guard, "device", None)):
+    with torch.cuda.device(slots.guard.device if isinstance(slots.guard, CudaGuard) else None):
         code = int(runtime.cudaHostRegister(address, size, 0))
         if code != 0:
             with contextlib.suppress(RuntimeError):  # kept by CUDA for the next kernel, which would be the caller's
