@@ -13,12 +13,15 @@ Note [Slots]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import mmap
 import os
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -212,8 +215,18 @@ class Slots:
         return np.asarray(Lease(self, slot))
 
     def release(self, slot: int) -> None:
-        """Called by a lease that is gone."""
-        self._released.append((slot, self.guard.record() if self.guard is not None else None))
+        """Called by a lease that is gone. Where nobody can say when copies are done, the slot isn't used again."""
+        # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
+        with contextlib.suppress(RuntimeError):
+            self._released.append((slot, self.guard.record() if self.guard is not None else None))
+
+    def before_end(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Has a function called when the memory goes, once no copy reads it any more, or after a minute.
+
+        At the interpreter's end it isn't called: the system takes all back then, and a stuck GPU would hold it up.
+        """
+        finalizer = weakref.finalize(self.region, _end, self.guard, self._released, function, *arguments)
+        finalizer.atexit = False
 
     def _collect(self) -> None:
         for _ in range(len(self._released)):
@@ -289,6 +302,17 @@ def available_bytes() -> int:
     if limit is not None:
         available = min(available, limit.available_bytes)
     return available
+
+
+def _end(guard: Guard | None, released: deque[tuple[int, Any]], function: Callable[..., Any], *arguments: Any) -> None:
+    ends = time.monotonic() + _LONGEST_WAIT_S
+    with contextlib.suppress(RuntimeError):  # as in Slots.release
+        while guard is not None and released and time.monotonic() < ends:
+            if guard.done(released[0][1]):
+                released.popleft()
+            else:
+                time.sleep(_POLL_S)
+    function(*arguments)
 
 
 def _aligned(size: int) -> int:

@@ -6,6 +6,7 @@ Note [Reuse of page-locked slots]
     on the stream that feeds the device, and the slot is filled again only after both have passed. That covers copies
     that the caller made with ``non_blocking=True`` on its current stream and then let go of the source. Where batches
     are only page-locked, the loader isn't told which GPU they go to: then it is the current stream of every GPU in use.
+    The memory is unlocked, and goes, after the last of those events, too.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def page_lock(slots: Slots) -> None:
             f"can't page-lock {size >> 20} MiB for batches (CUDA error {code}): raise the limit of locked memory "
             "(ulimit -l), or set pin_memory=False and device=None"
         )
-    weakref.finalize(slots.region, runtime.cudaHostUnregister, address)
+    slots.before_end(runtime.cudaHostUnregister, address)
 
 
 def slot_guard(loader: DataLoader[Any]) -> CudaGuard | None:

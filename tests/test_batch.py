@@ -106,6 +106,24 @@ def test_slot_waits_for_the_copies_that_may_still_read_it() -> None:
     assert ring.acquire() == 0
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_slot_of_which_nobody_can_say_when_its_copies_are_done_is_not_used_again() -> None:
+    """As in a process forked off one that uses CUDA, or after an error that CUDA does not recover from."""
+
+    class Guard:
+        def record(self) -> Any:
+            raise RuntimeError("CUDA error: initialization error")
+
+        def done(self, mark: Any) -> bool:
+            return True
+
+    ring = Ring(LAYOUT, 1, Guard())
+    assert ring.acquire() == 0
+    ring.lease(0)  # and let go at once
+    assert ring.acquire() is None
+    assert ring.leased == 1
+
+
 def test_region_is_shared_with_who_maps_its_descriptor() -> None:
     region = Region(8192)
     other = Region(8192, os.dup(region.descriptor))

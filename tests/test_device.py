@@ -318,6 +318,28 @@ def test_slots_are_page_locked_by_the_gpu_that_they_are_for(monkeypatch: pytest.
     assert locked == [1]
 
 
+def test_memory_stays_page_locked_until_the_copies_that_read_it_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    asked = iter([False, False, True])
+    event = types.SimpleNamespace(query=lambda: done.append("asked") or next(asked))
+    runtime = types.SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: 0,
+        cudaHostUnregister=lambda address: done.append("unlocked"),
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(record_event=lambda: event))
+    slots = Slots(1 << 12, 1, CudaGuard(torch.device("cuda", 0)))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        page_lock(slots)
+    slots.acquire()
+    batch = slots.lease(0)
+    del slots
+    assert done == []
+    del batch
+    assert done == ["asked", "asked", "asked", "unlocked"]
+
+
 class _Stream:
     """Whose work is done once it is said to be."""
 
