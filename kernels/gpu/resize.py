@@ -159,7 +159,8 @@ def crop_resize_reference(
     codes = [0] * len(images) if turn is None else turn.tolist()
     boxes = zip(source.tolist(), support.tolist(), codes, strict=True)
     for row, (outer, (left, top, right, bottom), code) in enumerate(boxes):
-        window = torch.utils.dlpack.from_dlpack(images.images[row])[top:bottom, left:right].float()
+        # float64, as torch multiplies float32 matrices as precisely as the caller's settings allow: bfloat16, TF32.
+        window = torch.utils.dlpack.from_dlpack(images.images[row])[top:bottom, left:right].double()
         stored = size[::-1] if code & 4 else size
         rows = _weights(outer[1] - top, outer[3] - top, bottom - top, stored[0]).to(window)
         columns = _weights(outer[0] - left, outer[2] - left, right - left, stored[1]).to(window)

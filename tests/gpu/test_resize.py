@@ -77,6 +77,21 @@ def test_pixels_are_pillows_to_a_level(using: str, device: torch.device) -> None
         assert np.abs(found[row].permute(1, 2, 0).cpu().numpy().astype(int) - pillow).max() <= 1
 
 
+@pytest.mark.parametrize("using", USING)
+def test_pixels_do_not_depend_on_the_precision_of_matrix_products(using: str, device: torch.device) -> None:
+    """Which trainers lower for all float32 products of the process, to bfloat16 or TF32 where the hardware has them."""
+    images = _gpu.Ragged.of([torch.from_numpy(natural_image(9, 80, 96)).to(device)])
+    boxes = torch.tensor([[0.0, 0.0, 96.0, 80.0]]), torch.tensor([[0, 0, 96, 80]])
+    usual, found = torch.get_float32_matmul_precision(), []
+    try:
+        for precision in ("highest", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            found.append(_gpu.crop_resize(images, *boxes, (32, 32), using=using))
+    finally:
+        torch.set_float32_matmul_precision(usual)
+    assert torch.equal(*found)
+
+
 def test_boxes_outside_their_image_are_refused(device: torch.device) -> None:
     images = ragged(device)
     source, support = tensors()
