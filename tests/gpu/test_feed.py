@@ -15,6 +15,7 @@ from feeder.dataset import ShardDataset
 from feeder.decode.registry import available_decoders
 from feeder.loader import DataLoader
 from feeder.transforms import (
+    CenterCrop,
     ColorJitter,
     Compose,
     CutMix,
@@ -140,6 +141,65 @@ def test_a_cuda_graph_reads_static_buffers(shards: Path, backend: str) -> None:
     assert step == 9
     _close(loader)
     _close(plain)
+
+
+def test_two_loaders_at_once_train_and_validation(shards: Path, backend: str) -> None:
+    def make() -> list[DataLoader[Any]]:
+        validation = Compose([Resize(40), CenterCrop(32), *RECIPE.transforms[3:5]])
+        return [_loader(shards, backend), _loader(shards, backend, validation, shuffle=False)]
+
+    alone = [[(images.cpu(), labels.cpu()) for images, labels in loader] for loader in make()]
+    loaders = make()
+    for step, pair in enumerate(zip(*loaders, strict=True)):
+        for epoch, (images, labels) in zip(alone, pair, strict=True):
+            torch.testing.assert_close(images.cpu(), epoch[step][0], rtol=0, atol=5e-3)
+            assert torch.equal(labels.cpu(), epoch[step][1])
+    assert step == 9
+    half = next(iter(loaders[0]))
+    loaders[0].close()
+    again = [images.cpu() for images, _ in loaders[1]]
+    torch.testing.assert_close(again, [images for images, _ in alone[1]], rtol=0, atol=5e-3)
+    assert half[0].isfinite().all()
+    _close(loaders[1])
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning's own
+def test_lightning_trains_and_validates_on_the_gpu(shards: Path, backend: str, tmp_path: Path) -> None:
+    lightning, seen = pytest.importorskip("pytorch_lightning"), []
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3 * 32 * 32, 7)
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            images, labels, ids = batch
+            seen.append(("train", ids.tolist()))
+            return torch.nn.functional.cross_entropy(self.layer(images.flatten(1).float()), labels)
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            assert batch[0].is_cuda
+            seen.append(("validate", batch[2].tolist()))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    options: dict[str, Any] = {"batch_size": 48, "backend": backend, "device": "cuda", "num_workers": 2}
+    train = DataLoader(dataset, shuffle=True, persistent_workers=True, **options)
+    validate = DataLoader(dataset, **options)
+    trainer = lightning.Trainer(
+        accelerator="gpu", devices=1, max_epochs=2, num_sanity_val_steps=1, default_root_dir=tmp_path, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Module(), train, validate)
+    epoch = 4 * ["train"] + 4 * ["validate"]
+    assert [kind for kind, _ in seen] == ["validate", *epoch, *epoch]
+    for first in (1, 5, 9, 13):  # each epoch has all of them once, the last batch is smaller
+        assert [len(ids) for _, ids in seen[first : first + 4]] == [48, 48, 48, 16]
+        assert sorted(i for _, ids in seen[first : first + 4] for i in ids) == list(range(160))
+    _close(train)
+    _close(validate)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
