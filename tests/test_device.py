@@ -425,14 +425,16 @@ def test_a_loop_ahead_of_the_gpu_waits_for_its_copies_and_is_not_blamed(
 @pytest.mark.gpu
 @needs_gpu
 def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards: Path) -> None:
-    """The stream is held up, so that slots would be filled again long before the copies run."""
+    """The stream is held up, so that slots would be filled again, or be gone, long before the copies run."""
     loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2, pin_memory=True)
     copies = []
     for images, *_ in loader:
         assert images.is_pinned()
         torch.cuda._sleep(50_000_000)
         copies.append(images.to("cuda", non_blocking=True))
-        del images
+        del images, _
+    loader.close()
+    del loader
     torch.cuda.synchronize()
     expected = [images for images, *_ in DataLoader(_dataset(shards), batch_size=4)]
     assert all(torch.equal(a.cpu(), b) for a, b in zip(copies, expected, strict=True))
