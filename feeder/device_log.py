@@ -41,8 +41,8 @@ class DeviceLog:
     what it brought is handed to the sinks one interval later, or later still if the device is further behind. On the
     CPU the same happens with copies that are done at once.
 
-    Call it from one thread. Where the current stream changes between two steps, the later one must wait for the earlier,
-    as CUDA wants it of any tensor that both use. Leaving the context, or :meth:`close`, hands over the rest.
+    Call it from one thread. Where the current stream changes between two steps, the later one must wait for the earlier
+    one, as CUDA wants it of any tensor that both use. Leaving the context, or :meth:`close`, hands over the rest.
 
     Args:
         *sinks: Called as ``sink(step, values)``, once for each step, in order; a :class:`CsvWriter`, or anything that

@@ -128,6 +128,14 @@ def test_all_cores_taken_leave_cheaper_images() -> None:
     assert "60% computing, 40% waiting for a core, 0% for storage" in found.stage
 
 
+@pytest.mark.parametrize("busy", [0.1, 0.9])
+@pytest.mark.parametrize("step_ms", [0, 0.01])
+def test_a_loop_that_does_nothing_with_its_batches_is_promised_no_factor(step_ms: float, busy: float) -> None:
+    record = loader([30.0] * 21, step_ms, workers=8, fetches=fetches(21, 230 * busy, 1.0, 0.0, workers=8))
+    found = analyse(process(record, cores=8.0), cores=8)
+    assert {advice.expected() for advice in found.advice} == {"no bound: the step takes hardly any time"}
+
+
 def test_workers_that_wait_for_cores_that_others_have() -> None:
     record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 0.2, 0.8, workers=2))
     (advice,) = analyse(process(record, cores=0.5), cores=8).advice

@@ -34,6 +34,7 @@ _OVERBOOKED = 0.5
 _WORTH_SAYING = 1.02
 _MOSTLY = 0.5  # of the wait
 _HARDLY = 0.05  # of the step: a wait that nobody notices
+_NO_BOUND = 100.0  # a gain that only a step without work in it leaves room for
 _MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
 
 
@@ -102,6 +103,8 @@ class Advice:
         """The gain for people."""
         if self.gain is None:
             return "not measured"
+        if self.is_bound and self.gain >= _NO_BOUND:
+            return "no bound: the step takes hardly any time"
         return ("up to " if self.is_bound else "") + f"{self.gain:.2f}x"
 
 
@@ -326,7 +329,6 @@ def _advice(found: Analysis, cores: int) -> list[Advice]:
         return []
     record, n = main.record, main.batches
     wait, step = main.wait_s / n, main.step_s / n
-    most = (wait + step) / step if step else float("inf")
     advice = []
     # Waits for workers to start have a remedy of their own, below; more workers would make them longer.
     starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < _HARDLY * step
@@ -336,7 +338,7 @@ def _advice(found: Analysis, cores: int) -> list[Advice]:
     elif found.bound == "input" and not starts_only:
         advice += _more_workers(main, wait, step, cores, found)
         if not advice or (found.children_cores or 0) + (found.own_cores or 0) > 0.8 * cores:
-            advice.append(_cheaper(main, most))
+            advice.append(_cheaper(main, _most(wait, step)))
     if main.epoch_start_s and record.workers and not record.persistent:
         gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
         if gain >= _WORTH_SAYING:
@@ -349,8 +351,13 @@ def _advice(found: Analysis, cores: int) -> list[Advice]:
     return advice
 
 
+def _most(wait: float, step: float) -> float:
+    """The gain where nothing waits for data any more."""
+    return (wait + step) / max(1e-6, step)
+
+
 def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, found: Analysis) -> list[Advice]:
-    record = main.record
+    record, most = main.record, _most(wait, step)
     if record.workers == 0:
         making = main.making_s if main.making_s is not None else wait
         # Workers that compute share the cores with the step; those that wait for storage need none.
@@ -381,7 +388,7 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, found
     if busy is not None and busy < _WORKERS_BUSY:
         text = f"{_workers(record.workers)} at it only {busy:.0%} of the time, and the loop waits all the same: few "
         text += "batches are made ahead, or handing them over (pinning, large samples, a slow sampler) is the limit."
-        return [Advice("A larger prefetch_factor, or smaller batches to hand over", text, (wait + step) / step, True)]
+        return [Advice("A larger prefetch_factor, or smaller batches to hand over", text, most, True)]
     storage = 1 - main.cpu_share - main.queued_share
     if record.fetches and storage > 0.5:
         workers = 2 * record.workers
