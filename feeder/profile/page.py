@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import feeder
 from feeder import charts, report
 from feeder.doctor.finding import Finding
-from feeder.profile.analysis import Analysis, LoaderTimes
+from feeder.profile.analysis import Analysis
 from feeder.profile.record import GpuReading
 from feeder.profile.text import loader_rows
+from feeder.profile.times import LoaderTimes
 
 __all__ = ["render_page"]
 

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Sequence
 
 from feeder.doctor.finding import Finding
-from feeder.profile.analysis import Analysis, LoaderTimes
+from feeder.profile.analysis import Analysis
+from feeder.profile.times import LoaderTimes
 
 __all__ = ["loader_rows", "render", "script_lines"]
 
