@@ -80,6 +80,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 [ -t 1 ] && [ "${CI:-}" != true ] && quiet=() || quiet=(-q --progress-bar off)
 pip() { "$venv/bin/python" -m pip "$@" </dev/null; }
 install() { pip install ${quiet[@]+"${quiet[@]}"} "$@"; }
+# pip 26 refuses constraints for environments to build in where it makes none.
+install_in_place() { (unset PIP_BUILD_CONSTRAINT && install --no-build-isolation "$@"); }
 
 if ! packages_done; then
     # Alone and before its dependents, so that nothing else can pull in another build of it.
@@ -92,13 +94,13 @@ if ! done_already native "$native_key"; then
     rm -f "$state/busy"
     say "building feeder"
     # Without build isolation cmake and nanobind stay in place, so that only a changed kernel is compiled again.
-    CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" install --no-build-isolation --no-deps -e .
+    CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" install_in_place --no-deps -e .
     finish native "$native_key"
     busy
 fi
 if ! packages_done; then
     say "installing what feeder needs${extras:+ with $extras}"
-    install --no-build-isolation -e ".$extras"
+    install_in_place -e ".$extras"
 fi
 
 # The last step, as it overwrites files of pillow. -msse4 is in its build files, so x86 only. The wheels of both stay

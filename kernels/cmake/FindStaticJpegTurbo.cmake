@@ -17,12 +17,6 @@ if(NOT FEEDER_JPEG_LIBRARY OR NOT FEEDER_JPEG_INCLUDE_DIR)
   message(FATAL_ERROR "No static libjpeg-turbo (libjpeg.a and jpeglib.h) found. ${_jpeg_advice}")
 endif()
 
-find_path(_jpeg_internal_dir NAMES jpegint.h HINTS "${FEEDER_JPEG_INCLUDE_DIR}" NO_CACHE)
-if(NOT _jpeg_internal_dir)
-  message(FATAL_ERROR "${FEEDER_JPEG_INCLUDE_DIR} has jpeglib.h but no jpegint.h, which feeder needs to skip the "
-    "inverse DCT outside the crop. ${_jpeg_advice}")
-endif()
-
 if(NOT DEFINED FEEDER_JPEG_CHECKED OR NOT FEEDER_JPEG_CHECKED STREQUAL FEEDER_JPEG_LIBRARY)
   find_program(FEEDER_NM NAMES nm llvm-nm)
   if(NOT FEEDER_NM)
@@ -40,8 +34,7 @@ if(NOT DEFINED FEEDER_JPEG_CHECKED OR NOT FEEDER_JPEG_CHECKED STREQUAL FEEDER_JP
   message(STATUS "libjpeg-turbo with SIMD: ${FEEDER_JPEG_LIBRARY}")
 endif()
 
-# jpegint.h has no include guard trouble in C++, but needs jconfig.h, which Debian keeps in a folder per architecture;
-# the compiler searches that one by itself.
+# jpeglib.h needs jconfig.h, which Debian keeps in a folder per architecture; the compiler searches that one by itself.
 if(NOT TARGET feeder::jpeg)
   add_library(feeder::jpeg STATIC IMPORTED)
   set_target_properties(feeder::jpeg PROPERTIES

@@ -1,13 +1,8 @@
-#define JPEG_INTERNALS  // jpeglib.h then declares the inverse DCT too
-
 #include "idct_libjpeg.h"
 
 #include <cstring>
 
 #include "libjpeg.h"
-
-#undef MAX
-#undef MIN
 
 namespace feeder {
 namespace {
@@ -55,8 +50,6 @@ struct LibjpegIdct::State {
     }
 };
 
-static_assert(sizeof(MULTIPLIER) == sizeof(int16_t), "libjpeg-turbo with SIMD has 16-bit multipliers");
-
 LibjpegIdct::LibjpegIdct() : state_(std::make_unique<State>()) {}
 LibjpegIdct::~LibjpegIdct() = default;
 
@@ -65,6 +58,7 @@ bool LibjpegIdct::ready() const { return state_->function != nullptr; }
 void LibjpegIdct::run(const IdctBlock& block, const int16_t* quant, ptrdiff_t stride_bytes) {
     JSAMPROW rows[8];
     for (int y = 0; y < 8; ++y) rows[y] = block.out + y * stride_bytes;
+    // Of 16 bits in every libjpeg-turbo with SIMD code, which the build looks for.
     state_->component.dct_table = const_cast<int16_t*>(quant);
     state_->function(&state_->cinfo, &state_->component, block.coefficients, rows, 0);
 }

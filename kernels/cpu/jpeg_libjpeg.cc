@@ -1,14 +1,9 @@
-#define JPEG_INTERNALS  // jpeglib.h then declares the inverse DCT too
-
 #include "jpeg_libjpeg.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "libjpeg.h"
-
-#undef MAX
-#undef MIN
 
 namespace feeder {
 namespace {

@@ -10,6 +10,15 @@
 #include "bytes.h"
 #include "status.h"
 
+// Of jpegint.h, which not every system installs: the beginning of the struct behind `cinfo.idct`, which has been the same
+// in all versions of libjpeg and libjpeg-turbo; 3.0 added to its end.
+using inverse_DCT_method_ptr = void (*)(j_decompress_ptr cinfo, jpeg_component_info* component, JCOEFPTR coefficients,
+                                        JSAMPARRAY rows, JDIMENSION column);
+struct jpeg_inverse_dct {
+    void (*start_pass)(j_decompress_ptr cinfo);
+    inverse_DCT_method_ptr inverse_DCT[MAX_COMPONENTS];
+};
+
 namespace feeder {
 
 // Note [libjpeg errors]
