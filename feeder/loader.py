@@ -60,7 +60,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed: Of the order and the augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
-            the same number of batches. An explicit ``sampler`` or ``batch_sampler`` replaces order and rank split.
+            the same number of batches: ``stats()["padded"]`` lists what is repeated for that. So in a distributed job
+            ``rank=0, world_size=1`` is for a loader that one rank alone iterates. An explicit ``sampler`` or
+            ``batch_sampler`` replaces order and rank split; what it repeats is augmented anew each time, and with
+            ``seed=rank`` also what it repeats on other ranks.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
             this process, on ``device`` if that is a GPU; workers read, check and cut for it.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's at the price of some speed.

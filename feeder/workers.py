@@ -411,7 +411,8 @@ class Pool:
 
     def _keys(self, part: Part) -> tuple[str, ...]:
         ids = self._ring.views[part.slot].ids[part.first : part.first + part.rows]
-        return tuple(str(self._work.reader.field(i, "key")) for i in ids.tolist())
+        reader = self._work.reader
+        return tuple(str(reader.field(i, "key")) for i in (ids % len(reader)).tolist())
 
 
 _live: weakref.WeakSet[Pool] = weakref.WeakSet()

@@ -646,6 +646,39 @@ def test_resume_with_an_explicit_sampler_skips_its_batches(shards: Path) -> None
     assert _same(_epoch(resumed), rest)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_sampler_repeats_is_augmented_anew_each_time(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=3, sampler=[5, 5, 9, -45, 49, 5, 5], num_workers=workers)
+    iterator = iter(loader)
+    first = _epoch([next(iterator)])
+    state = loader.state_dict()
+    rest = _epoch(iterator)
+    assert _ids(first + rest) == [5, 5, 9, 5, 49, 5, 5]
+    images = torch.cat([batch[0] for batch in first + rest])
+    fives = images[[0, 1, 3, 5, 6]]
+    assert len(torch.unique(fives, dim=0)) == 5
+    assert {label for batch in first + rest for label in batch[1].tolist()} == {5, 2, 0}
+    once = next(iter(DataLoader(dataset, batch_size=3, sampler=[5, 9, 49])))[0]
+    assert torch.equal(images[[0, 2, 4]], once)
+    resumed = DataLoader(dataset, batch_size=3, sampler=[5, 5, 9, -45, 49, 5, 5])
+    resumed.load_state_dict(state)
+    assert _same(_epoch(resumed), rest)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_sample_that_a_sampler_repeats_is_named_each_time(tmp_path: Path, workers: int) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 20, bad=(3,)), RECIPE, fields=("index",))
+    iterator = iter(DataLoader(dataset, sampler=[3, 3], num_workers=workers))
+    for _ in range(2):
+        with pytest.raises(DecodeError, match="sample '00000003'"):
+            next(iterator)
+    loader = DataLoader(dataset, sampler=[3, 3], num_workers=workers, on_error="skip")
+    made = _ids(_epoch(loader))
+    assert made == [s["substitute"] for s in loader.stats()["substitutions"]]
+    assert 3 not in made
+
+
 def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_path: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     state = DataLoader(dataset, shuffle=True, seed=1).state_dict()
