@@ -110,6 +110,27 @@ def test_arguments_and_defaults_are_those_of_torchvision() -> None:
     assert RandAugment().magnitude == 9
 
 
+def test_torchvisions_other_names_of_conversions_are_known() -> None:
+    flip, normalize = RandomHorizontalFlip(), Normalize(MEAN, STD)
+    scaled = Recipe.of([flip, ToDtype("float32", scale=True), normalize])
+    assert Recipe.of([flip, transforms.ToTensor(), normalize]) == scaled
+    assert Recipe.of([transforms.PILToTensor(), flip, transforms.ConvertImageDtype(torch.float), normalize]) == scaled
+    assert Recipe.of(Compose([transforms.ToImage(), *scaled.ops])) == scaled
+    assert Recipe.of([*scaled.ops, transforms.ToImage()]) == scaled
+    assert Normalize(0.5, 0.25) == Normalize([0.5] * 3, [0.25] * 3)
+    assert Recipe.of([ToDtype("float32"), Normalize(127.5, 127.5)]).ops[1] == Normalize(127.5, 127.5)
+
+
+def test_what_feeder_lacks_or_cant_call_says_the_way_out() -> None:
+    with pytest.raises(AttributeError, match=r"'RandomVerticalFlip'; .* Lambda takes any function"):
+        transforms.RandomVerticalFlip  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="by name, such as 'bicubic'"):
+        transforms.InterpolationMode  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(transforms, "__wrapped__")
+    with pytest.raises(TypeError, match="give it to ShardDataset"):
+        Compose([Resize(3)])(np.zeros((3, 8, 8), np.uint8))
+
+
 @pytest.mark.parametrize("value", ["bicubic", InterpolationMode.BICUBIC, 3, Image.Resampling.BICUBIC])
 def test_interpolation_is_taken_by_name_enum_or_pillow_constant(value: object) -> None:
     assert Resize(8, interpolation=value).interpolation == "bicubic"
@@ -161,6 +182,7 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: Compose([ToDtype("float32"), Resize(3)]), "put it before ToDtype"),
         (lambda: Compose([Normalize(MEAN, STD), ToDtype("uint8")]), "uint8"),
         (lambda: Compose([RandomErasing(value="random")]), "put it after ToDtype"),
+        (lambda: Compose([Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))]), "ToDtype.torch.float32. before it"),
     ],
 )
 def test_bad_arguments_are_refused_when_the_op_is_made(make: Callable[[], object], message: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToTensor
 from feeder.transforms.distort import RandomAffine, RandomRotation
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -17,6 +20,7 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "ConvertImageDtype",
     "CutMix",
     "Draws",
     "GaussianBlur",
@@ -25,6 +29,7 @@ __all__ = [
     "MixedLabels",
     "Normalize",
     "Op",
+    "PILToTensor",
     "Pad",
     "RandAugment",
     "RandomAffine",
@@ -37,5 +42,21 @@ __all__ = [
     "Recipe",
     "Resize",
     "ToDtype",
+    "ToImage",
+    "ToTensor",
     "TrivialAugmentWide",
 ]
+
+
+if not TYPE_CHECKING:  # for which it would give every name
+
+    def __getattr__(name: str) -> NoReturn:
+        hint = ""
+        if name == "InterpolationMode":
+            hint = "; give interpolations by name, such as 'bicubic', or as torchvision's own"
+        elif name[:1].isupper():
+            hint = (
+                "; it has some of torchvision's ops, and Lambda takes any function of an array [3, H, W]: what that "
+                "draws from random, numpy or torch is keyed by seed, epoch and sample"
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,12 @@ class Op:
         """Sets the fields of a frozen dataclass while it is made."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    def __call__(self, *images: object) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} is a declaration, which datasets and loaders carry out: give it to "
+            "ShardDataset(path, transform=...) and take the image from dataset[i] or from a loader"
+        )
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         """Draws the op's parameters for N samples.

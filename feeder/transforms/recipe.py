@@ -121,6 +121,11 @@ class Recipe:
                     f"ToDtype('uint8') stands after {type(value_op).__name__}, but floats are not turned back into "
                     "uint8; leave it out"
                 )
+            if value_op is None and isinstance(op, Normalize) and max(op.mean) > 1.0:
+                raise ArgumentError(
+                    f"{op} has a mean for pixels of 0 to 255, but without ToDtype before it images are first scaled to "
+                    "0.0-1.0; put ToDtype(torch.float32) before it, or divide mean and std by 255"
+                )
             if isinstance(op, (ToDtype, Normalize)) and not (isinstance(op, ToDtype) and op.dtype == "uint8"):
                 value_op = op
 
