@@ -148,6 +148,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {rank} of {world_size}")
+        if seed is not None and not isinstance(seed, (int, np.integer)):
+            raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {seed!r}")
         if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
             raise ArgumentError(f"metrics_port must be 0 to 65535, got {metrics_port}")
         if prefetch_to_device < 0:
@@ -159,7 +163,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device, self.prefetch_to_device = device, prefetch_to_device
         self.target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
-        self.seed, self.rank, self.world_size, self.backend = seed, rank, world_size, backend
+        self.seed = None if seed is None else int(seed)
+        self.rank, self.world_size, self.backend = rank, world_size, backend
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
         self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -218,7 +223,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(
                 "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix and "
                 "gpu_memory_limit_bytes are for feeder's datasets, in batches, with a recipe of fixed output size and "
-                "no collate_fn of your own; elsewhere torch's random state and samplers rule"
+                "no collate_fn of your own; elsewhere torch's random state and samplers rule. Here "
+                + _why_generic(dataset, collate_fn)
             )
         self.generic_meters  # noqa: B018  made before another thread may ask for it
         self._serve_metrics()
@@ -397,6 +403,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._fast is None:
             raise ArgumentError(f"{name}() is for feeder's datasets; this loader runs torch's own path")
         return self._fast
+
+
+def _why_generic(dataset: Any, collate_fn: Any) -> str:
+    """What a loader lacks for the fast path, and the way out."""
+    if isinstance(dataset, torch.utils.data.Subset) and isinstance(dataset.dataset, FeederDataset):
+        return "the dataset is a Subset: give subset.dataset, and sampler=SubsetRandomSampler(subset.indices)"
+    if not isinstance(dataset, FeederDataset):
+        return f"the dataset is a {type(dataset).__name__}"
+    if dataset.recipe.output_size is None:
+        return "images have sizes of their own: end the geometry of the recipe with a crop, or Resize((height, width))"
+    return "batch_size is None" if collate_fn is None else "there is a collate_fn: leave it out"
 
 
 def _length(iterator: Any) -> int | None:

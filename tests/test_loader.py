@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -476,6 +477,8 @@ def test_copied_loader_works(shards: Path, duplicate: Any) -> None:
     "arguments",
     [
         {"seed": -1},
+        {"seed": 1.0},
+        {"seed": "0"},
         {"rank": 0},
         {"rank": 2, "world_size": 2},
         {"on_error": "ignore"},
@@ -486,7 +489,7 @@ def test_copied_loader_works(shards: Path, duplicate: Any) -> None:
 )
 def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        iter(DataLoader(ShardDataset(shards, RECIPE), **arguments))
+        DataLoader(ShardDataset(shards, RECIPE), **arguments)
 
 
 def test_other_datasets_take_torchs_path() -> None:
@@ -495,6 +498,30 @@ def test_other_datasets_take_torchs_path() -> None:
     for options in ({"rank": 0, "world_size": 2}, {"seed": 0}, {"shuffle": Window(4)}, {"fidelity": "exact"}):
         with pytest.raises(ArgumentError, match="feeder's datasets"):
             DataLoader(torch.arange(10), **options)  # type: ignore[arg-type]
+
+
+def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    subset = torch.utils.data.Subset(dataset, [3, 5])
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (subset, {}, r"subset.dataset, and sampler=SubsetRandomSampler\(subset.indices\)"),
+        (torch.arange(10), {}, "the dataset is a Tensor"),
+        (ShardDataset(shards, Resize(8)), {}, r"Resize\(\(height, width\)\)"),
+        (dataset, {"collate_fn": len}, "leave it out"),
+        (dataset, {"batch_size": None}, "batch_size is None"),
+    ]
+    for given, arguments, message in cases:
+        with pytest.raises(ArgumentError, match=message):
+            DataLoader(given, seed=1, **arguments)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_threads_share_an_iterator(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    iterator = iter(DataLoader(dataset, num_workers=workers))
+    with ThreadPoolExecutor(2) as threads:
+        taken = list(threads.map(_ids, [iterator, iterator]))
+    assert sorted(taken[0] + taken[1]) == list(range(50))
 
 
 def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:

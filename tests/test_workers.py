@@ -226,6 +226,21 @@ def test_worker_that_cannot_start_says_why(shards: Path) -> None:
         next(iter(loader))
 
 
+def test_a_script_without_a_main_guard_under_spawn_learns_of_it(shards: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from feeder import DataLoader, ShardDataset, transforms
+dataset = ShardDataset({str(shards)!r}, transforms.RandomResizedCrop(8))
+list(DataLoader(dataset, num_workers=1, multiprocessing_context="spawn"))
+""")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "WorkerError: worker 0 could not start: exit code 1" in last
+    assert "if __name__ == '__main__':" in last
+    assert ended.stderr.count("bootstrapping phase") == 1
+
+
 def test_timeout_means_what_torchs_means(shards: Path) -> None:
     loader = DataLoader(_dataset(shards, 5, "stop"), batch_size=4, num_workers=1, timeout=3)
     iterator = iter(loader)
