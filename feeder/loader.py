@@ -31,6 +31,8 @@ __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
 _HANG_TIMEOUT_S = 300.0
+# What a fast path takes when it is made; torch itself looks after its own, but for collate_fn.
+_FIXED = frozenset({"backend", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "seed", "worker_threads"})
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -283,6 +285,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def static_places(self) -> StaticBuffers | None:
         """Where ``static_buffers`` puts every batch; the same for all iterators."""
         return StaticBuffers(self.batch_size) if self.static_buffers else None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and self.__dict__.get("_path") is not None:
+            raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath(), "_metrics": None}

@@ -500,6 +500,19 @@ def test_other_datasets_take_torchs_path() -> None:
             DataLoader(torch.arange(10), **options)  # type: ignore[arg-type]
 
 
+def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8)
+    for name in ("seed", "collate_fn", "mix"):
+        before = getattr(loader, name)
+        with pytest.raises(ArgumentError, match=name):
+            setattr(loader, name, len)
+        assert getattr(loader, name) is before
+    loader.whatever = 1  # type: ignore[attr-defined]
+    generic = DataLoader(torch.arange(4), batch_size=2)
+    generic.collate_fn = len
+    assert list(generic) == [2, 2]
+
+
 def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     subset = torch.utils.data.Subset(dataset, [3, 5])
