@@ -31,8 +31,10 @@ __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
 _HANG_TIMEOUT_S = 300.0
-# What a fast path takes when it is made; torch itself looks after its own, but for collate_fn.
-_FIXED = frozenset({"backend", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "seed", "worker_threads"})
+# What a fast path takes when it is made, and would not look at again.
+_FIXED = frozenset(
+    {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
+)
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):

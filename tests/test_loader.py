@@ -502,7 +502,8 @@ def test_other_datasets_take_torchs_path() -> None:
 
 def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> None:
     loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8)
-    for name in ("seed", "collate_fn", "mix"):
+    vars(loader)["_DataLoader__initialized"] = False  # as timm's MultiEpochsDataLoader passes torch's own check
+    for name in ("seed", "collate_fn", "mix", "batch_sampler"):
         before = getattr(loader, name)
         with pytest.raises(ArgumentError, match=name):
             setattr(loader, name, len)

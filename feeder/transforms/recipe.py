@@ -287,7 +287,7 @@ def _flatten(transform: object) -> list[Op]:
         raise ArgumentError(f"{transform} works on assembled batches, not on images; call it on (images, labels)")
     raise ArgumentError(
         f"expected an op of feeder.transforms, got {transform!r}; its ops have torchvision v2's names and arguments, "
-        "and Lambda takes any function"
+        "and Lambda takes any function of an array [3, H, W]"
     )
 
 
