@@ -34,6 +34,7 @@ from feeder.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
@@ -281,6 +282,8 @@ def check_further_ops(decoder: Decoder) -> None:
         [Resize(80), RandomRotation(20, interpolation="bilinear"), CenterCrop(64)],
         [RandomCrop(64)],
         [Pad(4, padding_mode="edge"), CenterCrop(100), Resize(64)],
+        [RandomResizedCrop(64), RandomHorizontalFlip(), RandomVerticalFlip(), ToDtype("float32", scale=True)],
+        [RandomVerticalFlip(0.7), RandomResizedCrop(64)],
     ]
     for ops in recipes:
         recipe = Recipe.of(ops)

@@ -32,6 +32,7 @@ from feeder.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
@@ -190,6 +191,15 @@ def test_a_flip_after_normalize_is_the_flip_before_it() -> None:
     assert (after != run_one([normalize], buffer)).any()
 
 
+def test_a_vertical_flip_turns_the_image_top_to_bottom() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    whole = run_one([], buffer)
+    np.testing.assert_array_equal(run_one([RandomVerticalFlip(1.0)], buffer), whole[:, ::-1])
+    np.testing.assert_array_equal(
+        run_one([RandomHorizontalFlip(1.0), RandomVerticalFlip(0.0)], buffer), whole[..., ::-1]
+    )
+
+
 def test_grayscale_is_gray_and_jitter_of_nothing_changes_nothing() -> None:
     buffer = encode(natural_image(1, 20, 30), "png")
     gray = run_one([RandomGrayscale(1.0)], buffer)
@@ -216,6 +226,7 @@ def test_every_op_runs_in_a_recipe() -> None:
         transforms.RandomAffine(10, (0.1, 0.2), (0.8, 1.2), 5),
         RandomCrop(300, pad_if_needed=True, padding_mode="reflect"),
         RandomResizedCrop(48, interpolation="bicubic"),
+        RandomVerticalFlip(),
         ColorJitter(0.4, 0.4, 0.4, 0.1),
         RandomGrayscale(),
         transforms.GaussianBlur(5),

@@ -36,6 +36,7 @@ from feeder.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
@@ -58,6 +59,7 @@ ALL_OPS: list[Op] = [
     ColorJitter(0.4, 0.4, 0.4, 0.1),
     RandomGrayscale(),
     GaussianBlur(3),
+    RandomVerticalFlip(),
     RandAugment(),
     TrivialAugmentWide(),
     ToDtype("float32", scale=True),
@@ -122,8 +124,8 @@ def test_torchvisions_other_names_of_conversions_are_known() -> None:
 
 
 def test_what_feeder_lacks_or_cant_call_says_the_way_out() -> None:
-    with pytest.raises(AttributeError, match=r"'RandomVerticalFlip'; .* Lambda takes any function"):
-        transforms.RandomVerticalFlip  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'RandomPerspective'; .* Lambda takes any function"):
+        transforms.RandomPerspective  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="by name, such as 'bicubic'"):
         transforms.InterpolationMode  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(transforms, "__wrapped__")
@@ -297,11 +299,12 @@ def test_random_numbers_fill_their_ranges() -> None:
             Resize((9, 19)),
             RandomAffine((-5, 5), (0.3, 0.0), (0.5, 0.6), (1.0, 2.0, 3.0, 4.0)),
             RandomErasing(0.25),
+            RandomVerticalFlip(0.7),
         ],
         sizes=sizes,
         ids=np.arange(count),
     )
-    crop, flip, jitter, gray, augment, rotation, _, affine, erasing = draws.ops
+    crop, flip, jitter, gray, augment, rotation, _, affine, erasing, vertical = draws.ops
     share = crop["height"] * crop["width"] / 120_000
     assert 0.19 < share.min() < 0.22
     assert 0.58 < share.max() < 0.61
@@ -325,6 +328,7 @@ def test_random_numbers_fill_their_ranges() -> None:
         assert low <= affine[name].min() < low + 0.01 * (high - low), name
         assert high - 0.01 * (high - low) < affine[name].max() < high, name
     assert abs(erasing["erase"].mean() - 0.25) < 0.03
+    assert abs(vertical["flip_vertically"].mean() - 0.7) < 0.03
 
 
 @pytest.mark.parametrize(

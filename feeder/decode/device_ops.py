@@ -36,6 +36,7 @@ from feeder.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
@@ -133,6 +134,11 @@ def _grayscale(images: torch.Tensor, op: RandomGrayscale, params: Params) -> tor
 
 def _flip(images: torch.Tensor, op: RandomHorizontalFlip, params: Params) -> torch.Tensor:
     change_rows(images, np.flatnonzero(params["flip"]), lambda some, _: some.flip(3))
+    return images
+
+
+def _flip_vertically(images: torch.Tensor, op: RandomVerticalFlip, params: Params) -> torch.Tensor:
+    change_rows(images, np.flatnonzero(params["flip_vertically"]), lambda some, _: some.flip(2))
     return images
 
 
@@ -241,6 +247,7 @@ DEVICE_OPS: dict[type[Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] 
     RandomHorizontalFlip: _flip,
     RandomResizedCrop: _resize,
     RandomRotation: _rotate,
+    RandomVerticalFlip: _flip_vertically,
     Resize: _resize,
     ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
     TrivialAugmentWide: _augment,

@@ -30,6 +30,7 @@ from feeder.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Resize,
     TrivialAugmentWide,
 )
@@ -87,6 +88,10 @@ def _center_crop(image: Image.Image, op: CenterCrop, row: Row) -> Image.Image:
 
 def _flip(image: Image.Image, op: RandomHorizontalFlip, row: Row) -> Image.Image:
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if row["flip"] else image
+
+
+def _flip_vertically(image: Image.Image, op: RandomVerticalFlip, row: Row) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if row["flip_vertically"] else image
 
 
 def _pad_image(
@@ -291,6 +296,7 @@ IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     RandomHorizontalFlip: _flip,
     RandomResizedCrop: _random_resized_crop,
     RandomRotation: _rotate,
+    RandomVerticalFlip: _flip_vertically,
     Resize: _resize_op,
     TrivialAugmentWide: _augment,
 }

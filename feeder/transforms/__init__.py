@@ -8,7 +8,15 @@ from feeder.transforms.augment import RandAugment, TrivialAugmentWide
 from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToTensor
 from feeder.transforms.distort import RandomAffine, RandomRotation
 from feeder.transforms.function import Lambda
-from feeder.transforms.geometry import CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from feeder.transforms.geometry import (
+    CenterCrop,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
 from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
@@ -39,6 +47,7 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomVerticalFlip",
     "Recipe",
     "Resize",
     "ToDtype",
