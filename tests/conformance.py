@@ -24,10 +24,12 @@ from feeder.transforms import (
     ColorJitter,
     Draws,
     GaussianBlur,
+    Lambda,
     Normalize,
     Op,
     Pad,
     RandomAffine,
+    RandomApply,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
@@ -284,6 +286,9 @@ def check_further_ops(decoder: Decoder) -> None:
         [Pad(4, padding_mode="edge"), CenterCrop(100), Resize(64)],
         [RandomResizedCrop(64), RandomHorizontalFlip(), RandomVerticalFlip(), ToDtype("float32", scale=True)],
         [RandomVerticalFlip(0.7), RandomResizedCrop(64)],
+        [RandomResizedCrop(64), RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(5)]), Normalize(MEAN, STD)],
+        [Resize((64, 60)), RandomApply([RandomErasing(1.0, value=9), RandomAffine(20)], 1.0), RandomHorizontalFlip()],
+        [Resize((64, 64)), RandomApply([Lambda(np.negative)])],
     ]
     for ops in recipes:
         recipe = Recipe.of(ops)

@@ -30,6 +30,7 @@ from feeder.transforms import (
     Pad,
     RandAugment,
     RandomAffine,
+    RandomApply,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
@@ -60,6 +61,7 @@ ALL_OPS: list[Op] = [
     RandomGrayscale(),
     GaussianBlur(3),
     RandomVerticalFlip(),
+    RandomApply([GaussianBlur(3), RandomRotation(5)]),
     RandAugment(),
     TrivialAugmentWide(),
     ToDtype("float32", scale=True),
@@ -184,6 +186,18 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: Compose([ToDtype("float32"), Resize(3)]), "put it before ToDtype"),
         (lambda: Compose([Normalize(MEAN, STD), ToDtype("uint8")]), "uint8"),
         (lambda: Compose([RandomErasing(value="random")]), "put it after ToDtype"),
+        *(
+            (lambda op=op: RandomApply([op]), f"{type(op).__name__} can't be in RandomApply")
+            for op in (
+                Resize(5),
+                RandomCrop((7, 5)),
+                Pad(1),
+                RandomRotation(5, expand=True),
+                ToDtype("uint8"),
+                RandomApply([]),
+            )
+        ),
+        (lambda: RandomApply([], 1.5), "probability"),
         (lambda: Compose([Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))]), "ToDtype.torch.float32. before it"),
     ],
 )
@@ -300,11 +314,12 @@ def test_random_numbers_fill_their_ranges() -> None:
             RandomAffine((-5, 5), (0.3, 0.0), (0.5, 0.6), (1.0, 2.0, 3.0, 4.0)),
             RandomErasing(0.25),
             RandomVerticalFlip(0.7),
+            RandomApply([ColorJitter(hue=0.2), ColorJitter(hue=0.2)], 0.8),
         ],
         sizes=sizes,
         ids=np.arange(count),
     )
-    crop, flip, jitter, gray, augment, rotation, _, affine, erasing, vertical = draws.ops
+    crop, flip, jitter, gray, augment, rotation, _, affine, erasing, vertical, applied = draws.ops
     share = crop["height"] * crop["width"] / 120_000
     assert 0.19 < share.min() < 0.22
     assert 0.58 < share.max() < 0.61
@@ -329,6 +344,8 @@ def test_random_numbers_fill_their_ranges() -> None:
         assert high - 0.01 * (high - low) < affine[name].max() < high, name
     assert abs(erasing["erase"].mean() - 0.25) < 0.03
     assert abs(vertical["flip_vertically"].mean() - 0.7) < 0.03
+    assert abs(applied["apply"].mean() - 0.8) < 0.03
+    assert abs(np.corrcoef([applied["apply"], applied["0.hue"], applied["1.hue"]]) - np.eye(3)).max() < 0.06
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from feeder.transforms import (
     Pad,
     RandAugment,
     RandomAffine,
+    RandomApply,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
@@ -278,6 +279,13 @@ def _augment_once(image: Image.Image, op: RandAugment | TrivialAugmentWide, kind
     return _ADJUSTMENTS["saturation" if kind == "Color" else kind.lower()](image, 1.0 + magnitude)
 
 
+def _apply(image: Image.Image, op: RandomApply, row: Row) -> Image.Image:
+    if row["apply"]:
+        for each, params in op.inner(row):
+            image = IMAGE_OPS[type(each)](image, each, params)
+    return image
+
+
 def _flip_array(array: FloatImage, op: RandomHorizontalFlip, row: Row) -> FloatImage:
     return array[:, :, ::-1] if row["flip"] else array
 
@@ -290,6 +298,7 @@ IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     Pad: _pad,
     RandAugment: _augment,
     RandomAffine: _random_affine,
+    RandomApply: _apply,
     RandomCrop: _random_crop,
     RandomErasing: _as_array(_erase_array),
     RandomGrayscale: _grayscale,

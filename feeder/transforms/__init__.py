@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.choice import RandomApply
 from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToTensor
 from feeder.transforms.distort import RandomAffine, RandomRotation
 from feeder.transforms.function import Lambda
@@ -41,6 +42,7 @@ __all__ = [
     "Pad",
     "RandAugment",
     "RandomAffine",
+    "RandomApply",
     "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",

@@ -54,6 +54,10 @@ class Uniforms:
         sample_ids = self._sample_ids if rows is None else self._sample_ids[rows]
         return order.uniform(self._seed, self._epoch, sample_ids, self._stream, count)
 
+    def inner(self, number: int) -> Uniforms:
+        """Those of an op inside this one; recipes have fewer than 1,024 ops."""
+        return Uniforms(self._seed, self._epoch, self._sample_ids, self._stream + 1024 * (number + 1))
+
     def keys(self) -> npt.NDArray[np.uint64]:
         """A 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
 
