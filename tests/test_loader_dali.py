@@ -215,6 +215,10 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
             next(iterator)
         assert caught.value.shard == shard
     assert _same(_epoch(iterator), expected[3:])
+    again = iter(DaliLoader(cut, sampler=[10, 10], **(options | {"batch_size": 1})))
+    for _ in range(2):
+        with pytest.raises(DecodeError, match="00000010"):
+            next(again)
 
     loader = DaliLoader(cut, on_error="skip", **options)
     batches, stats = _epoch(loader), loader.stats()

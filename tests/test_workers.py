@@ -202,8 +202,9 @@ def test_all_workers_stopped_before_they_took_anything_are_replaced(shards: Path
     _check(batches, _expected(shards, 2, batch_size=8)[8:])
 
 
-def test_sample_that_kills_every_worker_ends_with_an_error_that_names_it(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards, 21, "kill"), batch_size=4, num_workers=2)
+@pytest.mark.parametrize("sampler", [None, [3, 3, 21]])
+def test_sample_that_kills_every_worker_ends_with_an_error_that_names_it(shards: Path, sampler: Any) -> None:
+    loader = DataLoader(_dataset(shards, 21, "kill"), batch_size=4, sampler=sampler, num_workers=2)
     with pytest.raises(WorkerError, match="00000021") as caught:
         for _ in loader:
             pass
