@@ -532,7 +532,8 @@ def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -
 @pytest.mark.parametrize("workers", [0, 1])
 def test_threads_share_an_iterator(shards: Path, workers: int) -> None:
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
-    iterator = iter(DataLoader(dataset, num_workers=workers))
+    ahead = 8 if workers else None  # with slots enough for what two threads hold
+    iterator = iter(DataLoader(dataset, num_workers=workers, prefetch_factor=ahead))
     with ThreadPoolExecutor(2) as threads:
         taken = list(threads.map(_ids, [iterator, iterator]))
     assert sorted(taken[0] + taken[1]) == list(range(50))
