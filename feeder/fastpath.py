@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 import os
 import pickle
 import weakref
@@ -121,6 +122,7 @@ class FastPath:
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""
+        epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are JSON
         if not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
         if epoch != self._next.epoch:

@@ -170,8 +170,12 @@ def test_set_epoch_chooses_the_next_and_those_after_go_on(shards: Path) -> None:
     assert _same(_epoch(loader), epochs[3])
     loader.set_epoch(0)
     assert _same(_epoch(loader), epochs[0])
+    loader.set_epoch(torch.tensor(3))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
     with pytest.raises(ArgumentError, match="epoch"):
         loader.set_epoch(-1)
+    with pytest.raises(TypeError, match="integer"):
+        loader.set_epoch(1.5)  # type: ignore[arg-type]
 
 
 def test_seed_is_drawn_from_the_generator_where_there_is_no_other(shards: Path) -> None:
