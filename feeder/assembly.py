@@ -35,7 +35,8 @@ class Request(NamedTuple):
     Attributes:
         epoch: The epoch that the augmentation is drawn for.
         positions: int64 [N], positions in the epoch.
-        ids: int64 [N], sample ids.
+        ids: int64 [N], sample ids; of one that came before in the epoch, as often with the number of samples added,
+            which tells its augmentation apart.
     """
 
     epoch: int
@@ -70,7 +71,7 @@ class Finished:
         self.arrays = SlotView(arrays.positions.copy(), arrays.ids.copy(), arrays.labels.copy(), nothing)
 
     def made_ids(self) -> npt.NDArray[np.int64]:
-        """int64 [N], ids of the samples that are really in it: those asked for, or their substitutes."""
+        """int64 [N], ids of the samples that are really in it: those of the request, or their substitutes."""
         if not self.substitutions:
             return self.arrays.ids
         ids: npt.NDArray[np.int64] = self.arrays.ids.copy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -79,6 +79,24 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_work": None}
+
+    if not TYPE_CHECKING:  # for which it would give every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = ""
+            if name in ("imgs", "samples"):  # which torchvision's ImageFolder has
+                hint = ": fields=['path'] gives each sample's path behind its label, targets the labels of all"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+    @property
+    def transform(self) -> Recipe:
+        """The recipe. It is there for good: loaders and their workers rely on it."""
+        return self.recipe
+
+    @transform.setter
+    def transform(self, value: object) -> NoReturn:
+        name = type(self).__name__
+        raise AttributeError(f"the transform of a {name} can't be changed; make another {name}(path, transform=...)")
 
     @property
     def classes(self) -> list[str] | None:

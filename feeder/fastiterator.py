@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class FastIterator:
             raise AssertionError("without workers, timeout must be 0")
         self._path, self._loader = path, loader
         self.view: LiveView | None = None
+        self._lock = threading.RLock()  # several threads may share one iterator
         self._engine: Engine | None = None
         self._assembly: Assembly | None = None
         self._decoding: DecodeFeed | None = None
@@ -127,6 +129,10 @@ class FastIterator:
         return max(0, whole - progress.steps)
 
     def __next__(self) -> tuple[Any, ...]:
+        with self._lock:
+            return self._next()
+
+    def _next(self) -> tuple[Any, ...]:
         if self._progress.exhausted:
             raise StopIteration
         if self._given_ns:

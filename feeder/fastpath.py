@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 import os
 import pickle
 import weakref
@@ -121,6 +122,7 @@ class FastPath:
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""
+        epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are JSON
         if not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
         if epoch != self._next.epoch:
@@ -256,6 +258,7 @@ class FastPath:
                     yield Request(place.epoch, positions, chosen)
             return
         first, count = 0, len(self.dataset)
+        times = np.zeros(count, np.int64)
         sampler = self._loader.batch_sampler
         assert sampler is not None
         for number, batch in enumerate(sampler):
@@ -264,8 +267,9 @@ class FastPath:
                 raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
             if ids.min() < -count or ids.max() >= count:
                 raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {count}")
+            ids = _told_apart(ids % count, times)
             if number >= place.start:
-                yield Request(place.epoch, first + np.arange(len(ids), dtype=np.int64), ids % count)
+                yield Request(place.epoch, first + np.arange(len(ids), dtype=np.int64), ids)
             first += len(ids)
 
     def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
@@ -309,6 +313,21 @@ def current_ranks(loader: DataLoader[Any]) -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _told_apart(ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The ids with ``len(times)`` added for each time that the sample came before, and those times counted on.
+
+    Samplers that weight or repeat samples count on another augmentation each time.
+    """
+    order = np.argsort(ids, kind="stable")
+    ordered, again = ids[order], np.zeros(len(ids), np.int64)
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    again[order] = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))
+    before = times[ids] + again
+    np.add.at(times, ids, 1)
+    told_apart: npt.NDArray[np.int64] = ids + before * len(times)
+    return told_apart
 
 
 def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:

@@ -386,10 +386,11 @@ def _read_header(path: str) -> dict[str, Any]:
             length = int.from_bytes(head[8:16], "little")
             if head[:8] != _MAGIC or length > size - 16:
                 raise FormatError(
-                    f"{path}: not a feeder index (starts with {head[:8]!r}), or cut off; rebuild it with `feeder index`"
+                    f"{path}: not a feeder index (starts with {head[:8]!r}), or cut off; give the shards' folder, or "
+                    "rebuild its index with `feeder index`"
                 )
             header = json.loads(file.read(length))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise FormatError(f"{path}: no such index; make one with `feeder shard` or `feeder index`") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: damaged index header: {error}; rebuild it with `feeder index`") from None

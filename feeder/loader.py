@@ -31,6 +31,10 @@ __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True)
 _HANG_TIMEOUT_S = 300.0
+# What a fast path takes when it is made, and would not look at again.
+_FIXED = frozenset(
+    {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
+)
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -60,7 +64,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed: Of the order and the augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
-            the same number of batches. An explicit ``sampler`` or ``batch_sampler`` replaces order and rank split.
+            the same number of batches: ``stats()["padded"]`` lists what is repeated for that. So in a distributed job
+            ``rank=0, world_size=1`` is for a loader that one rank alone iterates. An explicit ``sampler`` or
+            ``batch_sampler`` replaces order and rank split; what it repeats is augmented anew each time, and with
+            ``seed=rank`` also what it repeats on other ranks.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
             this process, on ``device`` if that is a GPU; workers read, check and cut for it.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's at the price of some speed.
@@ -145,6 +152,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {rank} of {world_size}")
+        if seed is not None and not isinstance(seed, (int, np.integer)):
+            raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {seed!r}")
         if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
             raise ArgumentError(f"metrics_port must be 0 to 65535, got {metrics_port}")
         if prefetch_to_device < 0:
@@ -156,7 +167,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device, self.prefetch_to_device = device, prefetch_to_device
         self.target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
-        self.seed, self.rank, self.world_size, self.backend = seed, rank, world_size, backend
+        self.seed = None if seed is None else int(seed)
+        self.rank, self.world_size, self.backend = rank, world_size, backend
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
         self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -215,7 +227,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(
                 "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix and "
                 "gpu_memory_limit_bytes are for feeder's datasets, in batches, with a recipe of fixed output size and "
-                "no collate_fn of your own; elsewhere torch's random state and samplers rule"
+                "no collate_fn of your own; elsewhere torch's random state and samplers rule. Here "
+                + _why_generic(dataset, collate_fn)
             )
         self.generic_meters  # noqa: B018  made before another thread may ask for it
         self._serve_metrics()
@@ -274,6 +287,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def static_places(self) -> StaticBuffers | None:
         """Where ``static_buffers`` puts every batch; the same for all iterators."""
         return StaticBuffers(self.batch_size) if self.static_buffers else None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and self.__dict__.get("_path") is not None:
+            raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
+        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath(), "_metrics": None}
@@ -394,6 +412,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._fast is None:
             raise ArgumentError(f"{name}() is for feeder's datasets; this loader runs torch's own path")
         return self._fast
+
+
+def _why_generic(dataset: Any, collate_fn: Any) -> str:
+    """What a loader lacks for the fast path, and the way out."""
+    if isinstance(dataset, torch.utils.data.Subset) and isinstance(dataset.dataset, FeederDataset):
+        return "the dataset is a Subset: give subset.dataset, and sampler=SubsetRandomSampler(subset.indices)"
+    if not isinstance(dataset, FeederDataset):
+        return f"the dataset is a {type(dataset).__name__}"
+    if dataset.recipe.output_size is None:
+        return "images have sizes of their own: end the geometry of the recipe with a crop, or Resize((height, width))"
+    return "batch_size is None" if collate_fn is None else "there is a collate_fn: leave it out"
 
 
 def _length(iterator: Any) -> int | None:

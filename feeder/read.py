@@ -100,6 +100,8 @@ def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ArgumentError: naming the field.
     """
+    if isinstance(fields, str):
+        raise ArgumentError(f"fields must be a sequence of names, got {fields!r}; write [{fields!r}]")
     for name in fields:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"fields must be names such as 'key' or 'json', got {name!r}")

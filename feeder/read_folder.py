@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from feeder.errors import DecodeError, SourceError
 from feeder.imageinfo import image_info
+from feeder.index import INDEX_NAME
 from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
 from feeder.splits import splits_advice
 
@@ -133,6 +134,8 @@ class FolderReader:
         except OSError as error:
             raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
         if not classes:
+            if os.path.exists(os.path.join(root, INDEX_NAME)):
+                raise SourceError(f"{root}: these are shards; read them with ShardDataset")
             raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
         data = bytearray()
         starts: list[int] = [0]

@@ -62,6 +62,8 @@ def index_tars(pattern: str, out: str | None = None, *, progress: Progress | Non
         )
     rejected = list(source.rejected)
     progress = progress or Progress()
+    for note in source.notes:
+        progress.note(note)
     progress.begin(len(source.table), sum(map(source.table.size, range(len(source.table)))), 0, 0)
     with tempfile.TemporaryDirectory() as scratch:
         builders = [IndexBuilder(0) for _ in names]

@@ -164,7 +164,7 @@ class Work:
         Args:
             epoch: The epoch that the augmentation is drawn for.
             positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
-            ids: int64 [N], sample ids; they key the augmentation.
+            ids: int64 [N]; they key the augmentation, and modulo the number of samples they are the samples' ids.
             images: [N, *sample_shape] of the sample dtype; filled.
             labels: int64 [N]; filled.
             beat: Called between the steps, as a sign of life.
@@ -173,6 +173,7 @@ class Work:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
         report = Report()
+        samples = ids % len(self.reader)
         sink: Sink
         if self.stager is None:
             sink = PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
@@ -180,12 +181,11 @@ class Work:
             sink = StagedSink(self.stager, self.recipe, images, self.meter)
         errors = self._make(epoch, np.arange(len(ids)), ids, sink, labels, report, beat)
         if any(errors):
-            ids = ids.copy()
             for row, error in enumerate(errors):
                 if error is not None:
-                    ids[row] = self._replace(error, epoch, int(positions[row]), row, sink, labels, report, beat)
+                    samples[row] = self._replace(error, epoch, int(positions[row]), row, sink, labels, report, beat)
         report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
-        report.fields = [[self.reader.field(i, name) for i in ids.tolist()] for name in self.fields]
+        report.fields = [[self.reader.field(i, name) for i in samples.tolist()] for name in self.fields]
         return report
 
     def samples(
@@ -228,7 +228,8 @@ class Work:
         """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
         started, already_ns = time.perf_counter_ns(), report.read_ns
         drawing = _Drawing(self, epoch, ids)
-        encoded = self._read(ids, report, drawing if sink.takes_rows else None)
+        samples = ids % len(self.reader)
+        encoded = self._read(samples, report, drawing if sink.takes_rows else None)
         labels[rows] = encoded.labels
         beat()
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
@@ -238,13 +239,13 @@ class Work:
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
                 beat()
-                encoded = self._read(ids[again], report)
+                encoded = self._read(samples[again], report)
                 for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
                     if error is None:
                         warnings.warn(_WRONG_ROWS, RuntimeWarning, stacklevel=2)
                     errors[row] = error
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
-        return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
+        return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, samples, strict=True)]
 
     def _read(self, ids: npt.NDArray[np.int64], report: Report, drawing: _Drawing | None = None) -> Encoded:
         started = time.perf_counter_ns()
@@ -293,7 +294,7 @@ class _Drawing:
     Args:
         work: What is done to them.
         epoch: The epoch that it is drawn for.
-        ids: int64 [N].
+        ids: int64 [N], what it is keyed by.
 
     Attributes:
         draws: What was drawn.

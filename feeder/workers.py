@@ -370,6 +370,12 @@ class Pool:
             self._begin_anew(number, [])
             return []
         cause = f"silent for {self.options.hang_timeout_s:g} s" if worker.hung else _cause(code)
+        if self.options.context is not None and code > 0 and not self._board.beat_ns(number):
+            raise WorkerError(
+                f"worker {number} could not start: {cause}; what it printed says why. Where workers are started by "
+                "'spawn' or 'forkserver', they run the script's file first: what it does, and not only defines, "
+                "belongs under `if __name__ == '__main__':`"
+            )
         keys = self._keys(part) if part is not None else ()
         event = Replacement(number, worker.process.pid(), cause, keys)
         self.replacements.append(event)
@@ -411,7 +417,8 @@ class Pool:
 
     def _keys(self, part: Part) -> tuple[str, ...]:
         ids = self._ring.views[part.slot].ids[part.first : part.first + part.rows]
-        return tuple(str(self._work.reader.field(i, "key")) for i in ids.tolist())
+        reader = self._work.reader
+        return tuple(str(reader.field(i, "key")) for i in (ids % len(reader)).tolist())
 
 
 _live: weakref.WeakSet[Pool] = weakref.WeakSet()

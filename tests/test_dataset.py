@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import pickle
@@ -97,6 +98,34 @@ def test_fields_that_run_code_are_refused(tmp_path: Path, field: str) -> None:
     path = write_shards(tmp_path, 2)
     with pytest.raises(ArgumentError, match="refused"):
         ShardDataset(path, fields=(field,))
+
+
+def test_what_torchvisions_datasets_have_and_ours_do_not_says_the_way_out(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 1), Resize(8))
+    with pytest.raises(ArgumentError, match=r"write \['path'\]"):
+        ShardDataset(tmp_path, fields="path")
+    for name in ("imgs", "samples"):
+        with pytest.raises(AttributeError, match=r"fields=\['path'\]"):
+            getattr(dataset, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'root'$"):
+        dataset.root  # type: ignore[attr-defined]  # noqa: B018
+    assert dataset.transform == dataset.recipe
+    with pytest.raises(AttributeError, match="make another ShardDataset"):
+        dataset.transform = Resize(4)
+    assert copy.copy(dataset)[0][0].shape == (3, 8, 10)
+
+
+def test_what_is_no_shard_set_or_no_folder_of_images_says_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write_shards(tmp_path / "shards", 1)
+    with pytest.raises(FormatError, match="give the shards' folder"):
+        ShardDataset(shards / "shard-000000.tar")
+    with pytest.raises(SourceError, match="read them with ShardDataset"):
+        FolderDataset(shards)
+    monkeypatch.chdir(shards)
+    with pytest.raises(FormatError, match="no such index"):
+        ShardDataset("")
 
 
 def test_unknown_fields_are_refused(tmp_path: Path) -> None:

@@ -26,12 +26,14 @@ from feeder.transforms import (
     Normalize,
     Op,
     RandAugment,
+    RandomApply,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
@@ -82,6 +84,7 @@ def test_every_augmentation_is_covered_by_the_golden_pixels() -> None:
     assert {case["op"] for case in torchvision_cases("pixels")} >= {op.__name__ for op in IMAGE_OPS} - {
         "CenterCrop",
         "Lambda",
+        "RandomApply",
     }
 
 
@@ -190,6 +193,33 @@ def test_a_flip_after_normalize_is_the_flip_before_it() -> None:
     assert (after != run_one([normalize], buffer)).any()
 
 
+def test_a_vertical_flip_turns_the_image_top_to_bottom() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    whole = run_one([], buffer)
+    np.testing.assert_array_equal(run_one([RandomVerticalFlip(1.0)], buffer), whole[:, ::-1])
+    np.testing.assert_array_equal(
+        run_one([RandomHorizontalFlip(1.0), RandomVerticalFlip(0.0)], buffer), whole[..., ::-1]
+    )
+
+
+def test_random_apply_does_all_of_its_ops_or_none() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    whole = run_one([], buffer)
+    ops: list[Op] = [ColorJitter(0.4, 0.4, 0.4, 0.1), transforms.GaussianBlur(5), RandomVerticalFlip(1.0)]
+    np.testing.assert_array_equal(run_one([RandomApply(ops, 0.0)], buffer), whole)
+    always = RandomApply(transforms.Compose(ops), 1.0)
+    expected = Image.fromarray(np.ascontiguousarray(whole.transpose(1, 2, 0)))
+    draws = Recipe.of([always]).draw(3, 1, [0], [[20, 30]])
+    for op, params in always.inner({name: values[0] for name, values in draws.ops[0].items()}):
+        expected = IMAGE_OPS[type(op)](expected, op, params)
+    found = run_one([always], buffer)
+    np.testing.assert_array_equal(found, np.asarray(expected).transpose(2, 0, 1))
+    assert np.abs(found.astype(int) - whole[:, ::-1]).mean() > 1
+    kinds = {run_one([RandomApply(ops)], buffer, sample_id=i).tobytes() for i in range(20)}
+    assert whole.tobytes() in kinds
+    assert len(kinds) > 3
+
+
 def test_grayscale_is_gray_and_jitter_of_nothing_changes_nothing() -> None:
     buffer = encode(natural_image(1, 20, 30), "png")
     gray = run_one([RandomGrayscale(1.0)], buffer)
@@ -216,6 +246,7 @@ def test_every_op_runs_in_a_recipe() -> None:
         transforms.RandomAffine(10, (0.1, 0.2), (0.8, 1.2), 5),
         RandomCrop(300, pad_if_needed=True, padding_mode="reflect"),
         RandomResizedCrop(48, interpolation="bicubic"),
+        RandomVerticalFlip(),
         ColorJitter(0.4, 0.4, 0.4, 0.1),
         RandomGrayscale(),
         transforms.GaussianBlur(5),
@@ -335,6 +366,8 @@ def test_an_op_that_nobody_knows_is_refused_by_name() -> None:
 
     with pytest.raises(BackendError, match="Swirl"):
         registry.get_decoder("pillow", Recipe((Swirl(),)))
+    with pytest.raises(BackendError, match="Swirl"):
+        registry.get_decoder("pillow", Recipe.of(RandomApply([Swirl()])))
 
 
 def test_a_backend_asked_for_by_name_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:

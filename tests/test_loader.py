@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,12 @@ def test_set_epoch_chooses_the_next_and_those_after_go_on(shards: Path) -> None:
     assert _same(_epoch(loader), epochs[3])
     loader.set_epoch(0)
     assert _same(_epoch(loader), epochs[0])
+    loader.set_epoch(torch.tensor(3))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
     with pytest.raises(ArgumentError, match="epoch"):
         loader.set_epoch(-1)
+    with pytest.raises(TypeError, match="integer"):
+        loader.set_epoch(1.5)  # type: ignore[arg-type]
 
 
 def test_seed_is_drawn_from_the_generator_where_there_is_no_other(shards: Path) -> None:
@@ -476,6 +481,8 @@ def test_copied_loader_works(shards: Path, duplicate: Any) -> None:
     "arguments",
     [
         {"seed": -1},
+        {"seed": 1.0},
+        {"seed": "0"},
         {"rank": 0},
         {"rank": 2, "world_size": 2},
         {"on_error": "ignore"},
@@ -486,7 +493,7 @@ def test_copied_loader_works(shards: Path, duplicate: Any) -> None:
 )
 def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        iter(DataLoader(ShardDataset(shards, RECIPE), **arguments))
+        DataLoader(ShardDataset(shards, RECIPE), **arguments)
 
 
 def test_other_datasets_take_torchs_path() -> None:
@@ -495,6 +502,45 @@ def test_other_datasets_take_torchs_path() -> None:
     for options in ({"rank": 0, "world_size": 2}, {"seed": 0}, {"shuffle": Window(4)}, {"fidelity": "exact"}):
         with pytest.raises(ArgumentError, match="feeder's datasets"):
             DataLoader(torch.arange(10), **options)  # type: ignore[arg-type]
+
+
+def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8)
+    vars(loader)["_DataLoader__initialized"] = False  # as timm's MultiEpochsDataLoader passes torch's own check
+    for name in ("seed", "collate_fn", "mix", "batch_sampler"):
+        before = getattr(loader, name)
+        with pytest.raises(ArgumentError, match=name):
+            setattr(loader, name, len)
+        assert getattr(loader, name) is before
+    loader.whatever = 1  # type: ignore[attr-defined]
+    generic = DataLoader(torch.arange(4), batch_size=2)
+    generic.collate_fn = len
+    assert list(generic) == [2, 2]
+
+
+def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    subset = torch.utils.data.Subset(dataset, [3, 5])
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (subset, {}, r"subset.dataset, and sampler=SubsetRandomSampler\(subset.indices\)"),
+        (torch.arange(10), {}, "the dataset is a Tensor"),
+        (ShardDataset(shards, Resize(8)), {}, r"Resize\(\(height, width\)\)"),
+        (dataset, {"collate_fn": len}, "leave it out"),
+        (dataset, {"batch_size": None}, "batch_size is None"),
+    ]
+    for given, arguments, message in cases:
+        with pytest.raises(ArgumentError, match=message):
+            DataLoader(given, seed=1, **arguments)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_threads_share_an_iterator(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    ahead = 8 if workers else None  # with slots enough for what two threads hold
+    iterator = iter(DataLoader(dataset, num_workers=workers, prefetch_factor=ahead))
+    with ThreadPoolExecutor(2) as threads:
+        taken = list(threads.map(_ids, [iterator, iterator]))
+    assert sorted(taken[0] + taken[1]) == list(range(50))
 
 
 def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:
@@ -644,6 +690,39 @@ def test_resume_with_an_explicit_sampler_skips_its_batches(shards: Path) -> None
     resumed = DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=1)
     resumed.load_state_dict(state)
     assert _same(_epoch(resumed), rest)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_sampler_repeats_is_augmented_anew_each_time(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=3, sampler=[5, 5, 9, -45, 49, 5, 5], num_workers=workers)
+    iterator = iter(loader)
+    first = _epoch([next(iterator)])
+    state = loader.state_dict()
+    rest = _epoch(iterator)
+    assert _ids(first + rest) == [5, 5, 9, 5, 49, 5, 5]
+    images = torch.cat([batch[0] for batch in first + rest])
+    fives = images[[0, 1, 3, 5, 6]]
+    assert len(torch.unique(fives, dim=0)) == 5
+    assert {label for batch in first + rest for label in batch[1].tolist()} == {5, 2, 0}
+    once = next(iter(DataLoader(dataset, batch_size=3, sampler=[5, 9, 49])))[0]
+    assert torch.equal(images[[0, 2, 4]], once)
+    resumed = DataLoader(dataset, batch_size=3, sampler=[5, 5, 9, -45, 49, 5, 5])
+    resumed.load_state_dict(state)
+    assert _same(_epoch(resumed), rest)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_sample_that_a_sampler_repeats_is_named_each_time(tmp_path: Path, workers: int) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 20, bad=(3,)), RECIPE, fields=("index",))
+    iterator = iter(DataLoader(dataset, sampler=[3, 3], num_workers=workers))
+    for _ in range(2):
+        with pytest.raises(DecodeError, match="sample '00000003'"):
+            next(iterator)
+    loader = DataLoader(dataset, sampler=[3, 3], num_workers=workers, on_error="skip")
+    made = _ids(_epoch(loader))
+    assert made == [s["substitute"] for s in loader.stats()["substitutions"]]
+    assert 3 not in made
 
 
 def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_path: Path) -> None:

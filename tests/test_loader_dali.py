@@ -64,6 +64,7 @@ from tests.test_device import (
     test_workers_end_when_an_iterator_with_a_device_is_let_go,
 )
 from tests.test_loader import (
+    test_a_bad_sample_that_a_sampler_repeats_is_named_each_time,
     test_an_explicit_sampler_replaces_order_and_rank_split,
     test_bad_sample_raises_by_name_and_the_next_batch_follows,
     test_break_and_iterating_again,
@@ -78,6 +79,7 @@ from tests.test_loader import (
     test_skipped_samples_have_the_same_substitutes_whatever_the_workers,
     test_two_iterators_at_once,
     test_unreadable_files_of_a_folder_are_skipped_too,
+    test_what_a_sampler_repeats_is_augmented_anew_each_time,
     test_worker_init_fn_runs_in_every_worker,
 )
 from tests.test_workers import (
@@ -213,6 +215,10 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
             next(iterator)
         assert caught.value.shard == shard
     assert _same(_epoch(iterator), expected[3:])
+    again = iter(DaliLoader(cut, sampler=[10, 10], **(options | {"batch_size": 1})))
+    for _ in range(2):
+        with pytest.raises(DecodeError, match="00000010"):
+            next(again)
 
     loader = DaliLoader(cut, on_error="skip", **options)
     batches, stats = _epoch(loader), loader.stats()

@@ -281,6 +281,8 @@ def test_a_foreign_folder_is_never_written_into(tree: Path, tmp_path: Path) -> N
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(ShardError, match="not a folder"):
         shard(str(tree), str(tmp_path / "thesis.tex"))
+    with pytest.raises(ShardError, match=r"can.t be written: .*choose another --out"):
+        shard(str(tree), "/proc/shards")
 
 
 @pytest.mark.parametrize("inside", [".", "class-0", "new", "../images/new", "link"])

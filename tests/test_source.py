@@ -622,3 +622,17 @@ def test_labels_in_upper_case_fields_count_and_text_labels_are_noted(tmp_path: P
     shard(str(tmp_path / "t.tar"), str(tmp_path / "out"), progress=Notes())
     assert {path[-1]: label for path, _, label in samples_of(tmp_path / "out")} == {"a": 3, "b": -1}
     assert any("the cls field of 1 samples is no class index" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([("a.json", b'{"label": 3}')], "no sample has a cls field with a class index, so none has a label"),
+        ([("a.cls", b"cat")], "the cls field of 2 samples is no class index; they have no label"),
+    ],
+)
+def test_tars_without_labels_are_noted_once(tmp_path: Path, extra: list[tuple[str, bytes]], message: str) -> None:
+    for i in range(2):
+        write_tar(tmp_path / f"t-{i}.tar", [("a.jpg", encode(pixels(i))), *extra])
+    pattern = str(tmp_path / "t-{0..1}.tar")
+    assert shard(pattern, str(tmp_path / "out"), dry_run=True).notes == [f"{pattern}: {message}"]

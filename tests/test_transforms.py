@@ -30,12 +30,14 @@ from feeder.transforms import (
     Pad,
     RandAugment,
     RandomAffine,
+    RandomApply,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
@@ -58,6 +60,8 @@ ALL_OPS: list[Op] = [
     ColorJitter(0.4, 0.4, 0.4, 0.1),
     RandomGrayscale(),
     GaussianBlur(3),
+    RandomVerticalFlip(),
+    RandomApply([GaussianBlur(3), RandomRotation(5)]),
     RandAugment(),
     TrivialAugmentWide(),
     ToDtype("float32", scale=True),
@@ -108,6 +112,27 @@ def test_arguments_and_defaults_are_those_of_torchvision() -> None:
     assert GaussianBlur(3, 0.5).sigma == (0.5, 0.5)
     assert RandomErasing(value="random").value is None
     assert RandAugment().magnitude == 9
+
+
+def test_torchvisions_other_names_of_conversions_are_known() -> None:
+    flip, normalize = RandomHorizontalFlip(), Normalize(MEAN, STD)
+    scaled = Recipe.of([flip, ToDtype("float32", scale=True), normalize])
+    assert Recipe.of([flip, transforms.ToTensor(), normalize]) == scaled
+    assert Recipe.of([transforms.PILToTensor(), flip, transforms.ConvertImageDtype(torch.float), normalize]) == scaled
+    assert Recipe.of(Compose([transforms.ToImage(), *scaled.ops])) == scaled
+    assert Recipe.of([*scaled.ops, transforms.ToImage()]) == scaled
+    assert Normalize(0.5, 0.25) == Normalize([0.5] * 3, [0.25] * 3)
+    assert Recipe.of([ToDtype("float32"), Normalize(127.5, 127.5)]).ops[1] == Normalize(127.5, 127.5)
+
+
+def test_what_feeder_lacks_or_cant_call_says_the_way_out() -> None:
+    with pytest.raises(AttributeError, match=r"'RandomPerspective'; .* Lambda takes any function"):
+        transforms.RandomPerspective  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="by name, such as 'bicubic'"):
+        transforms.InterpolationMode  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(transforms, "__wrapped__")
+    with pytest.raises(TypeError, match="give it to ShardDataset"):
+        Compose([Resize(3)])(np.zeros((3, 8, 8), np.uint8))
 
 
 @pytest.mark.parametrize("value", ["bicubic", InterpolationMode.BICUBIC, 3, Image.Resampling.BICUBIC])
@@ -161,6 +186,19 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: Compose([ToDtype("float32"), Resize(3)]), "put it before ToDtype"),
         (lambda: Compose([Normalize(MEAN, STD), ToDtype("uint8")]), "uint8"),
         (lambda: Compose([RandomErasing(value="random")]), "put it after ToDtype"),
+        *(
+            (lambda op=op: RandomApply([op]), f"{type(op).__name__} can't be in RandomApply")
+            for op in (
+                Resize(5),
+                RandomCrop((7, 5)),
+                Pad(1),
+                RandomRotation(5, expand=True),
+                ToDtype("uint8"),
+                RandomApply([]),
+            )
+        ),
+        (lambda: RandomApply([], 1.5), "probability"),
+        (lambda: Compose([Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))]), "ToDtype.torch.float32. before it"),
     ],
 )
 def test_bad_arguments_are_refused_when_the_op_is_made(make: Callable[[], object], message: str) -> None:
@@ -275,11 +313,13 @@ def test_random_numbers_fill_their_ranges() -> None:
             Resize((9, 19)),
             RandomAffine((-5, 5), (0.3, 0.0), (0.5, 0.6), (1.0, 2.0, 3.0, 4.0)),
             RandomErasing(0.25),
+            RandomVerticalFlip(0.7),
+            RandomApply([ColorJitter(hue=0.2), ColorJitter(hue=0.2)], 0.8),
         ],
         sizes=sizes,
         ids=np.arange(count),
     )
-    crop, flip, jitter, gray, augment, rotation, _, affine, erasing = draws.ops
+    crop, flip, jitter, gray, augment, rotation, _, affine, erasing, vertical, applied = draws.ops
     share = crop["height"] * crop["width"] / 120_000
     assert 0.19 < share.min() < 0.22
     assert 0.58 < share.max() < 0.61
@@ -303,6 +343,9 @@ def test_random_numbers_fill_their_ranges() -> None:
         assert low <= affine[name].min() < low + 0.01 * (high - low), name
         assert high - 0.01 * (high - low) < affine[name].max() < high, name
     assert abs(erasing["erase"].mean() - 0.25) < 0.03
+    assert abs(vertical["flip_vertically"].mean() - 0.7) < 0.03
+    assert abs(applied["apply"].mean() - 0.8) < 0.03
+    assert abs(np.corrcoef([applied["apply"], applied["0.hue"], applied["1.hue"]]) - np.eye(3)).max() < 0.06
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,9 @@ def test_all_workers_stopped_before_they_took_anything_are_replaced(shards: Path
     _check(batches, _expected(shards, 2, batch_size=8)[8:])
 
 
-def test_sample_that_kills_every_worker_ends_with_an_error_that_names_it(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards, 21, "kill"), batch_size=4, num_workers=2)
+@pytest.mark.parametrize("sampler", [None, [3, 3, 21]])
+def test_sample_that_kills_every_worker_ends_with_an_error_that_names_it(shards: Path, sampler: Any) -> None:
+    loader = DataLoader(_dataset(shards, 21, "kill"), batch_size=4, sampler=sampler, num_workers=2)
     with pytest.raises(WorkerError, match="00000021") as caught:
         for _ in loader:
             pass
@@ -224,6 +225,21 @@ def test_worker_that_cannot_start_says_why(shards: Path) -> None:
     loader = DataLoader(_dataset(shards), num_workers=1, worker_init_fn=lambda i: 1 // 0)  # type: ignore[arg-type, return-value]
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         next(iter(loader))
+
+
+def test_a_script_without_a_main_guard_under_spawn_learns_of_it(shards: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from feeder import DataLoader, ShardDataset, transforms
+dataset = ShardDataset({str(shards)!r}, transforms.RandomResizedCrop(8))
+list(DataLoader(dataset, num_workers=1, multiprocessing_context="spawn"))
+""")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "WorkerError: worker 0 could not start: exit code 1" in last
+    assert "if __name__ == '__main__':" in last
+    assert ended.stderr.count("bootstrapping phase") == 1
 
 
 def test_timeout_means_what_torchs_means(shards: Path) -> None:

@@ -30,12 +30,14 @@ from feeder.transforms import (
     Pad,
     RandAugment,
     RandomAffine,
+    RandomApply,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
@@ -74,6 +76,9 @@ def _problem(op: Op, extent: Extent, is_batched: bool) -> str | None:
         return "it is a function of one image, for a worker to call"
     if type(op) not in (*DEVICE_OPS, Normalize):
         return "it is no op of feeder.transforms"
+    for each in op.transforms if isinstance(op, RandomApply) else ():
+        if (problem := _problem(each, extent, is_batched)) is not None:
+            return f"of {type(each).__name__} in it: {problem}"
     if not is_batched:
         return None
     if isinstance(op, (Resize, RandomResizedCrop)) and op.interpolation != "bilinear":
@@ -136,8 +141,25 @@ def _flip(images: torch.Tensor, op: RandomHorizontalFlip, params: Params) -> tor
     return images
 
 
+def _flip_vertically(images: torch.Tensor, op: RandomVerticalFlip, params: Params) -> torch.Tensor:
+    change_rows(images, np.flatnonzero(params["flip_vertically"]), lambda some, _: some.flip(2))
+    return images
+
+
 def _blur(images: torch.Tensor, op: GaussianBlur, params: Params) -> torch.Tensor:
     change_rows(images, _all(images), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size))
+    return images
+
+
+def _apply(images: torch.Tensor, op: RandomApply, params: Params) -> torch.Tensor:
+    rows = np.flatnonzero(params["apply"])
+
+    def run(some: torch.Tensor, part: slice) -> torch.Tensor:
+        for each, drawn in op.inner(params):
+            some = DEVICE_OPS[type(each)](some, each, {name: values[rows[part]] for name, values in drawn.items()})
+        return some
+
+    change_rows(images, rows, run)
     return images
 
 
@@ -235,12 +257,14 @@ DEVICE_OPS: dict[type[Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] 
     Pad: _pad,
     RandAugment: _augment,
     RandomAffine: _affine,
+    RandomApply: _apply,
     RandomCrop: _crop,
     RandomErasing: _erase,
     RandomGrayscale: _grayscale,
     RandomHorizontalFlip: _flip,
     RandomResizedCrop: _resize,
     RandomRotation: _rotate,
+    RandomVerticalFlip: _flip_vertically,
     Resize: _resize,
     ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
     TrivialAugmentWide: _augment,

@@ -24,12 +24,14 @@ from feeder.transforms import (
     Pad,
     RandAugment,
     RandomAffine,
+    RandomApply,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomVerticalFlip,
     Resize,
     TrivialAugmentWide,
 )
@@ -87,6 +89,10 @@ def _center_crop(image: Image.Image, op: CenterCrop, row: Row) -> Image.Image:
 
 def _flip(image: Image.Image, op: RandomHorizontalFlip, row: Row) -> Image.Image:
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if row["flip"] else image
+
+
+def _flip_vertically(image: Image.Image, op: RandomVerticalFlip, row: Row) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if row["flip_vertically"] else image
 
 
 def _pad_image(
@@ -273,6 +279,13 @@ def _augment_once(image: Image.Image, op: RandAugment | TrivialAugmentWide, kind
     return _ADJUSTMENTS["saturation" if kind == "Color" else kind.lower()](image, 1.0 + magnitude)
 
 
+def _apply(image: Image.Image, op: RandomApply, row: Row) -> Image.Image:
+    if row["apply"]:
+        for each, params in op.inner(row):
+            image = IMAGE_OPS[type(each)](image, each, params)
+    return image
+
+
 def _flip_array(array: FloatImage, op: RandomHorizontalFlip, row: Row) -> FloatImage:
     return array[:, :, ::-1] if row["flip"] else array
 
@@ -285,12 +298,14 @@ IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     Pad: _pad,
     RandAugment: _augment,
     RandomAffine: _random_affine,
+    RandomApply: _apply,
     RandomCrop: _random_crop,
     RandomErasing: _as_array(_erase_array),
     RandomGrayscale: _grayscale,
     RandomHorizontalFlip: _flip,
     RandomResizedCrop: _random_resized_crop,
     RandomRotation: _rotate,
+    RandomVerticalFlip: _flip_vertically,
     Resize: _resize_op,
     TrivialAugmentWide: _augment,
 }

@@ -60,10 +60,14 @@ class OutputFolder:
                 f"{path}: holds {foreign!r} and no shard set of feeder; nothing is overwritten: choose another --out, "
                 "or empty the folder"
             )
-        os.makedirs(path, exist_ok=True)
-        with exclusive_lock(os.path.join(path, _LOCK)):
-            folder = cls(path)
-            os.makedirs(folder.work, exist_ok=True)
+        folder = cls(path)
+        with contextlib.ExitStack() as stack:
+            try:
+                os.makedirs(path, exist_ok=True)
+                stack.enter_context(exclusive_lock(os.path.join(path, _LOCK)))
+                os.makedirs(folder.work, exist_ok=True)
+            except OSError as error:
+                raise ShardError(f"{path}: can't be written: {error.strerror}; choose another --out") from None
             try:
                 yield folder
             finally:

@@ -84,15 +84,22 @@ def open_tars(pattern: str, work: str | None) -> Source:
     """
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
+    without_label = 0
     for path in paths:
         name = os.path.relpath(path, source.root)
         try:
-            _list_tar(source, name, _plain_tar(source, name, path, work), path)
+            without_label += _list_tar(source, name, _plain_tar(source, name, path, work), path)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):  # where it is unpacked to; nothing is wrong with the tar
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
+    if without_label:
+        source.notes.append(
+            f"{pattern}: the cls field of {without_label} samples is no class index; they have no label"
+        )
+    elif len(source.table) and all(source.table.label(i) < 0 for i in range(len(source.table))):
+        source.notes.append(f"{pattern}: no sample has a cls field with a class index, so none has a label")
     manifest = Manifest.read(source.root)
     source.classes = manifest.classes if manifest else None
     return source
@@ -119,7 +126,8 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     return unpacked
 
 
-def _list_tar(source: Source, name: str, plain: str, original: str) -> None:
+def _list_tar(source: Source, name: str, plain: str, original: str) -> int:
+    """Adds a tar's samples; returns how many have a cls field that is no class index."""
     container = source.add_container(plain)
     if plain != original:  # what must not change is the user's file, not our copy
         status = os.stat(original)
@@ -138,10 +146,7 @@ def _list_tar(source: Source, name: str, plain: str, original: str) -> None:
             else:
                 group.add(split[0], Part(split[1], container, member.offset, member.size))
         group.finish()
-    if group.without_label:
-        source.notes.append(
-            f"{name}: the cls field of {group.without_label} samples is no class index; they have no label"
-        )
+    return group.without_label
 
 
 class _Group:

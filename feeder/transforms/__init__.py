@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.choice import RandomApply
+from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToTensor
 from feeder.transforms.distort import RandomAffine, RandomRotation
 from feeder.transforms.function import Lambda
-from feeder.transforms.geometry import CenterCrop, Pad, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from feeder.transforms.geometry import (
+    CenterCrop,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
 from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
@@ -17,6 +29,7 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "ConvertImageDtype",
     "CutMix",
     "Draws",
     "GaussianBlur",
@@ -25,17 +38,36 @@ __all__ = [
     "MixedLabels",
     "Normalize",
     "Op",
+    "PILToTensor",
     "Pad",
     "RandAugment",
     "RandomAffine",
+    "RandomApply",
     "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomVerticalFlip",
     "Recipe",
     "Resize",
     "ToDtype",
+    "ToImage",
+    "ToTensor",
     "TrivialAugmentWide",
 ]
+
+
+if not TYPE_CHECKING:  # for which it would give every name
+
+    def __getattr__(name: str) -> NoReturn:
+        hint = ""
+        if name == "InterpolationMode":
+            hint = "; give interpolations by name, such as 'bicubic', or as torchvision's own"
+        elif name[:1].isupper():
+            hint = (
+                "; it has some of torchvision's ops, and Lambda takes any function of an array [3, H, W]: what that "
+                "draws from random, numpy or torch is keyed by seed, epoch and sample"
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -21,7 +21,15 @@ from feeder.transforms.arguments import (
 )
 from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["CenterCrop", "Pad", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "Resize"]
+__all__ = [
+    "CenterCrop",
+    "Pad",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+]
 
 _ATTEMPTS = 10
 
@@ -260,6 +268,26 @@ class RandomHorizontalFlip(Op):
 
     def fuses(self, extent: Extent) -> bool:
         return True
+
+
+@dataclass(frozen=True, init=False)
+class RandomVerticalFlip(Op):
+    """Mirrors the image top to bottom with probability ``p``.
+
+    Args:
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: if ``p`` is no probability.
+    """
+
+    p: float
+
+    def __init__(self, p: float = 0.5) -> None:
+        self._set(p=check_probability(p))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"flip_vertically": uniforms(1)[:, 0] < self.p}, sizes)
 
 
 @dataclass(frozen=True, init=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,10 @@ class Uniforms:
         sample_ids = self._sample_ids if rows is None else self._sample_ids[rows]
         return order.uniform(self._seed, self._epoch, sample_ids, self._stream, count)
 
+    def inner(self, number: int) -> Uniforms:
+        """Those of an op inside this one; recipes have fewer than 1,024 ops."""
+        return Uniforms(self._seed, self._epoch, self._sample_ids, self._stream + 1024 * (number + 1))
+
     def keys(self) -> npt.NDArray[np.uint64]:
         """A 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
 
@@ -79,6 +83,12 @@ class Op:
         """Sets the fields of a frozen dataclass while it is made."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    def __call__(self, *images: object) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} is a declaration, which datasets and loaders carry out: give it to "
+            "ShardDataset(path, transform=...) and take the image from dataset[i] or from a loader"
+        )
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         """Draws the op's parameters for N samples.

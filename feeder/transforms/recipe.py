@@ -121,6 +121,11 @@ class Recipe:
                     f"ToDtype('uint8') stands after {type(value_op).__name__}, but floats are not turned back into "
                     "uint8; leave it out"
                 )
+            if value_op is None and isinstance(op, Normalize) and max(op.mean) > 1.0:
+                raise ArgumentError(
+                    f"{op} has a mean for pixels of 0 to 255, but without ToDtype before it images are first scaled to "
+                    "0.0-1.0; put ToDtype(torch.float32) before it, or divide mean and std by 255"
+                )
             if isinstance(op, (ToDtype, Normalize)) and not (isinstance(op, ToDtype) and op.dtype == "uint8"):
                 value_op = op
 
@@ -282,7 +287,7 @@ def _flatten(transform: object) -> list[Op]:
         raise ArgumentError(f"{transform} works on assembled batches, not on images; call it on (images, labels)")
     raise ArgumentError(
         f"expected an op of feeder.transforms, got {transform!r}; its ops have torchvision v2's names and arguments, "
-        "and Lambda takes any function"
+        "and Lambda takes any function of an array [3, H, W]"
     )
 
 

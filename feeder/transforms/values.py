@@ -63,14 +63,14 @@ class Normalize(Op):
     inplace: bool
     on_arrays = True
 
-    def __init__(self, mean: Iterable[float], std: Iterable[float], inplace: bool = False) -> None:
+    def __init__(self, mean: float | Iterable[float], std: float | Iterable[float], inplace: bool = False) -> None:
         self._set(mean=_channels("mean", mean), std=_channels("std", std), inplace=bool(inplace))
         if 0.0 in self.std:
             raise ArgumentError(f"std must not be 0, got {self.std}")
 
 
-def _channels(name: str, value: Iterable[float]) -> tuple[float, float, float]:
-    numbers = tuple(float(v) for v in value)
+def _channels(name: str, value: float | Iterable[float]) -> tuple[float, float, float]:
+    numbers = tuple(float(v) for v in ((value,) if isinstance(value, (int, float)) else value))
     if len(numbers) not in (1, 3):
         raise ArgumentError(f"{name} must be one number or three (R, G, B), got {len(numbers)}")
     return numbers[0], numbers[len(numbers) // 2], numbers[-1]

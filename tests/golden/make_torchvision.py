@@ -32,6 +32,7 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
     row = {**window, "resized_height": 8, "resized_width": 8}
     cases.append(("RandomResizedCrop", {"size": 8}, row, F.resized_crop(image, *window.values(), size=[8, 8])))
     cases.append(("RandomHorizontalFlip", {}, {"flip": True}, F.horizontal_flip(image)))
+    cases.append(("RandomVerticalFlip", {}, {"flip_vertically": True}, F.vertical_flip(image)))
     for mode in ("constant", "edge", "reflect", "symmetric"):
         args = {"padding": [1, 2, 3, 4], "fill": [9, 8, 7], "padding_mode": mode}
         cases.append(("Pad", args, {}, F.pad(image, [1, 2, 3, 4], [9, 8, 7], mode)))

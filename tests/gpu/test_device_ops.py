@@ -86,6 +86,8 @@ WARPS = ("nearest", "bilinear", "bicubic")
         T.ColorJitter(0.8, 0.8, 0.8, 0.2),
         T.RandomGrayscale(0.5),
         T.RandomHorizontalFlip(),
+        T.RandomVerticalFlip(),
+        T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomErasing(value=9), T.RandomVerticalFlip()]),
         T.GaussianBlur(5),
         T.GaussianBlur((9, 23), (0.1, 3.0)),
         T.RandomErasing(0.8, value=(3, 300, 7.5)),
