@@ -69,7 +69,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
         channels_last: Memory format of the images; False is torch's own, [N, C, H, W] contiguous.
         static_buffers: Every batch on ``device`` stands at the same addresses, as CUDA graphs want it, and **overwrites
-            the one before it**: the one exception to batches being the caller's own.
+            the one before it**: the one exception to batches being the caller's own. Where "dali" decodes on the GPU,
+            its threads use CUDA while you capture: pass torch.cuda.graph ``capture_error_mode="thread_local"``.
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``: labels are then ``(labels, labels of what was mixed in,
             weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
