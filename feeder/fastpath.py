@@ -320,6 +320,7 @@ def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
         fidelity=loader.fidelity,
         device="cpu" if loader.target_device is None else str(loader.target_device),
         gpu_memory_limit_bytes=loader.gpu_memory_limit_bytes,
+        hw_decoder_load=loader.hw_decoder_load,
     )
 
 

@@ -403,6 +403,15 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
     assert len(built) == 2
 
 
+@pytest.mark.parametrize(("given", "built"), [(None, 0.65), (0.0, 0.0), (0.3, 0.3)])
+def test_the_load_of_the_hardware_engine_is_the_loaders_or_dalis_own(
+    shards: Path, given: float | None, built: float
+) -> None:
+    decoder = DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, hw_decoder_load=given)._fast.decoder
+    assert isinstance(decoder, dali_backend.DaliDecoder)
+    assert decoder._queue.options.hw_decoder_load == built
+
+
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     expected = _epoch(DaliLoader(dataset, batch_size=16))
