@@ -6,7 +6,9 @@ Note [Reuse of page-locked slots]
     on the stream that feeds the device, and the slot is filled again only after both have passed. That covers copies
     that the caller made with ``non_blocking=True`` on its current stream and then let go of the source. Where batches
     are only page-locked, the loader isn't told which GPU they go to: then it is the current stream of every GPU in use.
-    The memory is unlocked, and goes, after the last of those events, too.
+    The memory is unlocked, and goes, after the last of those events, too. While the caller captures a CUDA graph none
+    is recorded, as CUDA never says of an event on a captured stream whether it has passed, and none is asked, as that
+    ends the capture: both are done when it is over.
 """
 
 from __future__ import annotations
@@ -76,14 +78,18 @@ class CudaGuard:
         self.device, self._stream = device, stream
 
     def record(self) -> list[Any]:
-        """Events on the consumer's current stream, of each GPU that it may be on, and on the feeding one."""
-        streams = [torch.cuda.current_stream(each) for each in _in_use(self.device)]
+        """Events on the consumer's current stream, of each GPU that it may be on, and on the feeding one; during a
+        capture the streams."""
+        streams: list[Any] = [torch.cuda.current_stream(each) for each in _in_use(self.device)]
         if self._stream is not None:
             streams.append(self._stream)
-        return [stream.record_event() for stream in streams]
+        return streams if torch.cuda.is_current_stream_capturing() else [stream.record_event() for stream in streams]
 
     def done(self, mark: list[Any]) -> bool:
-        """Whether all of them have passed."""
+        """Whether all of them have passed; no, during a capture."""
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        mark[:] = [each.record_event() if hasattr(each, "record_event") else each for each in mark]
         return all(event.query() for event in mark)
 
 

@@ -105,8 +105,9 @@ class FastIterator:
             self._assembly.fill()
         else:
             self._batches = assemble_here(path.work, requests, path.meters_here)
-        # What workers make stands in page-locked slots.
-        self._pins = not loader.num_workers and not path.is_on_device and slot_guard(loader) is not None
+        # Pixels that workers make stand in page-locked slots.
+        made_here = not loader.num_workers or path.decoder is not None
+        self._pins = made_here and not path.is_on_device and slot_guard(loader) is not None
         if path.decoder is not None:
             self._batches = self._decoding = DecodeFeed(
                 self._batches,

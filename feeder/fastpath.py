@@ -232,9 +232,14 @@ class FastPath:
         assert loader.hang_timeout_s is not None
         pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, self._worker_init)
         ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
-        on_the_way = loader.prefetch_to_device if loader.target_device is not None and self.decoder is None else 0
-        held = HELD_BATCHES + on_the_way
-        limit, guard = loader.memory_limit_bytes, slot_guard(loader)
+        held, limit, guard = HELD_BATCHES, loader.memory_limit_bytes, None
+        if self.decoder is not None:
+            # On a GPU, DALI keeps a batch until it is fed the next but one. It has copied it, to page-locked memory of
+            # its own, when the batch is there, so nothing on the GPU reads slots.
+            held += 1
+        else:
+            held += loader.prefetch_to_device if loader.target_device is not None else 0
+            guard = slot_guard(loader)
         options = EngineOptions(ahead, loader.persistent_workers, limit, pool, held, guard)
         engine = Engine(self.work, options)
         if self._engine is None:
@@ -339,6 +344,7 @@ def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
         fidelity=loader.fidelity,
         device="cpu" if loader.target_device is None else str(loader.target_device),
         gpu_memory_limit_bytes=loader.gpu_memory_limit_bytes,
+        hw_decoder_load=loader.hw_decoder_load,
     )
 
 

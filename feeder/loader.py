@@ -76,7 +76,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
         channels_last: Memory format of the images; False is torch's own, [N, C, H, W] contiguous.
         static_buffers: Every batch on ``device`` stands at the same addresses, as CUDA graphs want it, and **overwrites
-            the one before it**: the one exception to batches being the caller's own.
+            the one before it**: the one exception to batches being the caller's own. Where "dali" decodes on the GPU,
+            its threads use CUDA while you capture: pass torch.cuda.graph ``capture_error_mode="thread_local"``.
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``: labels are then ``(labels, labels of what was mixed in,
             weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
@@ -84,6 +85,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             at a time, with a backend that decodes there; larger batches are done in parts, and a batch is decoded ahead
             of the one that is asked for only where both fit. Batches of the output's size and what the decoder keeps
             for its own work are not in it. None: no limit.
+        hw_decoder_load: The share of a batch's JPEGs that "dali" leaves to the hardware JPEG engine of a GPU, 0 to 1.
+            The best is a matter of trying: less with more ``num_workers``, which is how many CPU threads decode the
+            rest. None: DALI's own, 0.65.
         worker_threads: Threads that the backend may use in each worker.
         hang_timeout_s: A worker that is silent for longer while it has work is replaced, as one that died. None: 300
             on the fast path; elsewhere, where a batch may take any time, never.
@@ -136,6 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         mix: BatchOp | None = None,
         memory_limit_bytes: int | None = None,
         gpu_memory_limit_bytes: int | None = None,
+        hw_decoder_load: float | None = None,
         worker_threads: int = 1,
         hang_timeout_s: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
@@ -173,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
-        self.gpu_memory_limit_bytes = gpu_memory_limit_bytes
+        self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
         self._metrics: Metrics | None = None
         own_order = sampler is None and batch_sampler is None
@@ -222,13 +227,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._serve_metrics()
             return
         make_resumable(self.sampler)
-        given = (seed, rank, backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes)
-        if isinstance(shuffle, Window) or given != (None, None, "auto", "fast", "raise", False, None, None):
+        given = (seed, rank, backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load)
+        if isinstance(shuffle, Window) or given != (None, None, "auto", "fast", "raise", False, None, None, None):
             raise ArgumentError(
-                "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix and "
-                "gpu_memory_limit_bytes are for feeder's datasets, in batches, with a recipe of fixed output size and "
-                "no collate_fn of your own; elsewhere torch's random state and samplers rule. Here "
-                + _why_generic(dataset, collate_fn)
+                "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix, "
+                "gpu_memory_limit_bytes and hw_decoder_load are for feeder's datasets, in batches, with a recipe of "
+                "fixed output size and no collate_fn of your own; elsewhere torch's random state and samplers rule. "
+                "Here " + _why_generic(dataset, collate_fn)
             )
         self.generic_meters  # noqa: B018  made before another thread may ask for it
         self._serve_metrics()

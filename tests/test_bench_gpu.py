@@ -155,6 +155,30 @@ def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_a
     }
 
 
+def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(load: float) -> dict[str, float]:
+        if load == 0.65:
+            raise RuntimeError("no engine")
+        return {"images_per_s": 2 - abs(load - 0.35)}
+
+    result = common.Result("x", str(tmp_path / "x.json"))
+    monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
+    monkeypatch.setattr(feed, "plain_dali", lambda _, *settings: feed.Settings(*settings).hw_decoder_load)
+    monkeypatch.setattr(feed, "loader_feed", lambda *_, hw_decoder_load: hw_decoder_load)
+    monkeypatch.setattr(feed, "rate", lambda load, *_: run(load))
+    (plain,) = feed.best_plain("shards", 4, 1.0, result).values()
+    assert plain.hw_decoder_load == feed.best_load("feeder dali, keep", "shards", 4, 1.0, result) == 0.35
+    assert "feeder dali, keep, hw_decoder_load 0.65" in result.errors
+    tried = json.loads((tmp_path / "x.json").read_text())["feeder dali, keep, tried"]
+    assert [each["hw_decoder_load"] for each in tried] == [0.0, 0.35, 0.85, 1.0]
+    monkeypatch.setattr(feed, "rate", lambda *_: run(0.65))
+    for search in (feed.best_plain, lambda *rest: feed.best_load("x", *rest)):
+        with pytest.raises(RuntimeError, match="runs with no"):
+            search("shards", 4, 1.0, result)
+
+
 def test_dalis_memory_is_held_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     class Output:
         """DALI's list of tensors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from feeder import transforms as T
+from feeder.decode import dali_pipeline, dali_queue
 from feeder.decode.base import Decoder
 from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -294,6 +296,38 @@ def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
     assert event.come
     assert decoder.start(batch)
     decoder.close()
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
+    on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU: its hardware engine would get as few images of every run. What is under way is not lost."""
+    built: list[int] = []
+    build = dali_pipeline._build
+
+    def as_on_a_gpu(options: dali_pipeline.PipelineOptions) -> Any:
+        built.append(1)
+        return build(dataclasses.replace(options, device_id=None))
+
+    pipeline = dali_pipeline.DaliPipeline
+
+    def made(options: dali_pipeline.PipelineOptions) -> dali_pipeline.DaliPipeline:
+        return pipeline(dataclasses.replace(options, device_id=0 if on_gpu else None))
+
+    monkeypatch.setattr(dali_pipeline, "_build", as_on_a_gpu)
+    monkeypatch.setattr(dali_queue, "DaliPipeline", made)
+    decoder = DaliDecoder()
+    batches = [staged(decoder, [jpeg(k) for k in range(count)], BASE, draw(BASE, count)) for count in (4, 8, 9, 17, 3)]
+    found = []
+    for batch, following in itertools.zip_longest(batches, batches[1:]):
+        assert decoder.start(batch)
+        assert following is None or decoder.start(following)
+        found.append(decoder.finish(batch, BASE, ())[0])
+    assert len(built) == (2 if on_gpu else 1)
+    assert (decoder.dali_images, decoder.redone_images) == (41, 0)
+    for batch, images in zip(batches, found, strict=True):
+        assert torch.equal(images, DaliDecoder().finish(batch, BASE, ())[0])
 
 
 def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,6 +328,7 @@ def test_memory_stays_page_locked_until_the_copies_that_read_it_are_done(monkeyp
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(record_event=lambda: event))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     slots = Slots(1 << 12, 1, CudaGuard(torch.device("cuda", 0)))
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -338,6 +339,32 @@ def test_memory_stays_page_locked_until_the_copies_that_read_it_are_done(monkeyp
     assert done == []
     del batch
     assert done == ["asked", "asked", "asked", "unlocked"]
+
+
+def test_a_slot_let_go_during_the_capture_of_a_graph_is_used_again_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = False
+
+    class Event:
+        """As CUDA has it: one on a captured stream can't be asked, and asking any ends a capture."""
+
+        def __init__(self) -> None:
+            self.captured = capturing
+
+        def query(self) -> bool:
+            if capturing or self.captured:
+                raise RuntimeError("operation not permitted on an event last recorded in a capturing stream")
+            return True
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(record_event=Event))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    slots = Slots(1 << 12, 2, CudaGuard(torch.device("cuda", 0), types.SimpleNamespace(record_event=Event)))
+    before, during = (slots.lease(slots.acquire() or 0) for _ in range(2))
+    del before
+    capturing = True
+    del during
+    assert slots.acquire() is None
+    capturing = False
+    assert [slots.acquire(), slots.acquire()] == [0, 1]
 
 
 class _Stream:
@@ -359,6 +386,7 @@ def test_a_page_locked_slot_waits_for_the_copies_to_every_gpu_in_use(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[torch.device(device).index])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda number: number != 2, raising=False)
     guard = slot_guard(DataLoader(_dataset(shards), pin_memory=True, backend="cpu"))
     assert guard is not None
@@ -369,6 +397,24 @@ def test_a_page_locked_slot_waits_for_the_copies_to_every_gpu_in_use(
     assert slots.acquire() is None
     streams[1].is_done = True
     assert slots.acquire() == 0
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_batch_can_be_let_go_while_a_graph_is_captured(shards: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "backend": "cpu"}
+    expected = [images for images, *_ in DataLoader(_dataset(shards), **options)]
+    batches = iter(DataLoader(_dataset(shards), num_workers=2, prefetch_factor=1, pin_memory=True, **options))
+    graph, total = torch.cuda.CUDAGraph(), torch.zeros((), device="cuda")
+    held = [next(batches)]
+    found = [held[0][0].clone()]
+    with torch.cuda.graph(graph):
+        total.add_(1)
+        held.clear()
+    graph.replay()
+    found += [images.clone() for images, *_ in batches]
+    assert int(total) == 1
+    assert [torch.equal(*pair) for pair in zip(found, expected, strict=True)] == [True] * 7
 
 
 @pytest.mark.gpu

@@ -389,6 +389,37 @@ def test_the_trainers_decoding_is_what_the_stats_name_as_the_limit(
     assert loader.stats()["bottleneck"] == "decode"
 
 
+def test_what_dali_makes_is_page_locked_if_wanted_and_what_it_reads_is_not(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It copies what it is fed to page-locked memory of its own, as a GPU would otherwise read it at any time."""
+    pinned: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(id(tensor)) or tensor)
+    batches = list(DaliLoader(ShardDataset(shards, RECIPE), batch_size=25, num_workers=2, pin_memory=True))
+    assert pinned == [id(tensor) for batch in batches for tensor in batch]
+
+
+def test_a_slot_that_dali_keeps_until_it_is_fed_again_is_reckoned_with(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it does; the caller would get a warning for it."""
+    kept: list[Any] = []
+    submit = DaliPipeline.submit
+
+    def keeping(self: DaliPipeline, rows: Any, payloads: Any, ticket: object) -> None:
+        submit(self, rows, payloads, ticket)
+        kept[:-1] = []
+        kept.append([np.frombuffer(payload, np.uint8) for payload in payloads])
+
+    monkeypatch.setattr(DaliPipeline, "submit", keeping)
+    loader = DaliLoader(ShardDataset(shards, RECIPE), batch_size=4, num_workers=1, prefetch_factor=1, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(loader)) == len(loader) > 5
+
+
 def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from feeder.decode import dali_pipeline
 
@@ -407,6 +438,15 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
     gc.collect()
     assert len(_epoch(loader)) == 1
     assert len(built) == 2
+
+
+@pytest.mark.parametrize(("given", "built"), [(None, 0.65), (0.0, 0.0), (0.3, 0.3)])
+def test_the_load_of_the_hardware_engine_is_the_loaders_or_dalis_own(
+    shards: Path, given: float | None, built: float
+) -> None:
+    decoder = DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, hw_decoder_load=given)._fast.decoder
+    assert isinstance(decoder, dali_backend.DaliDecoder)
+    assert decoder._queue.options.hw_decoder_load == built
 
 
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:

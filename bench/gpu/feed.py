@@ -6,7 +6,8 @@ DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on 
 wait of the host for it.
 Not equal: feeder's DALI rows have N worker processes and N DALI threads, the other loaders N processes. Plain DALI has
 threads alone: at most N in one row, at most 2 N, as many as feeder's processes and threads together, in another if more
-than N are faster. The table says so, and what CPU each took. Plain DALI's hw_decoder_load is searched, feeder's is not.
+than N are faster. The table says so, and what CPU each took. Settings are searched by short runs: for plain DALI the
+decoder, hw_decoder_load, prefetch and threads, for feeder on each shard set hw_decoder_load.
 Goals: DALI on seekable shards at least 1.3 times either plain DALI, on kept ones at least 1.0; at 4 workers the best of
 feeder's 4 times torch's DataLoader.
 
@@ -15,7 +16,6 @@ feeder's 4 times torch's DataLoader.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections import deque
@@ -40,7 +40,6 @@ from bench.gpu.common import (
 from feeder.bench.images import image_fields, tars
 from feeder.bench.options import BenchOptions
 from feeder.bench.pillow import PillowDataset
-from feeder.decode.dali import DaliDecoder
 from feeder.measure import table
 
 BATCH = 256
@@ -55,7 +54,7 @@ class Settings(NamedTuple):
     num_threads: int
 
 
-# Of hw_decoder_load; the first is DALI's default.
+# Of hw_decoder_load; the first is DALI's default, and feeder's.
 LOADS = (0.65, 0.0, 0.35, 0.85, 1.0)
 
 
@@ -140,8 +139,12 @@ def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dic
     def try_out(settings: list[Settings]) -> Settings:
         for each in settings:
             if each not in rates:
-                # Its threads share a batch: no bursts to wait for.
-                rates[each] = rate(plain_dali(shards, *each), seconds, 1)["images_per_s"]
+                try:
+                    # Its threads share a batch: no bursts to wait for.
+                    rates[each] = rate(plain_dali(shards, *each), seconds, 1)["images_per_s"]
+                except Exception as error:
+                    result.failed(f"plain DALI, {each}", error)
+                    rates[each] = 0.0
                 result.add(plain_dali_tried=[{**each._asdict(), "images_per_s": rates[each]} for each in rates])
         return max(rates, key=lambda each: rates[each])
 
@@ -156,6 +159,8 @@ def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dic
     if not settings:
         raise RuntimeError("it runs with neither decoder")
     best = try_out(settings)
+    if not rates[best]:
+        raise RuntimeError("it runs with no settings")
     best = try_out([best._replace(prefetch_queue_depth=depth) for depth in (3, 4)])
     best = try_out([best._replace(num_threads=max(1, threads // 2))])
     # With more threads another share of the hardware engine may be the best one.
@@ -185,26 +190,50 @@ def plain_rows(best: Settings, more: Settings, threads: int, fused_runs: bool) -
     return {name(best, str(threads)): best, name(more, str(2 * threads)): more}
 
 
-def feeder_load() -> float:
-    """The hw_decoder_load of feeder's DALI rows: DataLoader has no option for it, so the decoder's default."""
-    return float(inspect.signature(DaliDecoder).parameters["hw_decoder_load"].default)
+def best_load(name: str, shards: str, workers: int, seconds: float, result: Result) -> float:
+    """The fastest hw_decoder_load of a row of feeder's, by short runs.
+
+    Raises:
+        RuntimeError: if it runs with none.
+    """
+    rates: dict[float, float] = {}
+    for load in LOADS:
+        try:
+            feed = loader_feed(shards, "dali", workers, BATCH, hw_decoder_load=load)
+            rates[load] = rate(feed, seconds, workers)["images_per_s"]
+        except Exception as error:
+            result.failed(f"{name}, hw_decoder_load {load}", error)
+        result.add(**{f"{name}, tried": [{"hw_decoder_load": key, "images_per_s": rates[key]} for key in rates]})
+    if not rates:
+        raise RuntimeError("it runs with no hw_decoder_load")
+    return max(rates, key=lambda load: rates[load])
 
 
 def measure(options: Any, result: Result) -> None:
     workers = options.workers
-    load = {"value": feeder_load(), "searched": False, "why": "feeder.DataLoader has no option for it"}
-    result.add(batch=BATCH, seconds=options.seconds, workers=workers, feeder_hw_decoder_load=load)
+    short = min(2.0, options.seconds)
+    result.add(batch=BATCH, seconds=options.seconds, workers=workers)
     feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
         "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", workers, BATCH),
         "torch + Pillow": lambda: torch_feed(options.images, workers),
     }
-    for name, shards in (("seekable", options.seekable), ("keep", options.keep)):
+    loads: dict[str, float] = {}
+    for name, shards in (("feeder dali, seekable", options.seekable), ("feeder dali, keep", options.keep)):
         first = f"from bench.gpu.common import loader_feed; next(loader_feed({shards!r}, 'dali', 2, {BATCH}))"
-        if survives(f"feeder dali, {name}", first, result):
-            feeds[f"feeder dali, {name}"] = lambda shards=shards: loader_feed(shards, "dali", workers, BATCH)  # type: ignore[misc]
+        if not survives(name, first, result):
+            continue
+        try:
+            loads[name] = best_load(name, shards, workers, short, result)
+        except Exception as error:
+            result.failed(name, error)
+            continue
+        feeds[name] = lambda shards=shards, load=loads[name]: loader_feed(  # type: ignore[misc]
+            shards, "dali", workers, BATCH, hw_decoder_load=load
+        )
+    result.add(feeder_hw_decoder_load=loads)
     plain: dict[str, Settings] = {}
     try:
-        plain = best_plain(options.keep, workers, min(2.0, options.seconds), result)
+        plain = best_plain(options.keep, workers, short, result)
         result.add(plain_dali={name: settings._asdict() for name, settings in plain.items()})
     except Exception as error:
         result.failed("plain DALI", error)
@@ -227,7 +256,8 @@ def measure(options: Any, result: Result) -> None:
         rate_and_cores = f"{row['images_per_s']:,.0f}", f"{row['cores_per_1000_images_per_s']:.2f}"
         rows.append([name, given[name], *rate_and_cores])
     print(table(rows))
-    print(f"feeder's hw_decoder_load: fixed at its default, {load['value']}, as {load['why']}")
+    for name, load in loads.items():
+        print(f"{name}: hw_decoder_load {load}")
     for name, settings in plain.items():
         print(f"{name}: hw_decoder_load {settings.hw_decoder_load}, prefetch {settings.prefetch_queue_depth}")
 

@@ -51,7 +51,7 @@ class DaliDecoder:
         gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, from when DALI gets them until they
             are resized. Larger batches are done in parts, and a batch is started ahead of its turn only where it fits
             beside what is there. DALI's own pools and what the images are resized to are not in it.
-        hw_decoder_load: The share of images that goes to the hardware JPEG engine, 0 to 1.
+        hw_decoder_load: The share of images that goes to the hardware JPEG engine, 0 to 1; None for DALI's, 0.65.
         preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
 
     Attributes:
@@ -74,13 +74,13 @@ class DaliDecoder:
         device: str | torch.device = "cpu",
         outlier_pixels: int | None = None,
         gpu_memory_limit_bytes: int | None = None,
-        hw_decoder_load: float = 0.65,
+        hw_decoder_load: float | None = None,
         preallocate: tuple[int, int] | None = None,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
         if gpu_memory_limit_bytes is not None and gpu_memory_limit_bytes < 1:
             raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
-        if not 0.0 <= hw_decoder_load <= 1.0:
+        if hw_decoder_load is not None and not 0.0 <= hw_decoder_load <= 1.0:
             raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
         self.device = torch.device(device)
         import_dali()
@@ -103,7 +103,7 @@ class DaliDecoder:
                 device_id=self.device.index if self.device.type == "cuda" else None,
                 threads=threads,
                 crops=self.device.type == "cpu",
-                hw_decoder_load=hw_decoder_load,
+                hw_decoder_load=PipelineOptions.hw_decoder_load if hw_decoder_load is None else hw_decoder_load,
                 preallocate=preallocate,
             ),
             gpu_memory_limit_bytes,

@@ -18,6 +18,8 @@ from feeder.errors import BackendError
 
 __all__ = ["DaliPipeline", "PipelineError", "PipelineOptions", "check_device", "import_dali"]
 
+# A run may have so many times the images of a pipeline's first one.
+_MOST_OF_THE_FIRST = 2
 _REMEDY = "install it: pip install 'feeder-data[dali-cuda13]', or [dali-cuda12] with a driver for CUDA 12"
 
 
@@ -59,6 +61,11 @@ class DaliPipeline:
 
     DALI could resize, too, but at an image's edge it repeats the last pixel where Pillow leaves out what is not there.
 
+    Note [The first run]
+        nvImageCodec (0.8 and 0.9) leaves a GPU's JPEG engine so many images of every run as were its share of the first
+        one, see adjustBatchSizes in its image_generic_codec.h. After a first run of a few, such as the substitute of a
+        bad image or the rest of an epoch, the CPU would decode nearly all of the runs that follow.
+
     A pipeline that has failed is of no more use, so a failure rebuilds it; what was under way is then lost and is to be
     submitted again. Building takes milliseconds without a GPU.
 
@@ -76,6 +83,11 @@ class DaliPipeline:
         self._pipeline: Any = None
         # Tickets, and inputs: DALI reads them where they are, so they live until their run is collected.
         self._under_way: deque[tuple[object, list[npt.NDArray[Any]]]] = deque()
+        self._first_count = 0
+
+    def is_outgrown_by(self, count: int) -> bool:
+        """Whether runs of so many images are better done by another pipeline, see Note [The first run]."""
+        return self.options.device_id is not None and count > _MOST_OF_THE_FIRST * self._first_count > 0
 
     def submit(self, rows: npt.NDArray[np.void], payloads: Sequence[Buffer], ticket: object) -> None:
         """Starts the decode of at most ``batch_size`` images.
@@ -96,7 +108,7 @@ class DaliPipeline:
             inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
             inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)
         if self._pipeline is None:
-            self._pipeline = _build(self.options)
+            self._pipeline, self._first_count = _build(self.options), len(encoded)
         failure = None
         try:
             self._under_way.append((ticket, [*encoded, *inputs.values()]))
@@ -149,7 +161,7 @@ class DaliPipeline:
         """Forgets the pipeline and what is under way; the next submit builds another."""
         if self._pipeline is not None:
             self._pipeline.feeder_inputs = self._under_way  # for as long as it lives: it may be reading them
-        self._pipeline = None
+        self._pipeline, self._first_count = None, 0
         self._under_way = deque()
 
     def close(self) -> None:

@@ -188,7 +188,9 @@ class DaliQueue:
     def _submit(self, staged: Staged, part: Part) -> None:
         """Hands a part to the pipeline; a failure loses what is under way."""
         self.prepare(len(part.rows))
-        if self._pipeline is not None and self._pipeline.options.batch_size < self.options.batch_size:
+        if self._pipeline is not None and (
+            self._pipeline.options.batch_size < self.options.batch_size or self._pipeline.is_outgrown_by(len(part.rows))
+        ):
             self._collect_until(None)
             self._pipeline.close()
             self._pipeline = None

@@ -58,6 +58,7 @@ def get_decoder(
     fidelity: str = "fast",
     device: str = "cpu",
     gpu_memory_limit_bytes: int | None = None,
+    hw_decoder_load: float | None = None,
 ) -> Decoder:
     """Makes a backend. One that is asked for by name never falls back to another.
 
@@ -71,6 +72,7 @@ def get_decoder(
         fidelity: "fast", or "exact" for Pillow's pixels to about one level.
         device: Where the batches are wanted: "cpu", or a CUDA device. Only "dali" decodes there.
         gpu_memory_limit_bytes: Limit for decoded images there, before they are cropped; None for no limit.
+        hw_decoder_load: The share of images that its hardware JPEG engine gets, 0 to 1; None for the backend's own.
 
     Raises:
         ArgumentError: if there is no backend of that name.
@@ -78,8 +80,10 @@ def get_decoder(
     """
     check_options(max_pixels, threads, fidelity)
     options: dict[str, Any] = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
+    on_device: dict[str, Any] = {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
+    on_device["hw_decoder_load"] = hw_decoder_load
     if name == "dali":
-        options |= {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
+        options |= on_device
     if name != "auto":
         decoder = _make(name, options)
         if isinstance(decoder, BackendError):
@@ -91,9 +95,7 @@ def get_decoder(
     candidates = _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO
     for candidate in candidates:
         try:
-            decoder = get_decoder(
-                candidate, recipe, **options, device=device, gpu_memory_limit_bytes=gpu_memory_limit_bytes
-            )
+            decoder = get_decoder(candidate, recipe, **options, **on_device)
         except BackendError as error:
             reasons.append(str(error))
             continue

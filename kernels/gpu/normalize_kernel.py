@@ -185,7 +185,8 @@ def _pixels_kernel(
     store_pixel(out, image, pixel, HEIGHT * WIDTH, mask, red, green, blue, CHANNELS_LAST)
 
 
-@triton.jit
+# An epoch's last batch has another count, and nobody should wait for a kernel compiled for it.
+@triton.jit(do_not_specialize=["count"])
 def _elements_kernel(
     images, out, count, scale, bias, turns, boxes, erase_value,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr,

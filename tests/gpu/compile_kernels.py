@@ -61,6 +61,18 @@ def launches() -> None:
         _gpu.crop_resize(images, box.double(), box, SIZE, dtype=dtype, channels_last=last, **options)
 
 
+def other_counts() -> None:
+    """Of images, as the last batch of an epoch has: what was compiled for the others has to do, and nothing waits."""
+    for count in (1, 5, 16):
+        pixels = torch.zeros(count, 3 * SIZE[0] * SIZE[1], dtype=torch.uint8)
+        turn = torch.zeros(count, dtype=torch.uint8)
+        for last in (False, True):
+            _gpu.normalize(pixels, SIZE, dtype=torch.float16, channels_last=last, turn=turn, **AFFINE)
+        images = _gpu.Ragged.of([torch.zeros((300, 400, 3), dtype=torch.uint8)] * count)
+        box = torch.tensor([[0, 0, 400, 300]] * count)
+        _gpu.crop_resize(images, box.double(), box, SIZE, dtype=torch.uint8, channels_last=True)
+
+
 def compile_for(capability: int) -> int:
     """Down to machine code; returns how many kernels that are."""
     run, found = JITFunction.run, set()
@@ -81,7 +93,10 @@ def compile_for(capability: int) -> int:
     ):
         driver.set_active(Absent(capability))
         launches()
-    return len(found)
+        count = len(found)
+        other_counts()
+        assert len(found) == count, "another number of images has kernels compiled anew"
+    return count
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,15 @@ def test_memory_stays_flat_over_epochs(shards: Path, backend: str, recipe: Compo
         torch.cuda.synchronize()
         free.append(torch.cuda.mem_get_info()[0])
     assert free[2] - free[7] <= 16 << 20
+    _close(loader)
+
+
+def test_few_slots_are_enough_for_a_loop_that_keeps_nothing(shards: Path, backend: str) -> None:
+    loader = _loader(shards, backend, num_workers=1, prefetch_factor=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # of batches that are held
+        for images, _ in itertools.chain(loader, loader, loader):
+            images.float().sum().item()
     _close(loader)
 
 
