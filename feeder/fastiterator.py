@@ -47,12 +47,14 @@ class Progress:
         split: This rank's part of the epoch from there; None with an explicit sampler.
         steps: How many batches it has handed out.
         exhausted: Whether the epoch is over.
+        asked: Whether a batch was asked for.
     """
 
     place: Place
     split: Split | None
     steps: int = 0
     exhausted: bool = False
+    asked: bool = False
 
     def now(self) -> Place:
         """Where an iteration would go on after what was handed out."""
@@ -62,8 +64,8 @@ class Progress:
 
     @property
     def is_midway(self) -> bool:
-        """Whether some batches were handed out, and some were not, as far as is known."""
-        return not self.exhausted and self.steps > 0 and (self.split is None or self.steps < len(self.split))
+        """Whether a batch was asked for, and some were not handed out, as far as is known."""
+        return not self.exhausted and self.asked and (self.split is None or self.steps < len(self.split))
 
 
 class FastIterator:
@@ -136,6 +138,7 @@ class FastIterator:
     def _next(self) -> tuple[Any, ...]:
         if self._progress.exhausted:
             raise StopIteration
+        self._progress.asked = True
         if self._given_ns:
             self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:
