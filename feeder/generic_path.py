@@ -15,6 +15,7 @@ from feeder.generic_state import IndexIterator, ResumableRandomSampler, draw_see
 from feeder.view import LiveView, end_view
 
 if TYPE_CHECKING:
+    from feeder.generic_meters import GenericMeters
     from feeder.loader import DataLoader
 
 __all__ = ["GenericPath"]
@@ -109,11 +110,11 @@ class GenericPath:
         self._here = self._progress = self._prepared = self._on_device = None
         self._loaded = state or None
 
-    def stats(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """See :meth:`feeder.DataLoader.stats`."""
+    def stats(self, meters: GenericMeters) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`. Without the loader: an iterator may outlive it."""
         iterator = self._with_workers() if self._with_workers is not None else None
         slots = None if iterator is None or iterator.finished else iterator.slots()
-        return loader.generic_meters.stats(self._replacements, slots)
+        return meters.stats(self._replacements, slots)
 
     def close(self, loader: DataLoader[Any]) -> None:
         """Ends the workers."""

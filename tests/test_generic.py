@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import inspect
 import os
 import random
@@ -278,6 +279,125 @@ def test_breaking_off_a_persistent_loader_begins_anew() -> None:
             assert labels.tolist() == list(range(4 * number, 4 * number + 4))
             if number == stop:
                 break
+
+
+def test_a_worker_that_died_between_two_epochs_is_replaced() -> None:
+    loader = DataLoader(_Counting(), batch_size=5, num_workers=2, persistent_workers=True)
+    list(loader)
+    first = [*loader._iterator._workers]  # type: ignore[union-attr]
+    os.kill(first[0].pid, signal.SIGKILL)
+    first[0].join()
+    # The dataset's state goes to the one in its place: 15 samples were seen by each in the first epoch.
+    assert [sorted(i % 1000 for i in batch.tolist()) for batch in loader] == [
+        list(range(k, k + 5)) for k in range(0, 30, 5)
+    ]
+    assert [event["pid"] for event in loader.stats()["replaced_workers"]] == [first[0].pid]
+    assert loader.state_dict()["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"] == {"seen": 30}
+
+
+class _Mortal:
+    """Ends its process as it begins, the given number of times after the first."""
+
+    def __init__(self, folder: str, times: int) -> None:
+        self.folder, self.times = folder, times
+
+    def __call__(self, worker: int) -> None:
+        starts = len(os.listdir(self.folder))
+        open(os.path.join(self.folder, str(starts)), "w").close()
+        if 0 < starts <= self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_as_it_begins_in_a_dead_ones_place_is_replaced_but_not_for_ever(tmp_path: Path) -> None:
+    for times in (2, 9):
+        folder = tmp_path / str(times)
+        folder.mkdir()
+        mark = str(tmp_path / f"mark{times}")
+        dataset = _Tensors(deed="kill", at=17, mark=mark)
+        loader = DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=_Mortal(str(folder), times))
+        if times == 2:
+            assert [batch[1].tolist()[0] for batch in loader] == list(range(0, 40, 4))
+            assert len(loader.stats()["replaced_workers"]) == 3
+        else:
+            with pytest.raises(RuntimeError, match="killed by signal"):
+                list(loader)
+
+
+class _SlowStart:
+    """Keeps a worker that starts in another's place from beginning until the others are quiet for long."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __call__(self, worker: int) -> None:
+        if not _is_first(os.path.join(self.folder, str(worker))):
+            time.sleep(2)  # no synchronization: what is tested is that the length does not matter
+
+
+def test_workers_that_are_not_listened_to_are_not_taken_for_silent(tmp_path: Path) -> None:
+    dataset = _Tensors(deed="kill", at=8, mark=str(tmp_path / "mark"))
+    loader = DataLoader(
+        dataset, batch_size=4, num_workers=2, hang_timeout_s=1, worker_init_fn=_SlowStart(str(tmp_path))
+    )
+    assert [batch[1].tolist()[0] for batch in loader] == list(range(0, 40, 4))
+    assert [event["worker"] for event in loader.stats()["replaced_workers"]] == [0]
+
+
+class _Wide:
+    """Batches of so many bytes are asked for by names of so many bytes."""
+
+    def __init__(self, name_bytes: int, batch_bytes: int) -> None:
+        self.name_bytes, self.batch_bytes = name_bytes, batch_bytes
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return ([str(k) * self.name_bytes] for k in range(10))
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, name: str) -> bytes:
+        return name[:1].encode() * self.batch_bytes
+
+
+def test_trainer_and_worker_do_not_wait_for_each_other_to_read() -> None:
+    wide = _Wide(500_000, 60_000)
+    loader = DataLoader(wide, batch_sampler=wide, num_workers=1, prefetch_factor=10, collate_fn=_as_it_is)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(loader), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == [[wide[str(k)]] for k in range(10)]
+
+
+def _as_it_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int, job: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    dataset = _Tensors(deed="kill", at=17, mark=str(tmp_path / "mark"))
+    iterator: Any = iter(DataLoader(dataset, batch_size=4, num_workers=2))
+    monkeypatch.setattr(iterator._processes, "start", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        list(iterator)
+    with pytest.raises(RuntimeError, match="none could be started in its place"):
+        next(iterator)
+
+
+def test_an_iterator_whose_workers_were_ended_is_over() -> None:
+    loader = DataLoader(_Tensors(), batch_size=4, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    assert list(iterator) == []
+    iterator = iter(DataLoader(_Stream(kill_at=8), batch_size=4, num_workers=1))
+    for _ in range(2):
+        next(iterator)
+    for _ in range(2):  # whoever asks again is told again
+        with pytest.raises(RuntimeError, match="killed by signal"):
+            next(iterator)
 
 
 def test_two_loaders_with_forked_workers_close_promptly() -> None:
