@@ -296,6 +296,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             left = self._timeout - (time.monotonic() - started) if self._timeout > 0 else None
             if left is not None and left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            self._recover()
             self._look(left)
 
     def _ready(self) -> int | None:
@@ -394,6 +395,19 @@ class WorkersIterator(_BaseDataLoaderIter):
         if isinstance(result.data, torch_worker._IterableDatasetStopIteration):
             self._processes.workers[message.worker].is_active = False
         self._learn(message.wanted)
+
+    def _recover(self) -> None:
+        """Asks again for a batch that was lost while it was taken in: to an interrupt, or as it can't be unpickled."""
+        for number in sorted(self._outstanding):
+            pending = self._pending[number]
+            if self._processes.workers[pending.worker].owed:
+                continue  # it has not sent everything yet
+            if self._dataset_kind == _DatasetKind.Iterable:  # which does not give it twice
+                self._outstanding.discard(number)
+                self._drop(self._pending.pop(number))
+                self._passed(number)
+                raise _DeadWorkerError("a batch was lost when an interrupt came while it was taken in")
+            self._ask(number, pending)
 
     def _learn(self, wanted: int) -> None:
         """Makes slots when the size of batches is known, and larger ones when batches outgrow them."""

@@ -141,6 +141,10 @@ class Processes:
             if only is None or number == only:
                 poll.register(worker.connection, select.POLLIN | (select.POLLOUT if worker.unsent else 0))
                 numbers[worker.connection.fileno()] = number
+        for number in numbers.values():
+            for message in self._complete(number):  # left there, as what came before it raised something
+                yield message
+                timeout_s = 0
         wait_ms = _POLL_MS if timeout_s is None else min(_POLL_MS, max(1, int(timeout_s * 1000)))
         for descriptor, events in poll.poll(wait_ms):
             if events & select.POLLOUT:
@@ -159,6 +163,12 @@ class Processes:
             data = b""
         worker.heard_s, worker.has_spoken = time.monotonic(), True
         worker.buffer += data
+        yield from self._complete(number)
+        if not data:
+            yield Message(number)
+
+    def _complete(self, number: int) -> Iterator[Message]:
+        worker = self.workers[number]
         while (head := decode_head(worker.buffer)) is not None:
             if len(worker.buffer) < HEAD_BYTES + head.length:
                 break
@@ -166,8 +176,6 @@ class Processes:
             del worker.buffer[: HEAD_BYTES + head.length]
             worker.owed -= 1
             yield Message(number, message, head.batch, head.used, head.wanted, head.spent)
-        if not data:
-            yield Message(number)
 
     def _kill_hung(self, numbers: set[int]) -> None:
         """Of those that were listened to: what others sent is not read yet."""

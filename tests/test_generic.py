@@ -386,6 +386,64 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, mo
         next(iterator)
 
 
+def _interrupt_once(mark: str) -> str:
+    if _is_first(mark):
+        raise KeyboardInterrupt
+    return "whole"
+
+
+class _Interrupting(str):
+    """Interrupts the trainer when it takes this in."""
+
+    def __reduce__(self) -> Any:
+        return _interrupt_once, (str(self),)
+
+
+class _InterruptingStream(IterableDataset[Any]):
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((i, _Interrupting(self.mark) if i == 5 else "whole") for i in range(10))
+
+
+class _InterruptingMap(Dataset[Any]):
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> Any:
+        return [*_InterruptingStream(self.mark)][i]
+
+
+def test_an_interrupt_while_a_batch_is_taken_in_loses_it_for_streams_only(tmp_path: Path) -> None:
+    for kind in (_InterruptingMap, _InterruptingStream):
+        dataset: Any = kind(str(tmp_path / kind.__name__))
+        iterator = iter(DataLoader(dataset, batch_size=2, num_workers=1, collate_fn=_as_it_is))
+        found: list[Any] = []
+        thread = threading.Thread(target=_go_on, args=(iterator, found), daemon=True)
+        thread.start()
+        thread.join(60)
+        expected: list[Any] = [[(i, "whole"), (i + 1, "whole")] for i in range(0, 10, 2)]
+        if kind is _InterruptingStream:
+            expected[2:3] = ["KeyboardInterrupt", "_DeadWorkerError"]
+        else:
+            expected.insert(2, "KeyboardInterrupt")
+        assert found == expected
+
+
+def _go_on(iterator: Iterator[Any], found: list[Any]) -> None:
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return
+        except BaseException as error:
+            found.append(type(error).__name__)
+
+
 def test_an_iterator_whose_workers_were_ended_is_over() -> None:
     loader = DataLoader(_Tensors(), batch_size=4, num_workers=1)
     iterator = iter(loader)
