@@ -489,9 +489,9 @@ class WorkersIterator(_BaseDataLoaderIter):
             self._ask(n, self._pending[n])
 
     @property
-    def is_ours(self) -> bool:
-        """Whether its workers are this process's own, and not those of one that it was forked from."""
-        return self._processes.are_ours
+    def is_usable(self) -> bool:
+        """Whether its workers run, and are not those of a process that this one was forked from."""
+        return self._processes.are_ours and self._processes.check_open()
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""

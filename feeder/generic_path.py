@@ -65,7 +65,7 @@ class GenericPath:
                 self._fix_seeds(loader, next_seeds)
             elif next_seeds is not None:
                 self._next_base_seed = 0  # of the epoch that is over: not to be drawn again
-        if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_ours:
+        if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
             loader._iterator = None
         if iterator is None:
             iterator = loader._iterator if self._loaded is None else None

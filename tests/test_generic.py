@@ -373,6 +373,20 @@ def _as_it_is(samples: list[Any]) -> list[Any]:
     return samples
 
 
+def test_a_persistent_loader_whose_workers_were_given_up_begins_anew(tmp_path: Path) -> None:
+    class Stream(_Stream):
+        def __iter__(self) -> Iterator[int]:
+            for i in super().__iter__():
+                if i == 8 and _is_first(str(tmp_path / "mark")):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield i
+
+    loader = DataLoader(Stream(), batch_size=4, num_workers=1, persistent_workers=True)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        list(loader)
+    assert _plain([loader]) == [[[*range(k, k + 4)] for k in range(0, 20, 4)]]
+
+
 def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(number: int, job: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
