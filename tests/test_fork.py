@@ -105,14 +105,14 @@ if pid == 0:
     except WorkerError:
         os._exit(0)
     os._exit(1)
-for _ in range(3):
+for _ in range(6):  # by then the child's free slot has another batch
     next(iterator)
 views = iterator._engine.ring.views
 before = [view.ids.tolist() for view in views]
 os.write(parent, b"-")
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [view.ids.tolist() for view in views] == before)
 """
-    ).replace("8, num_workers=2", "4, num_workers=1, prefetch_factor=1")
+    ).replace("8, num_workers=2", "4, num_workers=1, prefetch_factor=2")
     out, errors = run(script, tmp_path, "fresh")
     assert out == "0 True"
     assert errors == ""
