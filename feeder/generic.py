@@ -367,7 +367,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         pending = self._pending.get(message.batch)
         memory = None
         if message.used and pending is not None and pending.slots is not None and pending.slot is not None:
-            memory = pending.slots.lease(pending.slot)
+            slot, pending.slot = pending.slot, None  # first: wherever an interrupt comes, nothing else is written there
+            memory = pending.slots.lease(slot)
         try:
             with self._processes.fetching_from(message.worker):
                 result: Result = unpack(data, memory)
@@ -379,19 +380,18 @@ class WorkersIterator(_BaseDataLoaderIter):
                 pending.was_made = True
             return
         finally:
-            if memory is not None and pending is not None:
-                pending.slot = None
             del memory
         if result.number is None:
             self._processes.workers[message.worker].beginning = result
             return
-        self._outstanding.discard(result.number)
         if pending is None:
+            self._outstanding.discard(result.number)
             return
         self._drop(pending)
         pending.result = result
         if not self._in_order:
             self._arrived.append(result.number)
+        self._outstanding.discard(result.number)
         if isinstance(result.data, torch_worker._IterableDatasetStopIteration):
             self._processes.workers[message.worker].is_active = False
         self._learn(message.wanted)
@@ -399,15 +399,18 @@ class WorkersIterator(_BaseDataLoaderIter):
     def _recover(self) -> None:
         """Asks again for a batch that was lost while it was taken in: to an interrupt, or as it can't be unpickled."""
         for number in sorted(self._outstanding):
-            pending = self._pending[number]
-            if self._processes.workers[pending.worker].owed:
+            pending = self._pending.get(number)
+            if pending is None or pending.result is not None:
+                self._outstanding.discard(number)
+            elif self._processes.workers[pending.worker].owed:
                 continue  # it has not sent everything yet
-            if self._dataset_kind == _DatasetKind.Iterable:  # which does not give it twice
+            elif self._dataset_kind != _DatasetKind.Iterable:
+                self._ask(number, pending)
+            else:  # it doesn't give a batch twice
                 self._outstanding.discard(number)
                 self._drop(self._pending.pop(number))
                 self._passed(number)
                 raise _DeadWorkerError("a batch was lost when an interrupt came while it was taken in")
-            self._ask(number, pending)
 
     def _learn(self, wanted: int) -> None:
         """Makes slots when the size of batches is known, and larger ones when batches outgrow them."""
