@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import functools
 import inspect
 import os
 import random
@@ -16,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feeder.carry import Slot, pack, slot_collate, unpack
+from feeder.ends import pair
 from feeder.errors import ArgumentError
+from feeder.generic_processes import Process, Processes
+from feeder.generic_worker import Channel
 from feeder.loader import DataLoader
 from tests.test_workers import _ended
 
@@ -323,24 +328,22 @@ def test_a_worker_that_dies_as_it_begins_in_a_dead_ones_place_is_replaced_but_no
                 list(loader)
 
 
-class _SlowStart:
-    """Keeps a worker that starts in another's place from beginning until the others are quiet for long."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def __call__(self, worker: int) -> None:
-        if not _is_first(os.path.join(self.folder, str(worker))):
-            time.sleep(2)  # no synchronization: what is tested is that the length does not matter
-
-
-def test_workers_that_are_not_listened_to_are_not_taken_for_silent(tmp_path: Path) -> None:
-    dataset = _Tensors(deed="kill", at=8, mark=str(tmp_path / "mark"))
-    loader = DataLoader(
-        dataset, batch_size=4, num_workers=2, hang_timeout_s=1, worker_init_fn=_SlowStart(str(tmp_path))
-    )
-    assert [batch[1].tolist()[0] for batch in loader] == list(range(0, 40, 4))
-    assert [event["worker"] for event in loader.stats()["replaced_workers"]] == [0]
+def test_a_worker_that_was_not_listened_to_is_not_taken_for_silent() -> None:
+    processes, killed = Processes(None, hang_timeout_s=1.0), list[int]()
+    ends = [pair(), pair()]
+    for number, (mine, _) in enumerate(ends):
+        stub = SimpleNamespace(kill=functools.partial(killed.append, number))
+        processes.workers.append(Process(stub, mine, owed=number, heard_s=time.monotonic() - 100, has_spoken=True))
+    Channel(ends[1][1]).send(pack(None, Slot(np.empty(0, np.uint8))))
+    assert [*processes.look(0, only=0)] == []
+    assert killed == []
+    assert [message.worker for message in processes.look(0)] == [1]
+    assert killed == []
+    processes.workers[1].owed, processes.workers[1].heard_s = 1, time.monotonic() - 100
+    assert [*processes.look(0)] == []
+    assert killed == [1]
+    for end in (*ends[0], *ends[1]):
+        end.close()
 
 
 class _Wide:
