@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ class FastIterator:
             raise AssertionError("without workers, timeout must be 0")
         self._path, self._loader = path, loader
         self.view: LiveView | None = None
-        self._lock = threading.RLock()  # several threads may share one iterator
+        self._pid, self._lock = os.getpid(), threading.RLock()  # several threads may share one iterator
         self._engine: Engine | None = None
         self._assembly: Assembly | None = None
         self._decoding: DecodeFeed | None = None
@@ -132,6 +133,8 @@ class FastIterator:
         return max(0, whole - progress.steps)
 
     def __next__(self) -> tuple[Any, ...]:
+        if self._pid != os.getpid():  # forked off: the lock may be a thread's that is not here
+            self._pid, self._lock = os.getpid(), threading.RLock()
         with self._lock:
             return self._next()
 

@@ -118,6 +118,40 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [view.ids.tolist() for v
     assert errors == ""
 
 
+def test_a_child_forked_while_a_thread_waits_for_a_batch_does_not_wait_with_it(tmp_path: Path) -> None:
+    write_shards(tmp_path, 64)
+    script = (
+        SHARDS
+        + """
+import threading, warnings
+warnings.simplefilter("ignore")  # newer Pythons warn of what is done here
+iterator = iter(loader)
+waits, goes_on = threading.Event(), threading.Event()
+def wait():
+    with iterator._lock:
+        waits.set()
+        goes_on.wait()
+thread = threading.Thread(target=wait)
+thread.start()
+waits.wait()
+child = os.fork()
+if child == 0:
+    import signal
+    signal.alarm(60)
+    try:
+        next(iterator)
+    except WorkerError:
+        os._exit(0)
+    os._exit(1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+goes_on.set()
+thread.join()
+print(code, sum(1 for _ in iterator))
+"""
+    )
+    assert run(script, tmp_path, "fresh") == ("0 8", "")
+
+
 def test_a_child_is_told_that_the_workers_are_not_its_own(tmp_path: Path) -> None:
     script = (
         TENSORS
