@@ -443,12 +443,12 @@ def test_an_interrupt_while_a_batch_is_taken_in_loses_it_for_streams_only(tmp_pa
         thread = threading.Thread(target=_go_on, args=(iterator, found), daemon=True)
         thread.start()
         thread.join(60)
-        expected: list[Any] = [[(i, "whole"), (i + 1, "whole")] for i in range(0, 10, 2)]
-        if kind is _InterruptingStream:
-            expected[2:3] = ["KeyboardInterrupt", "_DeadWorkerError"]
-        else:
-            expected.insert(2, "KeyboardInterrupt")
-        assert found == expected
+        lost = [4] if kind is _InterruptingStream else []
+        # The worker is ahead: which batch is waited for when the interrupt comes is a matter of time.
+        assert found.count("KeyboardInterrupt") == 1
+        assert found.count("_DeadWorkerError") == len(lost)
+        batches = [[(i, "whole"), (i + 1, "whole")] for i in range(0, 10, 2) if i not in lost]
+        assert [batch for batch in found if isinstance(batch, list)] == batches
 
 
 def _go_on(iterator: Iterator[Any], found: list[Any]) -> None:
