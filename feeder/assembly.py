@@ -141,6 +141,7 @@ class Assembly:
 
     def fill(self) -> None:
         """Gives out as many batches as may be made ahead."""
+        self._engine.check_owner()  # before anything is written into a slot, which the owner may use by now
         while True:
             if self._waiting is None:
                 self._waiting = next(self._requests, None)
@@ -191,7 +192,7 @@ class Assembly:
     def made(self) -> int:
         """How many of them are made, about: workers take parts in order, but do not finish them in order."""
         queue = list(self._queue)  # another thread may ask
-        left = self._engine.pool.unfinished if queue else 0
+        left = self._engine.unfinished if queue else 0
         unmade = 0
         for making in reversed(queue):
             if left <= 0:

@@ -34,6 +34,7 @@ from feeder.errors import ArgumentError
 __all__ = ["Guard", "Layout", "Lease", "Region", "Ring", "SlotView", "Slots", "available_bytes", "plan_slots"]
 
 _PAGE = 4096
+_ALLOCATED_AT_ONCE = 1 << 20  # takes a tenth of a millisecond
 _LONGEST_WAIT_S = 60.0  # for the copies that may still read slots
 _POLL_S = 0.0005
 
@@ -53,7 +54,11 @@ class Region:
         try:
             if descriptor is None:
                 try:
-                    os.posix_fallocate(self.descriptor, 0, size_bytes)
+                    # In pieces: kernels before 6.8 give up when a signal comes meanwhile, and it is begun anew: under a
+                    # profiler's timer a large region would never be done.
+                    for start in range(0, size_bytes, _ALLOCATED_AT_ONCE):
+                        piece = min(_ALLOCATED_AT_ONCE, size_bytes - start)
+                        os.posix_fallocate(self.descriptor, start, piece)
                 except OSError as error:
                     raise ArgumentError(
                         f"can't allocate {size_bytes >> 20} MiB of shared memory for batches ({error.strerror}): lower "

@@ -6,14 +6,19 @@ Note [Task board]
     (parts of workers that died; first) and "fresh". To claim a part a worker writes the number into its own row and
     only then moves the queue's head. Killed between the two, the part is still in the queue; killed after, its row
     says what it had in hand. Numbers are read and written as whole words, so no reader sees half of one.
+    The trainer waits for the lock no longer than for a worker that is silent: who is stopped while it has the lock is
+    killed, as a worker that hangs is.
     An eventfd counts the parts to be claimed; a count too many wakes a worker for nothing, and that is all. Another one
     wakes the trainer when the last part of a batch is sent; what it misses that way it sees when it next looks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
+import struct
 import time
 from typing import NamedTuple
 
@@ -26,6 +31,8 @@ from feeder.meter import METER_WORDS, Meter
 __all__ = ["Board", "Part"]
 
 _NONE = -1
+_FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, length, pid
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 0.01
 _HEADER = 8
 _FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
 _PART_WORDS = 5
@@ -61,10 +68,23 @@ class Board:
         capacity: At most how many parts are on the board.
         workers: How many workers.
         descriptors: (region, eventfds) of a board made by another process; None makes a new one.
+        patience_s: Who has the lock for longer while this process wants it is killed; None: nobody is.
+
+    Attributes:
+        evicted: Process ids of those that were killed for it.
     """
 
-    def __init__(self, capacity: int, workers: int, descriptors: tuple[int, int, int] | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        workers: int,
+        descriptors: tuple[int, int, int] | None = None,
+        *,
+        patience_s: float | None = None,
+    ) -> None:
         self.capacity, self.workers = capacity, workers
+        self.evicted: set[int] = set()
+        self._patience_s = patience_s
         words = _HEADER + capacity * (_PART_WORDS + 2) + workers * (_WORKER_WORDS + METER_WORDS)
         if descriptors is None:
             self.region = Region(8 * words)
@@ -209,15 +229,40 @@ class Board:
         return (self._again, _AGAIN_HEAD, _AGAIN_TAIL), (self._fresh, _FRESH_HEAD, _FRESH_TAIL)
 
     def _locked(self) -> _Lock:
-        return _Lock(self.region.descriptor)
+        return _Lock(self.region.descriptor, self._patience_s, self.evicted)
 
 
 class _Lock:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, patience_s: float | None, evicted: set[int]) -> None:
+        self._descriptor, self._patience_s, self._evicted = descriptor, patience_s, evicted
 
     def __enter__(self) -> None:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        if self._patience_s is None:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            return
+        pause_s, since = _SHORTEST_PAUSE_S, 0.0
+        while not self._try():
+            since = since or time.monotonic()
+            if time.monotonic() - since > self._patience_s:
+                self._evict()
+                since = time.monotonic()
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # the kernel may give either for a lock that is held
+            return False
+        return True
+
+    def _evict(self) -> None:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
+        if kind != fcntl.F_UNLCK and holder > 0:
+            self._evicted.add(holder)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGKILL)
 
     def __exit__(self, *exc_info: object) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

@@ -295,7 +295,8 @@ class DeviceFeed(Generic[_T]):
             self._ready.append((item, *copied))
         self._let_go()
         if not self._ready:
-            raise self._failure or StopIteration
+            sent, self._failure = self._failure, None  # what comes after it may be had, as without a device
+            raise sent or StopIteration
         item, batch, event = self._ready.popleft()
         if event is not None:
             current = torch.cuda.current_stream(self._device)

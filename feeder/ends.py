@@ -10,7 +10,9 @@ import os
 import socket
 import weakref
 
-__all__ = ["pair"]
+from feeder.errors import WorkerError
+
+__all__ = ["check_owner", "pair"]
 
 _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -22,6 +24,22 @@ def pair(kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[socket.socket, s
         end.settimeout(None)  # whatever the script's default for sockets is
     _ends.add(mine)
     return mine, theirs
+
+
+def check_owner(pid: int) -> None:
+    """Refuses workers that another process started.
+
+    Args:
+        pid: The process that started them.
+
+    Raises:
+        WorkerError: if this is another one.
+    """
+    if pid != os.getpid():
+        raise WorkerError(
+            f"these workers are those of process {pid}, which this one was forked from, and so is the "
+            "iterator; make one of its own here with iter(loader)"
+        )
 
 
 def _close_in_child() -> None:

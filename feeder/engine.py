@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from feeder.assembly import HELD_BATCHES, part_rows
 from feeder.batch import Layout, Ring, plan_slots
 from feeder.device import CudaGuard, page_lock
+from feeder.ends import check_owner
 from feeder.errors import WorkerError
 from feeder.meter import METER_WORDS
 from feeder.workers import Pool, PoolOptions, Replacement
@@ -43,6 +44,32 @@ class EngineOptions:
     guard: CudaGuard | None = None
 
 
+class _Pools(NamedTuple):
+    """The workers that run, and what those did that were ended: one value, as other threads look at it at any time."""
+
+    open: Pool | None
+    meters: dict[str, int]
+    stages: npt.NDArray[np.int64]
+    replacements: list[Replacement]
+
+    def all_meters(self) -> dict[str, int]:
+        meters = dict(self.meters)
+        if self.open is not None:
+            for name, value in self.open.meters().items():
+                meters[name] = meters.get(name, 0) + value
+        return meters
+
+    def all_stages(self) -> npt.NDArray[np.int64]:
+        return self.stages.copy() if self.open is None else self.stages + self.open.stages()
+
+    def all_replacements(self) -> list[Replacement]:
+        return self.replacements + (self.open.replacements if self.open is not None else [])
+
+    def ended(self) -> _Pools:
+        """The same with none that run."""
+        return _Pools(None, self.all_meters(), self.all_stages(), self.all_replacements())
+
+
 class Engine:
     """See the module.
 
@@ -58,15 +85,16 @@ class Engine:
         self.warned = False
         self._work, self._options = work, options
         self._ring: Ring | None = None
-        self._pool: Pool | None = None
-        self._meters: dict[str, int] = {}
-        self._stages = np.zeros((options.pool.workers, METER_WORDS), np.int64)
-        self._replacements: list[Replacement] = []
+        self._pools = _Pools(None, {}, np.zeros((options.pool.workers, METER_WORDS), np.int64), [])
 
     @property
     def is_ours(self) -> bool:
         """Whether this process made it; one that was forked off shares its memory, and must keep its hands off."""
         return self._pid == os.getpid()
+
+    def check_owner(self) -> None:
+        """Raises WorkerError in a process that was forked off."""
+        check_owner(self._pid)
 
     @property
     def ring(self) -> Ring:
@@ -77,34 +105,37 @@ class Engine:
     @property
     def pool(self) -> Pool:
         """The workers; :meth:`prepare` has started them."""
-        assert self._pool is not None
-        return self._pool
+        pool = self._pools.open
+        assert pool is not None
+        return pool
+
+    @property
+    def unfinished(self) -> int:
+        """Parts that no worker has sent off yet, for any thread."""
+        pool = self._pools.open
+        return 0 if pool is None else pool.unfinished
 
     @property
     def replacements(self) -> list[Replacement]:
         """All replaced workers so far."""
-        return self._replacements + (self._pool.replacements if self._pool is not None else [])
+        return self._pools.all_replacements()
 
     def meters(self) -> dict[str, int]:
         """Sums over all workers so far."""
-        meters = dict(self._meters)
-        if self._pool is not None:
-            for name, value in self._pool.meters().items():
-                meters[name] = meters.get(name, 0) + value
-        return meters
+        return self._pools.all_meters()
 
     def stages(self) -> npt.NDArray[np.int64]:
         """What the workers' stages took so far: int64 [workers, METER_WORDS]."""
-        pool = self._pool  # another thread may ask, while this one closes it
-        return self._stages + pool.stages() if pool is not None else self._stages.copy()
+        return self._pools.all_stages()
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that run now."""
-        return [] if self._pool is None else self._pool.pids()
+        pool = self._pools.open
+        return [] if pool is None else pool.pids()
 
     def fits(self, rows: int) -> bool:
         """Whether slots and workers are there for batches of that size."""
-        return self._pool is not None and self._ring is not None and rows <= self._ring.layout.batch_size
+        return self._pools.open is not None and self._ring is not None and rows <= self._ring.layout.batch_size
 
     def prepare(self, rows: int) -> None:
         """Makes what is missing for batches of that size. Nothing may be in the making."""
@@ -121,7 +152,7 @@ class Engine:
                 page_lock(self._ring)
         workers = self._options.pool.workers
         parts = self._ring.slots * len(part_rows(self._ring.layout.batch_size, workers))
-        self._pool = Pool(self._work, self._ring, parts, self._options.pool)
+        self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
 
     def end_iterator(self, slots: list[int]) -> None:
         """An iterator is done with the engine.
@@ -131,25 +162,32 @@ class Engine:
         """
         if not self.is_ours:
             return
-        if self._options.persistent and self._pool is not None:
-            try:
-                self._pool.abandon()
-            except WorkerError:
+        try:
+            pool = self._pools.open
+            if self._options.persistent and pool is not None:
+                try:
+                    pool.abandon()
+                except WorkerError:
+                    self.close()
+            else:
                 self.close()
-        else:
-            self.close()
+        except BaseException:  # interrupted: workers may be at these slots
+            self._ring = None
+            try:
+                self.close()
+            finally:
+                self._pools = self._pools.ended()
+            raise
+        finally:
+            self.busy = False
         if self._ring is not None:
             for slot in slots:
                 self._ring.put_back(slot)
-        self.busy = False
 
     def close(self) -> None:
         """Ends the workers; slots are kept."""
-        if self._pool is not None and self.is_ours:
-            pool, self._pool = self._pool, None
+        pool = self._pools.open
+        if pool is not None and self.is_ours:
             if not pool.close():
                 self._ring = None  # a worker that can't be ended may still write into it
-            for name, value in pool.meters().items():
-                self._meters[name] = self._meters.get(name, 0) + value
-            self._stages += pool.stages()
-            self._replacements += pool.replacements
+            self._pools = self._pools.ended()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -47,12 +48,14 @@ class Progress:
         split: This rank's part of the epoch from there; None with an explicit sampler.
         steps: How many batches it has handed out.
         exhausted: Whether the epoch is over.
+        asked: Whether a batch was asked for.
     """
 
     place: Place
     split: Split | None
     steps: int = 0
     exhausted: bool = False
+    asked: bool = False
 
     def now(self) -> Place:
         """Where an iteration would go on after what was handed out."""
@@ -62,8 +65,8 @@ class Progress:
 
     @property
     def is_midway(self) -> bool:
-        """Whether some batches were handed out, and some were not, as far as is known."""
-        return not self.exhausted and self.steps > 0 and (self.split is None or self.steps < len(self.split))
+        """Whether a batch was asked for, and some were not handed out, as far as is known."""
+        return not self.exhausted and self.asked and (self.split is None or self.steps < len(self.split))
 
 
 class FastIterator:
@@ -81,7 +84,7 @@ class FastIterator:
             raise AssertionError("without workers, timeout must be 0")
         self._path, self._loader = path, loader
         self.view: LiveView | None = None
-        self._lock = threading.RLock()  # several threads may share one iterator
+        self._pid, self._lock = os.getpid(), threading.RLock()  # several threads may share one iterator
         self._engine: Engine | None = None
         self._assembly: Assembly | None = None
         self._decoding: DecodeFeed | None = None
@@ -130,12 +133,15 @@ class FastIterator:
         return max(0, whole - progress.steps)
 
     def __next__(self) -> tuple[Any, ...]:
+        if self._pid != os.getpid():  # forked off: the lock may be a thread's that is not here
+            self._pid, self._lock = os.getpid(), threading.RLock()
         with self._lock:
             return self._next()
 
     def _next(self) -> tuple[Any, ...]:
         if self._progress.exhausted:
             raise StopIteration
+        self._progress.asked = True
         if self._given_ns:
             self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:

@@ -92,6 +92,7 @@ class FastPath:
         self.progress: Progress | None = None
         self._next = Place()
         self._iterator: weakref.ref[FastIterator] | None = None
+        self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
         self._fingerprint: str | None = None
 
@@ -114,10 +115,16 @@ class FastPath:
 
     def iterate(self, loader: DataLoader[Any]) -> FastIterator:
         """The iterator over the next epoch, or over the rest of the one that was loaded; it keeps the loader alive."""
-        place, self._next = self._next, Place(self._next.epoch + 1)
+        place, progress = self._next, self.progress
         split = self.split(place.start) if self.own_order else None
-        iterator = FastIterator(self, loader, place, split)
+        self._next = Place(place.epoch + 1)
+        try:
+            iterator = FastIterator(self, loader, place, split)
+        except BaseException:  # nothing of it was handed out: the next one starts there
+            self._next, self.progress = place, progress
+            raise
         self._iterator = weakref.ref(iterator)
+        self._iterators.add(iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
@@ -287,9 +294,8 @@ class FastPath:
         return (images, self.completion.labels(finished, labels), *fields)
 
     def close(self) -> None:
-        """Ends the current iterator and the workers."""
-        iterator = self._iterator() if self._iterator is not None else None
-        if iterator is not None:
+        """Ends all iterators and the workers."""
+        for iterator in list(self._iterators):
             iterator.close()
         if self.decoder is not None:
             self.decoder.close()

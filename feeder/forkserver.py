@@ -33,6 +33,7 @@ _PRELOAD_IF_BUILT = ("feeder.decode.cpu",)
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000
 _MESSAGE_BYTES = 4096
+_END_S = 5.0
 
 
 class ForkServer:
@@ -61,7 +62,8 @@ class ForkServer:
             )
         self._socket = mine
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Entered again from inside: a garbage collection may come at any place, and end a pool.
+        self._lock = threading.RLock()
         self._next = 0
         self._started: dict[int, int] = {}
         self._ended: dict[int, int] = {}
@@ -102,6 +104,8 @@ class ForkServer:
             try:
                 socket.send_fds(self._socket, [f"start {number}".encode()], [channel.fileno()])
             except OSError as error:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its files before it has ended
+                    self.process.wait(_END_S)
                 raise WorkerError(f"the worker server is gone ({error}); iterate again to start a new one") from None
             return number
 
@@ -135,30 +139,40 @@ class ForkServer:
             return
         self._socket.close()
         try:
-            self.process.wait(5)
+            self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
     def _read(self) -> None:
-        with self._lock:
-            while True:
-                try:
-                    message = self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
-                except (BlockingIOError, ConnectionError, InterruptedError):
-                    return
-                except OSError:  # closed
-                    return
-                if not message:
-                    return
-                word, number, value = message.decode().split()
-                if word == "started":
-                    self._started[int(number)] = int(value)
-                elif int(number) in self._forgotten:
-                    self._forgotten.discard(int(number))
-                    self._started.pop(int(number), None)
-                else:
-                    self._ended[int(number)] = int(value)
+        """Takes in what the server says. Each message is noted before it is taken off the socket: wherever this is
+        interrupted, or entered again, none is lost, and to note one twice does no harm."""
+        if self._pid != os.getpid():  # the lock may be that of a thread which is not here
+            return
+        with self._lock, contextlib.suppress(OSError):  # nothing there, or closed
+            while message := self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK):
+                self._note(message)
+                taken = self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+                if taken and taken != message:
+                    self._note(taken)
+
+    def _note(self, message: bytes) -> None:
+        word, number, value = message.decode().split()
+        if word == "started":
+            self._started[int(number)] = int(value)
+        elif int(number) in self._forgotten:
+            self._forgotten.discard(int(number))
+            self._started.pop(int(number), None)
+        else:
+            self._ended[int(number)] = int(value)
+
+    @classmethod
+    def _forget_threads(cls) -> None:
+        """In a forked child: whoever had the lock is not there."""
+        cls._shared_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=ForkServer._forget_threads)
 
 
 def serve(descriptor: int) -> None:

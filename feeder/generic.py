@@ -59,6 +59,7 @@ class _Pending:
     slots: Slots | None = None
     slot: int | None = None
     result: Result | None = None
+    is_wanted: bool = True
     was_made: bool = False  # its message came, but what it points to went with the worker
     failures: int = 0
 
@@ -92,6 +93,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         self.replacements: list[dict[str, Any]] = []
         self.progress = Progress()
         self._slots: Slots | None = None
+        self._failed_starts: collections.Counter[int] = collections.Counter()
+        self._failure: WorkerError | None = None
         self._pending: dict[int, _Pending] = {}
         self._outstanding: set[int] = set()
         self._arrived: collections.deque[int] = collections.deque()
@@ -159,11 +162,12 @@ class WorkersIterator(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch with the same workers."""
         super()._reset(loader, first_iter)
-        for number, worker in enumerate(self._processes.workers):
-            worker.state = None
-            self._processes.tell(number, Task(begin=(self._shared_seed,)))
         for pending in self._pending.values():
-            pending.index = None  # nobody wants it any more
+            pending.is_wanted = False
+            pending.index = None
+        for number, worker in enumerate(self._processes.workers):
+            worker.has_begun = False
+            self._processes.tell(number, Task(begin=(self._shared_seed,)))
         for number in range(self._num_workers):
             self._await_beginning(number)
         for pending in self._pending.values():
@@ -272,6 +276,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         self._processes.tell(pending.worker, task, pending.slots)
 
     def _next_data(self) -> Any:
+        if not self._processes.check_open():
+            raise self._failure or StopIteration
         started = time.monotonic()
         while True:
             self._fill()
@@ -290,6 +296,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             left = self._timeout - (time.monotonic() - started) if self._timeout > 0 else None
             if left is not None and left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            self._recover()
             self._look(left)
 
     def _ready(self) -> int | None:
@@ -360,7 +367,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         pending = self._pending.get(message.batch)
         memory = None
         if message.used and pending is not None and pending.slots is not None and pending.slot is not None:
-            memory = pending.slots.lease(pending.slot)
+            slot, pending.slot = pending.slot, None  # first: wherever an interrupt comes, nothing else is written there
+            memory = pending.slots.lease(slot)
         try:
             with self._processes.fetching_from(message.worker):
                 result: Result = unpack(data, memory)
@@ -372,22 +380,37 @@ class WorkersIterator(_BaseDataLoaderIter):
                 pending.was_made = True
             return
         finally:
-            if memory is not None and pending is not None:
-                pending.slot = None
             del memory
         if result.number is None:
-            self._beginnings[message.worker] = result
+            self._processes.workers[message.worker].beginning = result
             return
-        self._outstanding.discard(result.number)
         if pending is None:
+            self._outstanding.discard(result.number)
             return
         self._drop(pending)
         pending.result = result
         if not self._in_order:
             self._arrived.append(result.number)
+        self._outstanding.discard(result.number)
         if isinstance(result.data, torch_worker._IterableDatasetStopIteration):
             self._processes.workers[message.worker].is_active = False
         self._learn(message.wanted)
+
+    def _recover(self) -> None:
+        """Asks again for a batch that was lost while it was taken in: to an interrupt, or as it can't be unpickled."""
+        for number in sorted(self._outstanding):
+            pending = self._pending.get(number)
+            if pending is None or pending.result is not None:
+                self._outstanding.discard(number)
+            elif self._processes.workers[pending.worker].owed:
+                continue  # it has not sent everything yet
+            elif self._dataset_kind != _DatasetKind.Iterable:
+                self._ask(number, pending)
+            else:  # it doesn't give a batch twice
+                self._outstanding.discard(number)
+                self._drop(self._pending.pop(number))
+                self._passed(number)
+                raise _DeadWorkerError("a batch was lost when an interrupt came while it was taken in")
 
     def _learn(self, wanted: int) -> None:
         """Makes slots when the size of batches is known, and larger ones when batches outgrow them."""
@@ -402,18 +425,18 @@ class WorkersIterator(_BaseDataLoaderIter):
             if self._guard is not None:
                 page_lock(self._slots)
 
-    @functools.cached_property
-    def _beginnings(self) -> dict[int, Result]:
-        return {}
-
     def _await_beginning(self, number: int) -> None:
         """Waits until a worker has begun its epoch, and takes its state."""
-        while number not in self._beginnings:
-            self._look(None, number)
-        result = self._beginnings.pop(number)
-        if isinstance(result.data, ExceptionWrapper):
-            result.data.reraise()  # type: ignore[no-untyped-call]
-        self._processes.workers[number].state = result.state
+        while not (worker := self._processes.workers[number]).has_begun:  # another, if it died meanwhile
+            result = worker.beginning
+            if result is None:
+                self._look(None, number)
+                continue
+            worker.beginning = None
+            if isinstance(result.data, ExceptionWrapper):
+                result.data.reraise()  # type: ignore[no-untyped-call]
+            worker.state, worker.has_begun = result.state, True
+            self._failed_starts[number] = 0
 
     def _job(self, number: int, state: dict[str, Any] | None) -> Job:
         return Job(
@@ -435,32 +458,43 @@ class WorkersIterator(_BaseDataLoaderIter):
         worker = self._processes.workers[number]
         cause = self._processes.end(number)
         numbers = [n for n in sorted(self._pending) if self._pending[n].worker == number]
-        lost = [n for n in numbers if self._pending[n].result is None]
+        lost = [n for n in numbers if self._pending[n].result is None and self._pending[n].is_wanted]
         # The batch that it died at is the first that it had not made.
         first = next((self._pending[n] for n in lost if not self._pending[n].was_made), None)
         if first is not None:
-            first.failures += 1
-        has_begun = worker.state is not None
+            first.failures += worker.has_begun
+        has_begun = worker.state is not None  # it, or one in whose place it was
+        self._failed_starts[number] += not worker.has_begun
         if (
             self._dataset_kind == _DatasetKind.Iterable
             or not has_begun
+            or self._failed_starts[number] >= _SAME_BATCH_LIMIT
             or (first is not None and first.failures >= _SAME_BATCH_LIMIT)
         ):
             has_ids = has_begun and self._dataset_kind != _DatasetKind.Iterable
             what = f"; at work on the samples {_short(first.index)}" if first is not None and has_ids else ""
             self._shutdown_workers()
-            raise _DeadWorkerError(cause + what)
+            self._failure = _DeadWorkerError(cause + what)
+            raise self._failure
         self.replacements.append({"worker": number, "pid": worker.process.pid, "cause": cause})
-        self._processes.start(number, self._job(number, worker.state))
-        self._processes.workers[number].is_active = worker.is_active
+        try:
+            self._processes.start(number, self._job(number, worker.state))
+        except BaseException:
+            self._shutdown_workers()
+            self._failure = _DeadWorkerError(f"{cause}; none could be started in its place")
+            raise
+        successor = self._processes.workers[number]
+        successor.is_active, successor.state = worker.is_active, worker.state
         self._await_beginning(number)
+        if self._processes.workers[number] is not successor:
+            return  # it died as well, and the one after it has been asked
         for n in lost:
             self._ask(n, self._pending[n])
 
     @property
-    def is_ours(self) -> bool:
-        """Whether its workers are this process's own, and not those of one that it was forked from."""
-        return self._processes.are_ours
+    def is_usable(self) -> bool:
+        """Whether its workers run, and are not those of a process that this one was forked from."""
+        return self._processes.are_ours and self._processes.check_open()
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""

@@ -15,6 +15,7 @@ from feeder.generic_state import IndexIterator, ResumableRandomSampler, draw_see
 from feeder.view import LiveView, end_view
 
 if TYPE_CHECKING:
+    from feeder.generic_meters import GenericMeters
     from feeder.loader import DataLoader
 
 __all__ = ["GenericPath"]
@@ -64,7 +65,7 @@ class GenericPath:
                 self._fix_seeds(loader, next_seeds)
             elif next_seeds is not None:
                 self._next_base_seed = 0  # of the epoch that is over: not to be drawn again
-        if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_ours:
+        if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
             loader._iterator = None
         if iterator is None:
             iterator = loader._iterator if self._loaded is None else None
@@ -109,11 +110,11 @@ class GenericPath:
         self._here = self._progress = self._prepared = self._on_device = None
         self._loaded = state or None
 
-    def stats(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """See :meth:`feeder.DataLoader.stats`."""
+    def stats(self, meters: GenericMeters) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`. Without the loader: an iterator may outlive it."""
         iterator = self._with_workers() if self._with_workers is not None else None
         slots = None if iterator is None or iterator.finished else iterator.slots()
-        return loader.generic_meters.stats(self._replacements, slots)
+        return meters.stats(self._replacements, slots)
 
     def close(self, loader: DataLoader[Any]) -> None:
         """Ends the workers."""

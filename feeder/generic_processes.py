@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import contextlib
 import os
 import select
@@ -16,14 +18,15 @@ from typing import Any
 from torch.utils.data import _utils as torch_utils
 
 from feeder.batch import Slots
-from feeder.ends import pair
+from feeder.ends import check_owner, pair
 from feeder.generic_meters import Spent
-from feeder.generic_worker import HEAD_BYTES, Job, Task, decode_head, encode_task, worker_main
+from feeder.generic_worker import HEAD_BYTES, Job, Result, Task, decode_head, encode_task, worker_main
 
 __all__ = ["Message", "Process", "Processes"]
 
 _POLL_MS = 1000
 _JOIN_S = 5.0
+_START_S = 60.0
 
 
 @dataclass
@@ -32,10 +35,14 @@ class Process:
 
     Attributes:
         is_active: Whether it may still have batches to give in this epoch.
-        state: Its dataset's state after the last batch that was handed out; None before it has begun.
+        beginning: Its word that it has begun, not looked at yet.
+        has_begun: Whether it has begun its epoch.
+        state: Its dataset's state after the last batch that was handed out; None before its first epoch.
+        unsent: What is to be sent to it and has not gone yet, each with the slots whose descriptor goes along.
         slots: Those that it has mapped.
         owed: Messages that it has been asked for and has not sent.
         heard_s: When it last sent something, or was asked for something while it owed nothing; monotonic clock.
+        has_spoken: Whether it has sent anything: before that it starts, which may take longer than a batch.
         was_hung: Whether it was killed because it was silent for too long.
     """
 
@@ -43,11 +50,15 @@ class Process:
     connection: socket.socket
     buffer: bytearray = field(default_factory=bytearray)
     is_active: bool = True
+    beginning: Result | None = None
+    has_begun: bool = False
     state: dict[str, Any] | None = None
     slots: Slots | None = None
     owed: int = 1
     heard_s: float = field(default_factory=time.monotonic)
+    has_spoken: bool = False
     was_hung: bool = False
+    unsent: collections.deque[tuple[memoryview, Slots | None]] = field(default_factory=collections.deque)
 
 
 @dataclass
@@ -88,6 +99,15 @@ class Processes:
         """Whether this process started them, and not one that it was forked from."""
         return self._pid == os.getpid()
 
+    def check_open(self) -> bool:
+        """Whether they have not been ended.
+
+        Raises:
+            WorkerError: in a process that was forked off the one that started them.
+        """
+        check_owner(self._pid)
+        return not self._is_closed
+
     def start(self, number: int, job: Job) -> None:
         """Starts worker ``number``: the next one, or one in the place of a worker that has ended."""
         mine, theirs = pair()
@@ -106,17 +126,12 @@ class Processes:
         if not worker.owed:
             worker.heard_s = time.monotonic()
         worker.owed += 1
-        descriptors = []
-        if slots is not None and worker.slots is not slots:
-            task.slots = slots.slot_bytes, slots.slots
-            descriptors = [slots.region.descriptor]
-            worker.slots = slots
-        data = encode_task(task)
-        try:
-            sent = socket.send_fds(worker.connection, [data], descriptors) if descriptors else 0
-            worker.connection.sendall(data[sent:])
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it is dead, which the next look at it will find
+        new = slots if worker.slots is not slots else None
+        if new is not None:
+            task.slots = new.slot_bytes, new.slots
+            worker.slots = new
+        worker.unsent.append((memoryview(encode_task(task)), new))
+        _send(worker)
 
     def look(self, timeout_s: float | None, only: int | None = None) -> Iterator[Message]:
         """Waits for messages, for a second at most, and gives those that are complete."""
@@ -124,12 +139,19 @@ class Processes:
         numbers = {}
         for number, worker in enumerate(self.workers):
             if only is None or number == only:
-                poll.register(worker.connection, select.POLLIN)
+                poll.register(worker.connection, select.POLLIN | (select.POLLOUT if worker.unsent else 0))
                 numbers[worker.connection.fileno()] = number
+        for number in numbers.values():
+            for message in self._complete(number):  # left there, as what came before it raised something
+                yield message
+                timeout_s = 0
         wait_ms = _POLL_MS if timeout_s is None else min(_POLL_MS, max(1, int(timeout_s * 1000)))
-        for descriptor, _ in poll.poll(wait_ms):
-            yield from self._read(numbers[descriptor])
-        self._kill_hung()
+        for descriptor, events in poll.poll(wait_ms):
+            if events & select.POLLOUT:
+                _send(self.workers[numbers[descriptor]])
+            if events & ~select.POLLOUT:
+                yield from self._read(numbers[descriptor])
+        self._kill_hung(set(numbers.values()))
 
     def _read(self, number: int) -> Iterator[Message]:
         worker = self.workers[number]
@@ -139,8 +161,14 @@ class Processes:
             return
         except ConnectionResetError:
             data = b""
-        worker.heard_s = time.monotonic()
+        worker.heard_s, worker.has_spoken = time.monotonic(), True
         worker.buffer += data
+        yield from self._complete(number)
+        if not data:
+            yield Message(number)
+
+    def _complete(self, number: int) -> Iterator[Message]:
+        worker = self.workers[number]
         while (head := decode_head(worker.buffer)) is not None:
             if len(worker.buffer) < HEAD_BYTES + head.length:
                 break
@@ -148,15 +176,16 @@ class Processes:
             del worker.buffer[: HEAD_BYTES + head.length]
             worker.owed -= 1
             yield Message(number, message, head.batch, head.used, head.wanted, head.spent)
-        if not data:
-            yield Message(number)
 
-    def _kill_hung(self) -> None:
+    def _kill_hung(self, numbers: set[int]) -> None:
+        """Of those that were listened to: what others sent is not read yet."""
         if self._hang_timeout_s is None:
             return
         now = time.monotonic()
-        for worker in self.workers:
-            if worker.owed and not worker.was_hung and now - worker.heard_s > self._hang_timeout_s:
+        for worker in (self.workers[number] for number in numbers):
+            least_s = 0 if worker.has_spoken else _START_S
+            silent_s = now - worker.heard_s
+            if worker.owed and not worker.was_hung and silent_s > max(least_s, self._hang_timeout_s):
                 _kill_as_hung(worker)
 
     @contextlib.contextmanager
@@ -213,6 +242,25 @@ class Processes:
             processes = [process for process in processes if process.is_alive()]
             if not processes:
                 return
+
+
+def _send(worker: Process) -> None:
+    """Sends what goes without a wait: the worker may be waiting to send, too, or be stopped."""
+    while worker.unsent:
+        data, slots = worker.unsent[0]
+        descriptors = [] if slots is None else [slots.region.descriptor]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            sent = worker.connection.sendmsg([data], rights, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            worker.unsent.clear()  # it is dead, which the next look at it will find
+            return
+        if sent == len(data):
+            worker.unsent.popleft()
+        else:
+            worker.unsent[0] = data[sent:], None
 
 
 def _kill_as_hung(worker: Process) -> None:

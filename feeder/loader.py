@@ -308,11 +308,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._serve_metrics()
         iterator: Any = self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
         if self.progress and current_ranks(self)[0] == 0:
-            me = weakref.proxy(self)  # which the iterator's view must not keep alive
             if iterator.view is not None:
                 iterator.view.end()
-            title = "loader" if self._fast is None else f"epoch {iterator.place().epoch}"
-            iterator.view = LiveView(lambda: me.stats(), _length(iterator), title)
+            # The view must not keep the loader alive; and only an iterator of the fast path does.
+            if self._fast is None:
+                stats = functools.partial(self._generic.stats, self.generic_meters)
+                iterator.view = LiveView(stats, _length(iterator), "loader")
+            else:
+                me = weakref.proxy(self)
+                iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
         return cast("Iterator[Any]", iterator)
 
     def __len__(self) -> int:
@@ -393,7 +397,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               10,000), see :class:`feeder.work.Substitution`;
             - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.
         """
-        stats = self._generic.stats(self) if self._fast is None else self._fast.stats()
+        stats = self._generic.stats(self.generic_meters) if self._fast is None else self._fast.stats()
         return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
 
     def worker_pids(self) -> list[int]:

@@ -4,11 +4,19 @@ Note [One server a port]
     Loaders of one process that name the same address and port share a server and are told apart by the label
     ``loader``, a running number. The registry is the server's own: nothing else of the process is exported, and nothing
     is left in the package's global registry. The server ends with the last of its loaders.
+
+Note [Loaders that go]
+    A loader may go in a garbage collection: at any place of any thread, while that thread has the lock, or in the
+    server's own thread. So it only says that it leaves, and who has the lock, or gets it at once, sees to it. A process
+    that is forked off has the sockets, but no thread that serves: it starts anew.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +32,7 @@ __all__ = ["Metrics"]
 
 _servers: dict[tuple[str, int], _Server] = {}
 _lock = threading.Lock()
+_leaving: collections.deque[tuple[_Server, int]] = collections.deque()
 
 
 class Metrics:
@@ -39,13 +48,16 @@ class Metrics:
     """
 
     def __init__(self, loader: DataLoader[Any], port: int, address: str) -> None:
-        with _lock:
-            server = _servers.get((address, port)) if port else None
-            if server is None:
-                server = _Server(port, address)
-                _servers[address, server.port] = server
-            self.url = server.url
-            number = server.add(loader)
+        try:
+            with _lock:
+                server = _servers.get((address, port)) if port else None
+                if server is None:
+                    server = _Server(port, address)
+                    _servers[address, server.port] = server
+                self.url = server.url
+                number = server.add(loader)
+        finally:
+            _see_off()
         # The loader's end, or close(), whichever is first.
         self._leave = weakref.finalize(loader, _leave, server, number)
         self._leave.atexit = False
@@ -56,11 +68,38 @@ class Metrics:
 
 
 def _leave(server: _Server, number: int) -> None:
-    with _lock:
-        server.loaders.pop(number, None)
-        last = not server.loaders and _servers.pop((server.address, server.port), None) is not None
-    if last:
-        server.close()
+    _leaving.append((server, number))
+    _see_off()
+
+
+def _see_off() -> None:
+    """Does what Note [Loaders that go] says."""
+    while _leaving and _lock.acquire(blocking=False):
+        ended = []
+        try:
+            while _leaving:
+                server, number = _leaving.popleft()
+                server.loaders.pop(number, None)
+                if not server.loaders and _servers.get((server.address, server.port)) is server:
+                    del _servers[server.address, server.port]
+                    ended.append(server)
+        finally:
+            _lock.release()
+        for server in ended:
+            server.close()
+
+
+def _begin_anew() -> None:
+    global _lock
+    _lock = threading.Lock()
+    servers = list(_servers.values())
+    _servers.clear()
+    _leaving.clear()
+    for server in servers:
+        server.drop()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 class _Server:
@@ -94,9 +133,17 @@ class _Server:
         return number
 
     def close(self) -> None:
+        if self._thread is threading.current_thread():
+            threading.Thread(target=self.close, daemon=True).start()  # it would wait for itself
+            return
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def drop(self) -> None:
+        """In a forked child: its copy of the socket would keep the port taken."""
+        with contextlib.suppress(OSError):
+            self._server.socket.close()
 
 
 class _Collector:

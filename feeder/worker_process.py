@@ -6,6 +6,7 @@ import signal
 import socket
 from typing import Any, Protocol
 
+from feeder.errors import WorkerError
 from feeder.forkserver import ForkServer
 from feeder.worker import work_loop
 
@@ -31,7 +32,11 @@ class Forked:
 
     def __init__(self, channel: socket.socket) -> None:
         self._server = ForkServer.shared()
-        self._number = self._server.start(channel)
+        try:
+            self._number = self._server.start(channel)
+        except WorkerError:  # it died just now
+            self._server = ForkServer.shared()
+            self._number = self._server.start(channel)
 
     def pid(self) -> int | None:
         return self._server.pid(self._number)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from feeder.batch import Ring
 from feeder.board import Board, Part
-from feeder.ends import pair
+from feeder.ends import check_owner, pair
 from feeder.errors import WorkerError
 from feeder.parcel import pack
 from feeder.work import Report, Work
@@ -113,7 +113,7 @@ class Pool:
         self._ring = ring
         self._work = work
         self._pid = os.getpid()
-        self._board = Board(2 * parts, options.workers)
+        self._board = Board(2 * parts, options.workers, patience_s=options.hang_timeout_s)
         # With a context the work travels as that context's arguments do: it may hold what only a fork can pass on.
         self._payload = pack(work) if options.context is None else None
         self._outstanding: dict[int, Part] = {}
@@ -127,8 +127,8 @@ class Pool:
         self._numbers: dict[int, int] = {}
         self._workers: list[_Worker] = []
         self._closed = False
-        self._meters: dict[str, int] = {}
-        self._stages: npt.NDArray[np.int64] | None = None
+        self._is_short = False
+        self._totals: tuple[dict[str, int], npt.NDArray[np.int64]] | None = None
         _live.add(self)
         try:
             for number in range(options.workers):
@@ -153,7 +153,7 @@ class Pool:
         Returns:
             The parts' numbers.
         """
-        self._check_owner()
+        check_owner(self._pid)
         edges = list(rows)
         parts = [
             Part(self._next + k, slot, first, count, epoch, is_last=int(k == len(edges) - 1))
@@ -176,7 +176,7 @@ class Pool:
         Raises:
             WorkerError: if workers can't be started, or die again and again without finishing anything.
         """
-        self._check_owner()
+        check_owner(self._pid)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         now = time.monotonic_ns()
         for worker in self._workers:
@@ -209,21 +209,14 @@ class Pool:
             os.eventfd_read(self._board.sent)
         return self._poll.poll(0)
 
-    def _check_owner(self) -> None:
-        if self._pid != os.getpid():
-            raise WorkerError(
-                f"these workers are those of process {self._pid}, which this one was forked from, and so is the "
-                "iterator; make one of its own here with iter(loader)"
-            )
-
     def abandon(self) -> None:
         """Gives up all parts that are out. Those that a worker has in hand are waited for and dropped."""
         if self._closed:
             return
-        for number in self._board.cancel():
-            self._outstanding.pop(number, None)
+        if self._is_short:
+            raise WorkerError("a worker ended, and none could be started in its place")
         deadline = time.monotonic() + _GRACE_S
-        while self._outstanding:
+        while self._drop_unclaimed():
             self.take(deadline - time.monotonic())
             if time.monotonic() > deadline:
                 for number, worker in enumerate(self._workers):
@@ -231,16 +224,22 @@ class Pool:
                         worker.process.kill()
                         worker.dismissed = True
                 deadline += _GRACE_S
-            for number in self._board.cancel():  # given out again after a worker's end
-                self._outstanding.pop(number, None)
+
+    def _drop_unclaimed(self) -> bool:
+        """Forgets all parts but those that a worker has in hand, wherever giving out or taking in was interrupted;
+        whether there are any."""
+        self._board.cancel()
+        in_hand = {self._board.claimed(number) for number in range(len(self._workers))}
+        self._outstanding = {number: part for number, part in self._outstanding.items() if number in in_hand}
+        return bool(self._outstanding)
 
     def meters(self) -> dict[str, int]:
         """Sums over all workers; see :meth:`feeder.board.Board.meters`."""
-        return self._meters if self._closed else self._board.meters()
+        return self._board.meters() if self._totals is None else self._totals[0]
 
     def stages(self) -> npt.NDArray[np.int64]:
         """What the workers' stages took: int64 [workers, METER_WORDS]."""
-        return self._board.stages() if self._stages is None else self._stages
+        return self._board.stages() if self._totals is None else self._totals[1]
 
     def pids(self) -> list[int]:
         """Process ids of the workers that run."""
@@ -254,7 +253,6 @@ class Pool:
         """
         if self._closed or self._pid != os.getpid():
             return True
-        self._closed = True
         for worker in self._workers:
             worker.channel.close()  # idle workers end at once, busy ones at their watchdog's next breath
         end = time.monotonic() + _CLOSE_S
@@ -270,11 +268,12 @@ class Pool:
             if waiting:
                 time.sleep(pause)
                 pause = min(0.02, 2 * pause)
+        self._closed = True  # only now: where this is interrupted it is done again
         for worker in self._workers:
             worker.process.forget()
         if self._payload is not None:
             self._payload.close()
-        self._meters, self._stages = self._board.meters(), self._board.stages()
+        self._totals = self._board.meters(), self._board.stages()
         self._board.close()
         return not waiting
 
@@ -284,10 +283,14 @@ class Pool:
 
     def _start(self, number: int) -> _Worker:
         mine, theirs = pair()
-        with theirs:
-            context = self.options.context
-            job = self._work, self.options.init
-            process: Process = Forked(theirs) if context is None else InContext(context, theirs, job)
+        try:
+            with theirs:
+                context = self.options.context
+                job = self._work, self.options.init
+                process: Process = Forked(theirs) if context is None else InContext(context, theirs, job)
+        except BaseException:
+            mine.close()
+            raise
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
         hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))
@@ -369,7 +372,8 @@ class Pool:
                 del self._outstanding[part.number]
             self._begin_anew(number, [])
             return []
-        cause = f"silent for {self.options.hang_timeout_s:g} s" if worker.hung else _cause(code)
+        was_silent = worker.hung or worker.process.pid() in self._board.evicted
+        cause = f"silent for {self.options.hang_timeout_s:g} s" if was_silent else _cause(code)
         if self.options.context is not None and code > 0 and not self._board.beat_ns(number):
             raise WorkerError(
                 f"worker {number} could not start: {cause}; what it printed says why. Where workers are started by "
@@ -399,11 +403,13 @@ class Pool:
     def _begin_anew(self, number: int, parts: list[Part]) -> None:
         """Puts a new worker in the place of one that has ended, and the parts back on the board."""
         worker = self._workers[number]
+        self._is_short = True
         self._poll.unregister(worker.channel)
         worker.channel.close()
-        worker.process.forget()
         self._board.forget(number)
         self._workers[number] = self._start(number)
+        self._is_short = False
+        worker.process.forget()  # not before: if no worker can be started, close() asks whether this one has ended
         self._given_out_ns = time.monotonic_ns()
         self._board.again(parts)
 

@@ -134,6 +134,21 @@ def test_region_is_shared_with_who_maps_its_descriptor() -> None:
         readonly.array(np.uint8, (8192,))[0] = 1
 
 
+def test_no_signal_that_comes_again_and_again_keeps_a_region_from_being_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An older kernel gives up a piece at a signal, however far it is, and has to begin it anew."""
+    allocate, at_once = os.posix_fallocate, 8 << 20  # what it allocates between two signals
+
+    def interrupted(descriptor: int, offset: int, size: int) -> None:
+        assert size <= at_once, "never done"
+        allocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupted)
+    region = Region((20 << 20) + 4096)
+    assert os.fstat(region.descriptor).st_blocks * 512 == region.size_bytes
+
+
 def test_regions_leave_no_descriptor_behind() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):

@@ -89,6 +89,23 @@ def test_batches_on_the_cpu_are_the_same(shards: Path, workers: int, ahead: int)
     _check(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_after_an_error_of_the_source_the_feed_goes_on(ahead: int) -> None:
+    source = iter([0, ValueError("a bad sample"), 2, 3])
+
+    def give() -> tuple[int, Any]:
+        item: Any = next(source)
+        if isinstance(item, ValueError):
+            raise item
+        return item, torch.tensor(item)
+
+    feed = DeviceFeed(give, torch.device("cpu"), ahead)
+    assert next(feed)[0] == 0
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(feed)
+    assert [item for item, _ in feed] == [2, 3]
+
+
 def test_only_what_is_copied_counts_as_copied() -> None:
     meter = Meter()
     batch = torch.zeros(2, 3, device="meta"), torch.zeros(2, dtype=torch.int64), ["a", "b"]

@@ -89,6 +89,90 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 1 + sum(1 for _ in ite
     assert errors == ""
 
 
+def test_a_child_that_uses_the_parents_iterator_late_writes_nothing_into_its_slots(tmp_path: Path) -> None:
+    write_shards(tmp_path, 64)
+    script = (
+        SHARDS
+        + """
+iterator = iter(loader)
+next(iterator)
+child, parent = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.read(child, 1)
+    try:
+        next(iterator)
+    except WorkerError:
+        os._exit(0)
+    os._exit(1)
+for _ in range(6):  # by then the child's free slot has another batch
+    next(iterator)
+views = iterator._engine.ring.views
+before = [view.ids.tolist() for view in views]
+os.write(parent, b"-")
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [view.ids.tolist() for view in views] == before)
+"""
+    ).replace("8, num_workers=2", "4, num_workers=1, prefetch_factor=2")
+    out, errors = run(script, tmp_path, "fresh")
+    assert out == "0 True"
+    assert errors == ""
+
+
+def test_a_child_forked_while_a_thread_waits_for_a_batch_does_not_wait_with_it(tmp_path: Path) -> None:
+    write_shards(tmp_path, 64)
+    script = (
+        SHARDS
+        + """
+import threading, warnings
+warnings.simplefilter("ignore")  # newer Pythons warn of what is done here
+iterator = iter(loader)
+waits, goes_on = threading.Event(), threading.Event()
+def wait():
+    with iterator._lock:
+        waits.set()
+        goes_on.wait()
+thread = threading.Thread(target=wait)
+thread.start()
+waits.wait()
+child = os.fork()
+if child == 0:
+    import signal
+    signal.alarm(60)
+    try:
+        next(iterator)
+    except WorkerError:
+        os._exit(0)
+    os._exit(1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+goes_on.set()
+thread.join()
+print(code, sum(1 for _ in iterator))
+"""
+    )
+    assert run(script, tmp_path, "fresh") == ("0 8", "")
+
+
+def test_a_child_is_told_that_the_workers_are_not_its_own(tmp_path: Path) -> None:
+    script = (
+        TENSORS
+        + """
+from feeder.errors import WorkerError
+iterator = iter(loader)
+next(iterator)
+child = os.fork()
+if child == 0:
+    try:
+        next(iterator)
+    except WorkerError as error:
+        assert "make one of its own" in str(error)
+        os._exit(0)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 1 + sum(1 for _ in iterator))
+"""
+    )
+    assert run(script, tmp_path, "fresh") == ("0 8", "")
+
+
 @pytest.mark.parametrize("kind", ["persistent", "fresh"])
 def test_an_iterator_that_is_there_at_the_end_says_nothing(tmp_path: Path, kind: str) -> None:
     write_shards(tmp_path, 64)

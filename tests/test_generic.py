@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
+import functools
 import inspect
 import os
 import random
@@ -15,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feeder.carry import Slot, pack, slot_collate, unpack
+from feeder.ends import pair
 from feeder.errors import ArgumentError
+from feeder.generic_processes import Process, Processes
+from feeder.generic_worker import Channel
 from feeder.loader import DataLoader
 from tests.test_workers import _ended
 
@@ -278,6 +284,195 @@ def test_breaking_off_a_persistent_loader_begins_anew() -> None:
             assert labels.tolist() == list(range(4 * number, 4 * number + 4))
             if number == stop:
                 break
+
+
+def test_a_worker_that_died_between_two_epochs_is_replaced() -> None:
+    loader = DataLoader(_Counting(), batch_size=5, num_workers=2, persistent_workers=True)
+    list(loader)
+    first = [*loader._iterator._workers]  # type: ignore[union-attr]
+    os.kill(first[0].pid, signal.SIGKILL)
+    first[0].join()
+    # The dataset's state goes to the one in its place: 15 samples were seen by each in the first epoch.
+    assert [sorted(i % 1000 for i in batch.tolist()) for batch in loader] == [
+        list(range(k, k + 5)) for k in range(0, 30, 5)
+    ]
+    assert [event["pid"] for event in loader.stats()["replaced_workers"]] == [first[0].pid]
+    assert loader.state_dict()["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"] == {"seen": 30}
+
+
+class _Mortal:
+    """Ends its process as it begins, the given number of times after the first."""
+
+    def __init__(self, folder: str, times: int) -> None:
+        self.folder, self.times = folder, times
+
+    def __call__(self, worker: int) -> None:
+        starts = len(os.listdir(self.folder))
+        open(os.path.join(self.folder, str(starts)), "w").close()
+        if 0 < starts <= self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_as_it_begins_in_a_dead_ones_place_is_replaced_but_not_for_ever(tmp_path: Path) -> None:
+    for times in (2, 9):
+        folder = tmp_path / str(times)
+        folder.mkdir()
+        mark = str(tmp_path / f"mark{times}")
+        dataset = _Tensors(deed="kill", at=17, mark=mark)
+        loader = DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=_Mortal(str(folder), times))
+        if times == 2:
+            assert [batch[1].tolist()[0] for batch in loader] == list(range(0, 40, 4))
+            assert len(loader.stats()["replaced_workers"]) == 3
+        else:
+            with pytest.raises(RuntimeError, match="killed by signal"):
+                list(loader)
+
+
+def test_a_worker_that_was_not_listened_to_is_not_taken_for_silent() -> None:
+    processes, killed = Processes(None, hang_timeout_s=1.0), list[int]()
+    ends = [pair(), pair()]
+    for number, (mine, _) in enumerate(ends):
+        stub = SimpleNamespace(kill=functools.partial(killed.append, number))
+        processes.workers.append(Process(stub, mine, owed=number, heard_s=time.monotonic() - 100, has_spoken=True))
+    Channel(ends[1][1]).send(pack(None, Slot(np.empty(0, np.uint8))))
+    assert [*processes.look(0, only=0)] == []
+    assert killed == []
+    assert [message.worker for message in processes.look(0)] == [1]
+    assert killed == []
+    processes.workers[1].owed, processes.workers[1].heard_s = 1, time.monotonic() - 100
+    assert [*processes.look(0)] == []
+    assert killed == [1]
+    for end in (*ends[0], *ends[1]):
+        end.close()
+
+
+class _Wide:
+    """Batches of so many bytes are asked for by names of so many bytes."""
+
+    def __init__(self, name_bytes: int, batch_bytes: int) -> None:
+        self.name_bytes, self.batch_bytes = name_bytes, batch_bytes
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return ([str(k) * self.name_bytes] for k in range(10))
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, name: str) -> bytes:
+        return name[:1].encode() * self.batch_bytes
+
+
+def test_trainer_and_worker_do_not_wait_for_each_other_to_read() -> None:
+    wide = _Wide(500_000, 60_000)
+    loader = DataLoader(wide, batch_sampler=wide, num_workers=1, prefetch_factor=10, collate_fn=_as_it_is)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(loader), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == [[wide[str(k)]] for k in range(10)]
+
+
+def _as_it_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def test_a_persistent_loader_whose_workers_were_given_up_begins_anew(tmp_path: Path) -> None:
+    class Stream(_Stream):
+        def __iter__(self) -> Iterator[int]:
+            for i in super().__iter__():
+                if i == 8 and _is_first(str(tmp_path / "mark")):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield i
+
+    loader = DataLoader(Stream(), batch_size=4, num_workers=1, persistent_workers=True)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        list(loader)
+    assert _plain([loader]) == [[[*range(k, k + 4)] for k in range(0, 20, 4)]]
+
+
+def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int, job: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    dataset = _Tensors(deed="kill", at=17, mark=str(tmp_path / "mark"))
+    iterator: Any = iter(DataLoader(dataset, batch_size=4, num_workers=2))
+    monkeypatch.setattr(iterator._processes, "start", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        list(iterator)
+    with pytest.raises(RuntimeError, match="none could be started in its place"):
+        next(iterator)
+
+
+def _interrupt_once(mark: str) -> str:
+    if _is_first(mark):
+        raise KeyboardInterrupt
+    return "whole"
+
+
+class _Interrupting(str):
+    """Interrupts the trainer when it takes this in."""
+
+    def __reduce__(self) -> Any:
+        return _interrupt_once, (str(self),)
+
+
+class _InterruptingStream(IterableDataset[Any]):
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((i, _Interrupting(self.mark) if i == 5 else "whole") for i in range(10))
+
+
+class _InterruptingMap(Dataset[Any]):
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> Any:
+        return [*_InterruptingStream(self.mark)][i]
+
+
+def test_an_interrupt_while_a_batch_is_taken_in_loses_it_for_streams_only(tmp_path: Path) -> None:
+    for kind in (_InterruptingMap, _InterruptingStream):
+        dataset: Any = kind(str(tmp_path / kind.__name__))
+        iterator = iter(DataLoader(dataset, batch_size=2, num_workers=1, collate_fn=_as_it_is))
+        found: list[Any] = []
+        thread = threading.Thread(target=_go_on, args=(iterator, found), daemon=True)
+        thread.start()
+        thread.join(60)
+        lost = [4] if kind is _InterruptingStream else []
+        # The worker is ahead: which batch is waited for when the interrupt comes is a matter of time.
+        assert found.count("KeyboardInterrupt") == 1
+        assert found.count("_DeadWorkerError") == len(lost)
+        batches = [[(i, "whole"), (i + 1, "whole")] for i in range(0, 10, 2) if i not in lost]
+        assert [batch for batch in found if isinstance(batch, list)] == batches
+
+
+def _go_on(iterator: Iterator[Any], found: list[Any]) -> None:
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return
+        except BaseException as error:
+            found.append(type(error).__name__)
+
+
+def test_an_iterator_whose_workers_were_ended_is_over() -> None:
+    loader = DataLoader(_Tensors(), batch_size=4, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    assert list(iterator) == []
+    iterator = iter(DataLoader(_Stream(kill_at=8), batch_size=4, num_workers=1))
+    for _ in range(2):
+        next(iterator)
+    for _ in range(2):  # whoever asks again is told again
+        with pytest.raises(RuntimeError, match="killed by signal"):
+            next(iterator)
 
 
 def test_two_loaders_with_forked_workers_close_promptly() -> None:

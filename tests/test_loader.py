@@ -21,6 +21,7 @@ import torch
 
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError
+from feeder.fastiterator import FastIterator
 from feeder.loader import DataLoader
 from feeder.order import Window
 from feeder.shard import shard
@@ -611,6 +612,49 @@ def test_state_after_a_loop_that_was_broken_off_is_where_it_was(shards: Path, wo
         break
     loader.set_epoch(1)
     assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (1, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_state_after_an_interrupt_before_the_first_batch_is_the_epochs_beginning(
+    shards: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
+    epochs = [_epoch(loader) for _ in range(2)]
+    loader.set_epoch(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(FastIterator, "_next_finished", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in loader:
+                pass
+    state = loader.state_dict()
+    assert (state["epoch"], state["consumed"]) == (1, 0)
+    resumed = DataLoader(dataset, batch_size=8, shuffle=True)
+    resumed.load_state_dict(state)
+    assert _same(_epoch(resumed), epochs[1])
+
+
+def test_an_iterator_that_could_not_be_made_takes_no_epoch_and_no_place_away(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    epoch = _epoch(loader)
+    resumed = DataLoader(dataset, batch_size=8, shuffle=True)
+    resumed.load_state_dict({**resumed.state_dict(), "consumed": 16})
+    state = resumed.state_dict()
+    with monkeypatch.context() as patched:
+        patched.setattr(FastIterator, "begin", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            iter(resumed)
+    assert resumed.state_dict() == state
+    assert _same(_epoch(resumed), epoch[2:])
 
 
 def test_state_between_epochs_starts_the_next_one(shards: Path) -> None:

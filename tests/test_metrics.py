@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import builtins
 import gc
+import os
+import select
+import signal
 import socket
+import threading
+import traceback
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,6 +17,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from feeder import metrics
 from feeder.dataset import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader import DataLoader
@@ -144,3 +150,66 @@ def test_nothing_is_left_in_the_packages_global_registry(shards: Path) -> None:
     loader = _loader(shards)
     assert prometheus_client.generate_latest(prometheus_client.REGISTRY).count(b"feeder") == before == 0
     loader.close()
+
+
+def _garbage(shards: Path) -> metrics._Server:
+    """Leaves a loader that only a garbage collection ends; gives its server."""
+    garbage: list[Any] = [_loader(shards)]
+    garbage.append(garbage)
+    return metrics._servers["127.0.0.1", int(garbage[0].metrics_url.split(":")[2].split("/")[0])]
+
+
+def test_a_garbage_collection_that_ends_a_loader_may_come_anywhere(shards: Path) -> None:
+    server = _garbage(shards)
+
+    def collect() -> None:
+        with metrics._lock:
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    _loader(shards).close()  # whoever comes next sees it off
+    assert server not in metrics._servers.values()
+    server._thread.join(60)
+    assert not server._thread.is_alive()
+
+
+def test_a_garbage_collection_that_ends_a_loader_may_come_in_the_servers_own_thread(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = _garbage(shards)
+    monkeypatch.setattr(server._server, "service_actions", gc.collect)  # called by it all the time
+    server._thread.join(60)
+    assert not server._thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
+def test_a_forked_child_ends_its_copy_and_can_serve_on_the_same_port(shards: Path) -> None:
+    loader = _loader(shards)
+    assert loader.metrics_url is not None
+    port = int(loader.metrics_url.split(":")[2].split("/")[0])
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.read(ours, 1)
+            loader.close()
+            other = _loader(shards, metrics_port=port)
+            found = _samples(other.metrics_url)
+            os._exit(int(found["feeder_batches_total", "0", ""]))
+        except BaseException:
+            traceback.print_exc()
+        os._exit(2)
+    assert _samples(loader.metrics_url)["feeder_batches_total", "0", ""] == 0
+    loader.close()
+    os.write(theirs, b"-")
+    poll = select.poll()
+    descriptor = os.pidfd_open(child)
+    poll.register(descriptor, select.POLLIN)
+    has_ended = bool(poll.poll(60_000))
+    os.close(descriptor)
+    if not has_ended:
+        os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == 0

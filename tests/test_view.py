@@ -167,6 +167,13 @@ def test_a_loader_shows_its_epochs(
     assert whole == (["epoch 0: 4/4 batches", "epoch 1: 4/4 batches"] if fast else ["loader: 4/4 batches"] * 2)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_may_outlive_its_loader(persistent: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = torch.utils.data.TensorDataset(torch.arange(12))
+    assert sum(1 for _ in DataLoader(numbers, 4, num_workers=1, persistent_workers=persistent, progress=True)) == 3
+    assert capsys.readouterr().err.startswith("loader: 3/3 batches")
+
+
 def test_other_ranks_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 8), RandomResizedCrop(8))
     for _ in DataLoader(dataset, batch_size=2, rank=1, world_size=2, progress=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import logging
 import os
 import random
@@ -11,7 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,9 @@ import pytest
 import torch
 
 from feeder.dataset import ShardDataset
+from feeder.ends import pair
 from feeder.errors import WorkerError
+from feeder.forkserver import ForkServer
 from feeder.loader import DataLoader
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.loader_data import DyingAndWaitingReader, RogueReader, WideReader, write_shards
@@ -378,3 +383,205 @@ def test_a_process_forked_off_the_trainer_leaves_the_workers_alone(shards: Path)
     os.waitpid(child, 0)
     assert sum(1 for _ in iterator) == 15
     assert loader.stats()["replaced_workers"] == []
+
+
+def _in_time(function: Callable[[], object]) -> bool:
+    """Whether a function ends, in a thread of its own."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(60)
+    return not thread.is_alive()
+
+
+def test_a_garbage_collection_that_ends_workers_may_come_while_their_server_is_asked(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    pids = loader.worker_pids()
+    garbage: list[Any] = [loader, iterator]
+    garbage.append(garbage)
+    server = ForkServer.shared()
+    del loader, iterator, garbage
+
+    def collect() -> None:
+        with server._lock:
+            gc.collect()
+
+    assert _in_time(collect)
+    assert _ended(pids)
+
+
+def test_word_of_a_workers_end_is_not_lost_to_an_interrupt() -> None:
+    class Interrupting(dict[int, int]):
+        def __setitem__(self, number: int, code: int) -> None:
+            if not told:
+                told.append(number)
+                raise KeyboardInterrupt
+            super().__setitem__(number, code)
+
+    told: list[int] = []
+    mine, theirs = pair()
+    server = ForkServer()
+    server._ended = Interrupting(server._ended)
+    with theirs:
+        number = server.start(theirs)
+    mine.close()
+    while server.ended(number) is None if told else not _interrupted(server, number):
+        os.sched_yield()
+    assert told == [number]
+    server.close()
+
+
+def _interrupted(server: ForkServer, number: int) -> bool:
+    try:
+        server.ended(number)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_a_server_that_dies_just_when_it_is_needed_is_replaced(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServer.shared()
+    os.kill(server.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, server.process.pid, os.WEXITED | os.WNOWAIT)
+    looks = iter([True])  # it was alive when it was looked at
+    monkeypatch.setattr(server, "alive", lambda: next(looks, False))
+    _check([*DataLoader(_dataset(shards), batch_size=32, num_workers=1)], _expected(shards, batch_size=32))
+    assert ForkServer.shared() is not server
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
+def test_a_child_forked_while_a_server_is_started_can_start_its_own() -> None:
+    with ForkServer._shared_lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if ForkServer._shared_lock.acquire(timeout=10) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
+def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1)
+    iterator = iter(loader)
+    batches = [tuple(x.clone() for x in next(iterator))]
+    board = iterator._engine.pool._board  # type: ignore[attr-defined]
+    stopped = os.fork()
+    if stopped == 0:  # as a worker would be: any process may have the lock
+        board._patience_s = None
+        board._locked().__enter__()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    os.waitpid(stopped, os.WUNTRACED)
+    board._patience_s = 0.1  # as long as a worker may be silent, which is longer
+
+    def go_on() -> None:
+        batches.extend(tuple(x.clone() for x in batch) for batch in iterator)
+
+    ended = _in_time(go_on)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(stopped, 0)[1]) == -signal.SIGKILL
+    assert ended
+    _check(batches, _expected(shards, batch_size=4))
+
+
+def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error_and_the_loop_can_be_resumed(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = _dataset(shards, 21, "kill", str(tmp_path / "mark"))
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    engine = iterator._engine  # type: ignore[attr-defined]
+    ring = engine.ring
+
+    def refuse(number: int) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(engine.pool, "_start", refuse)
+    batches: list[Any] = []
+
+    def consume(batches: list[Any], iterator: Any) -> None:
+        batches.extend(tuple(x.clone() for x in batch) for batch in iterator)
+
+    def refused() -> None:
+        with pytest.raises(OSError, match="Too many open files"):
+            consume(batches, iterator)
+
+    assert _in_time(refused)
+    assert engine.ring is ring  # nobody was waited for in vain: who is known to have ended writes into no slot
+    loader.load_state_dict(loader.state_dict())
+    consumed = batches + [tuple(x.clone() for x in batch) for batch in loader]
+    _check(consumed, _expected(shards, batch_size=4))
+
+
+def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=16, num_workers=1)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    found: list[dict[str, Any]] = []
+    process = iterator._engine.pool._workers[0].process  # type: ignore[attr-defined]
+    ended = process.ended
+
+    def look() -> int | None:
+        found.append(loader.stats())  # as another thread may at any time
+        return ended()  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(process, "ended", look)
+    loader.close()
+    found.append(loader.stats())
+    assert [stats["parts"] for stats in found] == [4] * len(found)
+    assert {stats["workers"][0]["stages"]["read"]["count"] for stats in found} == {4}
+    assert len(found) > 1
+
+
+def test_an_interrupt_while_workers_are_given_up_leaves_the_loader_usable(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    pids, engine = loader.worker_pids(), iterator._engine  # type: ignore[attr-defined]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.pool, "abandon", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        iterator.close()  # type: ignore[attr-defined]
+    assert _ended(pids)
+    epochs = [[tuple(x.clone() for x in batch) for batch in loader] for _ in range(2)]
+    _check(epochs[0] + epochs[1], _expected(shards, 3, batch_size=4)[16:])
+    assert len(loader.worker_pids()) == 2
+    loader.close()
+    assert loader.worker_pids() == []
+
+
+def test_closing_ends_every_iterator(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards, 5, "stop"), batch_size=4, num_workers=1)
+    first = iter(loader)
+    next(first)
+    next(iter(loader))  # another one is the last now
+    loader.close()
+    assert list(first) == []
+
+
+def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    board = iterator._engine.pool._board  # type: ignore[attr-defined]
+
+    def interrupt(parts: list[Any]) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+
+    monkeypatch.setattr(board, "publish", interrupt)
+    assert _in_time(interrupted)
+    monkeypatch.undo()
+    epoch = [tuple(x.clone() for x in batch) for batch in loader]
+    _check(epoch, _expected(shards, 2, batch_size=4)[16:])
