@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import sys
 from collections.abc import Callable
@@ -11,6 +12,10 @@ import pytest
 # A shell starts background jobs with SIGINT ignored, and their children inherit that; tests interrupt their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Python 3.14 starts processes by a server unless told, to which tests' own classes can't be sent. Tests that are of
+# another way ask for it by name.
+multiprocessing.set_start_method("fork", force=True)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ begin = lambda: loader.set_epoch(1)
 TENSORS = """
 import os, sys, torch
 torch.set_num_threads(1)
+torch.multiprocessing.set_start_method("fork")  # no server could import what is only here
 from feeder import DataLoader
 class Numbers(torch.utils.data.Dataset):
     def __len__(self): return 64

@@ -486,8 +486,10 @@ def test_two_loaders_with_forked_workers_close_promptly() -> None:
 
 
 _TRAINER = """
-import os, signal, sys
+import multiprocessing, os, signal, sys
 from feeder.loader import DataLoader
+
+multiprocessing.set_start_method("fork")  # no server could import what is only here
 
 class Slow:
     def __len__(self):
