@@ -21,6 +21,7 @@ from feeder.batch import Slots
 from feeder.ends import check_owner, pair
 from feeder.generic_meters import Spent
 from feeder.generic_worker import HEAD_BYTES, Job, Result, Task, decode_head, encode_task, worker_main
+from feeder.worker_process import start_in
 
 __all__ = ["Message", "Process", "Processes"]
 
@@ -112,9 +113,8 @@ class Processes:
         """Starts worker ``number``: the next one, or one in the place of a worker that has ended."""
         mine, theirs = pair()
         with theirs:
-            process = self._context.Process(target=worker_main, args=(theirs, job), daemon=True)
             try:
-                process.start()
+                process = start_in(self._context, worker_main, (theirs, job))
             except BaseException:
                 mine.close()
                 raise

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from feeder.errors import WorkerError
+from feeder.errors import ArgumentError, WorkerError
 from feeder.forkserver import ForkServer
 from feeder.worker import work_loop
 
-__all__ = ["Forked", "InContext", "Process"]
+__all__ = ["Forked", "InContext", "Process", "start_in"]
 
 _JOIN_S = 1.0
 
@@ -55,8 +57,7 @@ class InContext:
     """A worker of a multiprocessing context."""
 
     def __init__(self, context: Any, channel: socket.socket, job: tuple[Any, ...]) -> None:
-        self._process = context.Process(target=_main, args=(channel, job), daemon=True)
-        self._process.start()
+        self._process = start_in(context, _main, (channel, job))
 
     def pid(self) -> int | None:
         pid: int | None = self._process.pid
@@ -71,6 +72,24 @@ class InContext:
 
     def forget(self) -> None:
         self._process.join(_JOIN_S)
+
+
+def start_in(context: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> Any:
+    """Starts a process of a multiprocessing context, which ends with this one.
+
+    Raises:
+        ArgumentError: if the arguments can't be sent to it.
+    """
+    process = context.Process(target=target, args=arguments, daemon=True)
+    try:
+        process.start()
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise ArgumentError(
+            f"workers started by {context.get_start_method()!r} can't be sent what they need: {error}; define the "
+            "dataset and the functions that the loader is given at the top level of a module, or start workers with "
+            "multiprocessing_context='fork'"
+        ) from error
+    return process
 
 
 def _main(channel: socket.socket, job: tuple[Any, ...]) -> None:

@@ -264,6 +264,15 @@ def test_batch_that_cannot_be_pickled_is_an_error() -> None:
         next(iter(loader))
 
 
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_what_can_not_be_sent_to_a_worker_is_an_error_with_the_way_out(context: str) -> None:
+    class Local(_Tensors):
+        pass
+
+    with pytest.raises(ArgumentError, match=rf"'{context}' can't be sent .*Local.* top level of a module"):
+        iter(DataLoader(Local(), num_workers=1, multiprocessing_context=context))
+
+
 def test_iterable_datasets_of_different_lengths() -> None:
     class Uneven(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:

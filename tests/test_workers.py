@@ -25,7 +25,7 @@ import torch
 
 from feeder.dataset import ShardDataset
 from feeder.ends import pair
-from feeder.errors import WorkerError
+from feeder.errors import ArgumentError, WorkerError
 from feeder.forkserver import ForkServer
 from feeder.loader import DataLoader
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
@@ -344,6 +344,14 @@ def _run_trainer(shards: Path, deed: str, options: str, then: str) -> tuple[list
     pids = [int(pid) for pid in out.split()]
     assert len(pids) >= 2, err
     return pids, err
+
+
+def test_a_function_that_can_not_be_sent_to_a_worker_is_an_error_with_the_way_out(shards: Path) -> None:
+    loader = DataLoader(
+        _dataset(shards), num_workers=1, multiprocessing_context="forkserver", worker_init_fn=lambda i: None
+    )
+    with pytest.raises(ArgumentError, match=r"'forkserver' can't be sent .* top level of a module"):
+        iter(loader)
 
 
 @pytest.mark.parametrize(
