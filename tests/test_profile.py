@@ -148,7 +148,9 @@ import time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-loader = DataLoader(TensorDataset(torch.ones(60, 8), torch.ones(60, 1)), batch_size=5, num_workers=1)
+# Python 3.14's server of processes complains of a parent that ends by an error.
+options = {"batch_size": 5, "num_workers": 1, "multiprocessing_context": "fork"}
+loader = DataLoader(TensorDataset(torch.ones(60, 8), torch.ones(60, 1)), **options)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for x, y in loader:
@@ -164,7 +166,7 @@ def test_a_script_slowed_at_the_step_and_an_error_at_its_end(tmp_path: Path) -> 
     done = profile(tmp_path, SLOW_STEP, options=("--out", "sub/report.html"))
     assert done.returncode == 1
     trace, _, summary = done.stderr.partition("\nfeeder profile\n")
-    assert trace == 'Traceback (most recent call last):\n  File "train.py", line 15, in <module>\n    ' + (
+    assert trace == 'Traceback (most recent call last):\n  File "train.py", line 17, in <module>\n    ' + (
         "raise KeyError(\"at the end\")\nKeyError: 'at the end'\n"
     )
     assert summary.startswith("Compute-bound")

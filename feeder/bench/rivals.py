@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feeder.bench.images import image_fields, tars
-from feeder.bench.options import Task
+from feeder.bench.options import BenchOptions, Task
 from feeder.bench.pillow import PillowDataset, preprocess
 from feeder.loader import DataLoader
 from feeder.presets import is_shards, open_dataset, preset
@@ -105,13 +106,8 @@ def _endless(loader: TorchDataLoader[Any], once: bool) -> Generator[tuple[torch.
 def _webdataset(task: Task) -> Feed:
     import webdataset as wds
 
-    options, kinds = task.options, image_fields(task.path)
-
-    def sample(fields: dict[str, Any]) -> tuple[torch.Tensor, int]:
-        image = next(fields[name] for name in kinds if name in fields)
-        return preprocess(image, options), int(fields.get("cls", b"-1"))
-
-    shuffled = not task.in_order
+    options, shuffled = task.options, not task.in_order
+    sample = functools.partial(_webdataset_sample, image_fields(task.path), options)
     # Shards drawn with replacement: that way any number of workers has some, and there is no end.
     source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
     if shuffled:
@@ -121,6 +117,13 @@ def _webdataset(task: Task) -> Feed:
     )
     loader: Any = wds.WebLoader(source, batch_size=None, num_workers=task.workers, persistent_workers=task.workers > 0)
     return Feed(((images, labels) for images, labels in loader))
+
+
+def _webdataset_sample(
+    kinds: Collection[str], options: BenchOptions, fields: dict[str, Any]
+) -> tuple[torch.Tensor, int]:
+    image = next(fields[name] for name in kinds if name in fields)
+    return preprocess(image, options), int(fields.get("cls", b"-1"))
 
 
 def _dali(task: Task) -> Feed:
