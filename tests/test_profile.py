@@ -221,7 +221,7 @@ def work(rank, start):
     model = torch.nn.Linear(2, 1)
     for x in DataLoader(torch.ones(12 + 4 * rank, 2), batch_size=2):
         model(x).sum().backward()
-    print("rank", rank, start)
+    sys.stdout.write(f"rank {rank} {start}\\n")  # at once, as both write to one pipe
 
 
 if __name__ == "__main__":
