@@ -165,7 +165,7 @@ class DecodeFeed:
         )
         for row, error in enumerate(errors):
             if error is not None:
-                named = work.reader.at(error, int(made[row]) % len(work.reader))
+                named = work.reader.at(error, int(work.samples_of(made[row])))
                 failed = self._replace(batch, row, named) if work.skip else named
                 if failed is not None:
                     return failed

@@ -6,13 +6,15 @@ process, of another loader say, would hold it open.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import weakref
+from collections.abc import Iterator
 
 from feeder.errors import WorkerError
 
-__all__ = ["check_owner", "pair"]
+__all__ = ["check_owner", "handing_over", "pair"]
 
 _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -24,6 +26,18 @@ def pair(kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[socket.socket, s
         end.settimeout(None)  # whatever the script's default for sockets is
     _ends.add(mine)
     return mine, theirs
+
+
+@contextlib.contextmanager
+def handing_over(kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A pair whose other end a process gets inside: here it is closed then, and both are if none was started."""
+    mine, theirs = pair(kind)
+    try:
+        with theirs:
+            yield mine, theirs
+    except BaseException:
+        mine.close()
+        raise
 
 
 def check_owner(pid: int) -> None:

@@ -23,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from feeder.ends import pair
+from feeder.ends import handing_over
 from feeder.errors import WorkerError
 
 __all__ = ["ForkServer", "serve"]
@@ -46,14 +46,13 @@ class ForkServer:
     _shared_lock = threading.Lock()
 
     def __init__(self) -> None:
-        mine, theirs = pair(socket.SOCK_SEQPACKET)
         code = (
             "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
             "from feeder.forkserver import serve; serve(int(sys.argv[1]))"
         )
         # One thread per worker: the math libraries would start one per core when they are imported.
         threads = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        with theirs:
+        with handing_over(socket.SOCK_SEQPACKET) as (mine, theirs):
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), json.dumps(sys.path)],
                 pass_fds=[theirs.fileno()],

@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils.data import _utils as torch_utils
 
 from feeder.batch import Slots
-from feeder.ends import check_owner, pair
+from feeder.ends import check_owner, handing_over
 from feeder.generic_meters import Spent
 from feeder.generic_worker import HEAD_BYTES, Job, Result, Task, decode_head, encode_task, worker_main
 from feeder.worker_process import start_in
@@ -111,13 +111,8 @@ class Processes:
 
     def start(self, number: int, job: Job) -> None:
         """Starts worker ``number``: the next one, or one in the place of a worker that has ended."""
-        mine, theirs = pair()
-        with theirs:
-            try:
-                process = start_in(self._context, worker_main, (theirs, job))
-            except BaseException:
-                mine.close()
-                raise
+        with handing_over() as (mine, theirs):
+            process = start_in(self._context, worker_main, (theirs, job))
         self.workers[number : number + 1] = [Process(process, mine)]
 
     def tell(self, number: int, task: Task, slots: Slots | None = None) -> None:

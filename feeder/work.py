@@ -164,7 +164,7 @@ class Work:
         Args:
             epoch: The epoch that the augmentation is drawn for.
             positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
-            ids: int64 [N]; they key the augmentation, and modulo the number of samples they are the samples' ids.
+            ids: int64 [N]; they key the augmentation, and name the samples, see :meth:`samples_of`.
             images: [N, *sample_shape] of the sample dtype; filled.
             labels: int64 [N]; filled.
             beat: Called between the steps, as a sign of life.
@@ -173,7 +173,7 @@ class Work:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
         report = Report()
-        samples = ids % len(self.reader)
+        samples = self.samples_of(ids)
         sink: Sink
         if self.stager is None:
             sink = PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
@@ -187,6 +187,10 @@ class Work:
         report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
         report.fields = [[self.reader.field(i, name) for i in samples.tolist()] for name in self.fields]
         return report
+
+    def samples_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The samples that a request's ids name, see :class:`feeder.assembly.Request`; int64 of any shape."""
+        return ids % len(self.reader)
 
     def samples(
         self, seed: int, ids: npt.NDArray[np.int64]
@@ -228,7 +232,7 @@ class Work:
         """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
         started, already_ns = time.perf_counter_ns(), report.read_ns
         drawing = _Drawing(self, epoch, ids)
-        samples = ids % len(self.reader)
+        samples = self.samples_of(ids)
         encoded = self._read(samples, report, drawing if sink.takes_rows else None)
         labels[rows] = encoded.labels
         beat()

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from feeder.batch import Ring
 from feeder.board import Board, Part
-from feeder.ends import check_owner, pair
+from feeder.ends import check_owner, handing_over
 from feeder.errors import WorkerError
 from feeder.parcel import pack
 from feeder.work import Report, Work
@@ -282,15 +282,10 @@ class Pool:
             self.close()
 
     def _start(self, number: int) -> _Worker:
-        mine, theirs = pair()
-        try:
-            with theirs:
-                context = self.options.context
-                job = self._work, self.options.init
-                process: Process = Forked(theirs) if context is None else InContext(context, theirs, job)
-        except BaseException:
-            mine.close()
-            raise
+        with handing_over() as (mine, theirs):
+            context = self.options.context
+            job = self._work, self.options.init
+            process: Process = Forked(theirs) if context is None else InContext(context, theirs, job)
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
         hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))
@@ -423,8 +418,7 @@ class Pool:
 
     def _keys(self, part: Part) -> tuple[str, ...]:
         ids = self._ring.views[part.slot].ids[part.first : part.first + part.rows]
-        reader = self._work.reader
-        return tuple(str(reader.field(i, "key")) for i in (ids % len(reader)).tolist())
+        return tuple(str(self._work.reader.field(i, "key")) for i in self._work.samples_of(ids).tolist())
 
 
 _live: weakref.WeakSet[Pool] = weakref.WeakSet()

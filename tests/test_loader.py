@@ -25,7 +25,16 @@ from feeder.fastiterator import FastIterator
 from feeder.loader import DataLoader
 from feeder.order import Window
 from feeder.shard import shard
-from feeder.transforms import Compose, Lambda, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize, ToDtype
+from feeder.transforms import (
+    ColorJitter,
+    Compose,
+    Lambda,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToDtype,
+)
 from tests import images
 from tests.late_torch import draw_late
 from tests.loader_data import encode, write_shards
@@ -754,6 +763,13 @@ def test_what_a_sampler_repeats_is_augmented_anew_each_time(shards: Path, worker
     resumed = DataLoader(dataset, batch_size=3, sampler=[5, 5, 9, -45, 49, 5, 5])
     resumed.load_state_dict(state)
     assert _same(_epoch(resumed), rest)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_what_comes_after_the_crop_is_drawn_anew_for_each_repeat_too(shards: Path, device: str | None) -> None:
+    dataset = ShardDataset(shards, Compose([Resize((16, 16)), ColorJitter(0.9), Normalize([0.5] * 3, [0.5] * 3)]))
+    images, _ = next(iter(DataLoader(dataset, batch_size=4, sampler=[5, 5, 5, 5], device=device)))
+    assert len(torch.unique(images, dim=0)) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -80,6 +80,7 @@ from tests.test_loader import (
     test_two_iterators_at_once,
     test_unreadable_files_of_a_folder_are_skipped_too,
     test_what_a_sampler_repeats_is_augmented_anew_each_time,
+    test_what_comes_after_the_crop_is_drawn_anew_for_each_repeat_too,
     test_worker_init_fn_runs_in_every_worker,
 )
 from tests.test_workers import (
