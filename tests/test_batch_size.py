@@ -251,12 +251,14 @@ def step(size):
     model(torch.zeros(size, 3, 64, 64)).sum().backward()
 
 step(2)
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
 found = find_batch_size(step, restore=(model,), steps=1, device="cpu")
 failed = [trial for trial in found.trials if not trial.fits]
 assert failed and all("out of memory" in trial.reason for trial in failed), found
-step(found.largest)
+# Half of it: whether a large piece of the address space is in one piece changes from run to run.
+step(found.largest // 2)
 print(found.largest, max(trial.batch_size for trial in found.trials))
 """
 
