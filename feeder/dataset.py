@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
 from feeder.index import INDEX_NAME
 from feeder.read import Reader, check_fields
 from feeder.read_folder import FolderReader
+from feeder.read_part import PartReader
 from feeder.read_shards import ShardReader
 from feeder.tensors import as_tensor
 from feeder.work import Work
@@ -23,7 +25,7 @@ from feeder.work import Work
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["FOLDER_EXTENSIONS", "FeederDataset", "FolderDataset", "ShardDataset"]
+__all__ = ["FOLDER_EXTENSIONS", "FeederDataset", "FolderDataset", "ShardDataset", "as_feeder"]
 
 # torchvision's IMG_EXTENSIONS
 FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
@@ -61,10 +63,15 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return len(self.reader)
 
     def __getitem__(self, i: int) -> tuple[Any, ...]:
-        return self.__getitems__([i])[0]
+        return self._samples([i])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         """Several samples at once, as torch's loader asks for them."""
+        if type(self).__getitem__ is not FeederDataset.__getitem__:  # a class of the user's own, with its own samples
+            return [self[i] for i in indices]
+        return self._samples(indices)
+
+    def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         count = len(self)
         ids = np.array([int(i) for i in indices], np.int64).reshape(-1)
         for i in ids.tolist():
@@ -181,6 +188,49 @@ class FolderDataset(FeederDataset):
         for name in self.fields:
             if name not in ("index", "key", "path"):
                 raise ArgumentError(f"field {name!r}: images in a folder have 'key', 'path' and 'index' only")
+
+
+def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
+    """The samples of a dataset as a feeder dataset: of one itself, or of torch's ``Subset`` of one.
+
+    None for any other, also for a class that derives from these and makes its own of ``dataset[i]`` or the length.
+
+    Args:
+        dataset: Any dataset.
+        stored_order: Whether a ``Subset`` is taken in the order that its samples are stored in, and not in its own.
+
+    Raises:
+        IndexError: if the ``Subset`` has a sample that its dataset has not.
+        ArgumentError: if its indices are not integers.
+    """
+    if isinstance(dataset, FeederDataset):
+        names = ("__getitem__", "__getitems__", "__len__")
+        return dataset if all(getattr(type(dataset), n) is getattr(FeederDataset, n) for n in names) else None
+    whole = as_feeder(dataset.dataset) if type(dataset) is Subset else None
+    if whole is None:
+        return None
+    ids = _subset_ids(dataset.indices, len(whole))
+    if isinstance(whole.reader, PartReader):
+        ids, reader = whole.reader.ids[ids], whole.reader.whole
+    else:
+        reader = whole.reader
+    return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.fields)
+
+
+def _subset_ids(indices: Any, count: int) -> npt.NDArray[np.int64]:
+    """Indices of a ``Subset`` of a dataset with so many samples, as numbers from 0 on."""
+    found = np.asarray(indices)
+    if found.size and (found.ndim != 1 or found.dtype.kind not in "iu"):
+        raise ArgumentError(
+            f"the indices of a Subset must be integers in one row, got {found.dtype} of shape {found.shape}"
+            + ("; of a mask, np.flatnonzero(mask) gives them" if found.dtype.kind == "b" else "")
+        )
+    ids = np.array(found, np.int64)
+    outside = ids[(ids < -count) | (ids >= count)]
+    if outside.size:
+        raise IndexError(f"sample {outside[0]} of a Subset is out of range: its dataset has {count} samples")
+    ids[ids < 0] += count
+    return ids
 
 
 def _applies(exif_orientation: str) -> bool:

@@ -18,6 +18,7 @@ from torch import distributed
 
 from feeder.assembly import HELD_BATCHES, Finished, Request, part_rows
 from feeder.completion import Completion
+from feeder.dataset import FeederDataset, as_feeder
 from feeder.decode.base import Decoder, TrainerDecoder
 from feeder.decode.fused import split_for_device
 from feeder.decode.registry import get_decoder
@@ -30,12 +31,12 @@ from feeder.fastiterator import FastIterator, Place, Progress
 from feeder.generic_worker import introduce
 from feeder.meter import Meter
 from feeder.order import Order, Split, Window
+from feeder.read_part import PartReader
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.work import Substitution, Work
 from feeder.workers import PoolOptions
 
 if TYPE_CHECKING:
-    from feeder.dataset import FeederDataset
     from feeder.loader import DataLoader
 
 __all__ = ["FastPath", "current_ranks"]
@@ -63,7 +64,7 @@ class FastPath:
     ) -> None:
         self.own_order = own_order
         init = loader.worker_init_fn
-        self._worker_init = None if init is None else _WorkerInit(init, loader.num_workers, dataset)
+        self._worker_init = None if init is None else _WorkerInit(init, loader.num_workers, loader.dataset)
         self.dataset = dataset
         self._loader: DataLoader[Any] = weakref.proxy(loader)
         reader = dataset.reader
@@ -115,6 +116,7 @@ class FastPath:
 
     def iterate(self, loader: DataLoader[Any]) -> FastIterator:
         """The iterator over the next epoch, or over the rest of the one that was loaded; it keeps the loader alive."""
+        self._refuse_a_changed_subset()
         place, progress = self._next, self.progress
         split = self.split(place.start) if self.own_order else None
         self._next = Place(place.epoch + 1)
@@ -126,6 +128,15 @@ class FastPath:
         self._iterator = weakref.ref(iterator)
         self._iterators.add(iterator)
         return iterator
+
+    def _refuse_a_changed_subset(self) -> None:
+        """Torch's loader would take its new indices; here the order rests on those that it had."""
+        reader = self.dataset.reader
+        if not isinstance(reader, PartReader):
+            return
+        now = as_feeder(self._loader.dataset, stored_order=isinstance(self.order.shuffle, Window))
+        if now is None or not isinstance(now.reader, PartReader) or not np.array_equal(now.reader.ids, reader.ids):
+            raise ArgumentError("the indices of the Subset were changed after the loader was made; make another loader")
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""
@@ -191,6 +202,11 @@ class FastPath:
         replaced = engine.replacements if engine is not None else []
         words = self.stage_words()
         stages = stage_table(words)
+
+        def index(i: int) -> int:
+            """The id that the caller knows it by: of a Subset's sample that in the whole dataset."""
+            return int(self.dataset.reader.field(i, "index"))
+
         return {
             **self.counts,
             "backend": self.backend,
@@ -203,8 +219,8 @@ class FastPath:
             "respawns": len(replaced),
             "slots": self._slots(),
             "replaced_workers": [dataclasses.asdict(r) for r in replaced],
-            "substitutions": [s._asdict() for s in list(self.substitutions)],
-            "padded": list(self.padded),
+            "substitutions": [s._replace(substitute=index(s.substitute))._asdict() for s in list(self.substitutions)],
+            "padded": [index(i) for i in list(self.padded)],
         }
 
     def _trainer_decode(self, stages: dict[str, dict[str, int]]) -> dict[str, int]:
@@ -360,7 +376,7 @@ class _WorkerInit:
 
     init: Callable[[int], None]
     workers: int
-    dataset: FeederDataset
+    dataset: Any
     base_seed: int = 0
 
     def __call__(self, number: int) -> None:

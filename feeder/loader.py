@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from feeder.dataset import FeederDataset
+from feeder.dataset import FeederDataset, as_feeder
 from feeder.device import StaticBuffers, checked_device
 from feeder.errors import ArgumentError
 from feeder.fastpath import FastPath, current_ranks
@@ -43,8 +43,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     For a feeder dataset (with a recipe of fixed output size, no ``collate_fn`` of your own, and batches) the fast path
     yields ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
     ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]. Order and augmentation are
-    functions of (seed, epoch, position or sample), whatever the number of workers or ranks. For any other dataset
-    everything is as with torch's loader.
+    functions of (seed, epoch, position or sample), whatever the number of workers or ranks. The same holds for torch's
+    ``Subset`` of one, with the indices that it has when the loader is made: its samples are drawn for by their place in
+    it, and named by their ids in the whole. For any other dataset everything is as with torch's loader.
 
     Args:
         dataset: As torch's; but for what follows, the same holds for every argument up to ``in_order``.
@@ -182,11 +183,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
         self._metrics: Metrics | None = None
         own_order = sampler is None and batch_sampler is None
+        self._source = as_feeder(dataset, stored_order=isinstance(shuffle, Window))
         self._is_fast = (
-            isinstance(dataset, FeederDataset)
+            self._source is not None
             and collate_fn in (None, torch.utils.data.default_collate)  # what frameworks rebuild a loader with
             and (batch_size is not None or batch_sampler is not None)
-            and dataset.recipe.output_size is not None
+            and self._source.recipe.output_size is not None
         )
         self._choice: Choice | None = None
         if isinstance(num_workers, str):
@@ -271,7 +273,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._path
 
     def _make_path(self) -> FastPath:
-        path = FastPath(self, self.dataset, *self._path_arguments)  # type: ignore[arg-type]
+        assert self._source is not None
+        path = FastPath(self, self._source, *self._path_arguments)
         if path.own_order:
             show_order(self, path.order).on_epoch = path.aim
         return path
@@ -425,11 +428,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 def _why_generic(dataset: Any, collate_fn: Any) -> str:
     """What a loader lacks for the fast path, and the way out."""
-    if isinstance(dataset, torch.utils.data.Subset) and isinstance(dataset.dataset, FeederDataset):
-        return "the dataset is a Subset: give subset.dataset, and sampler=SubsetRandomSampler(subset.indices)"
-    if not isinstance(dataset, FeederDataset):
-        return f"the dataset is a {type(dataset).__name__}"
-    if dataset.recipe.output_size is None:
+    source = as_feeder(dataset)
+    if source is None:
+        kind = type(dataset).__name__
+        own = ", whose samples or length are not a feeder dataset's" if isinstance(dataset, FeederDataset) else ""
+        return f"the dataset is a {kind}{own}"
+    if source.recipe.output_size is None:
         return "images have sizes of their own: end the geometry of the recipe with a crop, or Resize((height, width))"
     return "batch_size is None" if collate_fn is None else "there is a collate_fn: leave it out"
 

@@ -530,9 +530,9 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
 
 def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
-    subset = torch.utils.data.Subset(dataset, [3, 5])
+    concatenated = torch.utils.data.ConcatDataset([dataset])
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (subset, {}, r"subset.dataset, and sampler=SubsetRandomSampler\(subset.indices\)"),
+        (concatenated, {}, "the dataset is a ConcatDataset"),
         (torch.arange(10), {}, "the dataset is a Tensor"),
         (ShardDataset(shards, Resize(8)), {}, r"Resize\(\(height, width\)\)"),
         (dataset, {"collate_fn": len}, "leave it out"),

@@ -11,7 +11,7 @@ from typing import Any
 from feeder.assembly import HELD_BATCHES
 from feeder.batch import Layout, available_bytes
 from feeder.cores import Cores, cores
-from feeder.dataset import FeederDataset, ShardDataset
+from feeder.dataset import FeederDataset, ShardDataset, as_feeder
 from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader import DataLoader
@@ -182,7 +182,7 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
         raise ArgumentError(f"the function must return a feeder.DataLoader, got {type(probe).__name__}")
     backend = probe.stats().get("backend")
     probe.close()
-    dataset: Any = probe.dataset
+    dataset: Any = as_feeder(probe.dataset) or probe.dataset
     backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)
     given: dict[str, Any] = {name: arguments[name] for name in ("num_workers", "worker_threads") if name in arguments}
     if given.get("num_workers") == "auto":

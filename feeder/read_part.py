@@ -1,0 +1,62 @@
+"""Some of another reader's samples, in an order of their own."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import DecodeError
+from feeder.read import Encoded, Peek, Reader, Wanted
+
+__all__ = ["PartReader"]
+
+
+class PartReader:
+    """Sample i is the other reader's sample ``ids[i]``, and its field "index" says so.
+
+    Args:
+        whole: The other reader.
+        ids: int64 [N], each in [0, len(whole)); one may be there several times.
+    """
+
+    def __init__(self, whole: Reader, ids: npt.NDArray[np.int64]) -> None:
+        self.whole, self.ids = whole, ids
+        self.classes = whole.classes
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+        """See :meth:`Reader.read`."""
+        return self.whole.read(self.ids[ids], wanted)
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        return self.whole.peek(self.ids[ids])
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`."""
+        return self.whole.field(int(self.ids[i]), name)
+
+    def at(self, error: DecodeError, i: int) -> DecodeError:
+        """See :meth:`Reader.at`."""
+        return self.whole.at(error, int(self.ids[i]))
+
+    def fingerprint(self) -> str:
+        """A hash of the other reader's and of which samples these are."""
+        digest = hashlib.blake2b(self.whole.fingerprint().encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.ids).data)
+        return digest.hexdigest()
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """See :meth:`Reader.labels`."""
+        return self.whole.labels()[self.ids]
+
+    def shard_sizes(self) -> tuple[int, ...]:
+        """See :meth:`Reader.shard_sizes`; for ids in stored order."""
+        ends = np.cumsum(self.whole.shard_sizes(), dtype=np.int64)
+        counts = np.diff(np.searchsorted(self.ids, ends), prepend=0)
+        return tuple(counts[counts > 0].tolist())
