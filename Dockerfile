@@ -1,7 +1,7 @@
 # feeder with DALI and pillow-simd on x86-64, for one NVIDIA GPU or more (driver 580 or newer):
 #   docker build -t feeder .
-#   docker run --rm --user "$(id -u):$(id -g)" -v /data:/data feeder shard /data/images
-#   docker run --rm --user "$(id -u):$(id -g)" -v /data:/data --gpus all --entrypoint python feeder /data/train.py
+#   docker run --rm --init --user "$(id -u):$(id -g)" -v /data:/data feeder shard /data/images
+#   docker run --rm --init --user "$(id -u):$(id -g)" -v /data:/data --gpus all --entrypoint python feeder /data/train.py
 # Without --user it runs as user 10001, who may write to /data only where that is a volume, or a folder of that user's.
 #
 # The smallest CUDA image is enough: the wheels of torch and DALI bring the CUDA libraries that they need.
