@@ -28,12 +28,16 @@ from feeder.transforms import (
     Normalize,
     Op,
     Pad,
+    RandomAdjustSharpness,
     RandomAffine,
     RandomApply,
+    RandomChoice,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPerspective,
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
@@ -289,6 +293,12 @@ def check_further_ops(decoder: Decoder) -> None:
         [RandomResizedCrop(64), RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(5)]), Normalize(MEAN, STD)],
         [Resize((64, 60)), RandomApply([RandomErasing(1.0, value=9), RandomAffine(20)], 1.0), RandomHorizontalFlip()],
         [Resize((64, 64)), RandomApply([Lambda(np.negative)])],
+        [
+            RandomResizedCrop(64),
+            RandomChoice([RandomInvert(), RandomVerticalFlip(), GaussianBlur(5)]),
+            RandomInvert(0.3),
+        ],
+        [RandomResizedCrop(64), RandomPerspective(0.5, 0.8), RandomAdjustSharpness(0.5, 0.7), Normalize(MEAN, STD)],
     ]
     for ops in recipes:
         recipe = Recipe.of(ops)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from feeder.transforms.augment import RandAugment, TrivialAugmentWide
-from feeder.transforms.choice import RandomApply
+from feeder.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
+from feeder.transforms.choice import RandomApply, RandomChoice
 from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToTensor
-from feeder.transforms.distort import RandomAffine, RandomRotation
+from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
+from feeder.transforms.enhance import (
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import (
     CenterCrop,
@@ -25,6 +34,8 @@ from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = [
+    "AutoAugment",
+    "AutoAugmentPolicy",
     "BatchOp",
     "CenterCrop",
     "ColorJitter",
@@ -41,14 +52,22 @@ __all__ = [
     "PILToTensor",
     "Pad",
     "RandAugment",
+    "RandomAdjustSharpness",
     "RandomAffine",
     "RandomApply",
+    "RandomAutocontrast",
+    "RandomChoice",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPerspective",
+    "RandomPosterize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomSolarize",
     "RandomVerticalFlip",
     "Recipe",
     "Resize",
