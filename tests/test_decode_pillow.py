@@ -229,7 +229,7 @@ def test_random_choice_does_one_of_its_ops_as_a_whole() -> None:
     buffer = encode(natural_image(1, 20, 30), "png")
     whole = run_one([], buffer)
     both = transforms.Compose([RandomInvert(1.0), RandomHorizontalFlip(1.0)])
-    op = RandomChoice([RandomVerticalFlip(1.0), both, transforms.Compose([])])
+    op = RandomChoice([both, RandomVerticalFlip(1.0), transforms.Compose([])])
     expected = {whole[:, ::-1].tobytes(), (255 - whole)[..., ::-1].tobytes(), whole.tobytes()}
     assert {run_one([op], buffer, sample_id=i).tobytes() for i in range(20)} == expected
     draws = Recipe.of(RandomChoice([ColorJitter(0.4), ColorJitter(0.4)])).draw(3, 1, [0], [[20, 30]]).ops[0]
@@ -242,7 +242,7 @@ def test_corners_that_no_perspective_makes_leave_the_image_as_it_is() -> None:
     for corners in (
         [[5, 5], [5, 5], [29, 19], [0, 19]],  # two in one place
         [[0, 0], [10, 0], [20, 0], [0, 19]],  # three in a row
-        [[19, 7], [31, 20], [42, 21], [20, 19]],  # what comes from the upper left is infinitely far
+        [[4, 4], [8, 8], [10, 20], [3, 6]],  # to the upper left comes what is infinitely far
     ):
         row = {"distort": np.array(True), "corners": np.array(corners)}
         assert np.array_equal(change(image, RandomPerspective(), row), image)

@@ -240,8 +240,9 @@ def test_labels_come_as_shares_of_classes_if_their_number_is_given(shards: Path,
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "device": device}
     plain = DataLoader(dataset, mix=CutMix(), **options)
     loader = DataLoader(dataset, mix=CutMix(num_classes=classes + 2), num_workers=1, **options)
-    for (images, shares), (expected, (own, others, weight)) in zip(loader, plain, strict=True):
+    for step, ((images, shares), (expected, (own, others, weight))) in enumerate(zip(loader, plain, strict=True)):
         assert torch.equal(images, expected)
+        assert weight == CutMix().draw(0, 0, 16 * step, 16, 16).label_weight
         assert shares.shape == (len(images), classes + 2)
         assert shares.dtype == torch.float32
         hot = torch.eye(classes + 2)

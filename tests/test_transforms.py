@@ -449,6 +449,7 @@ def test_random_numbers_fill_their_ranges() -> None:
     assert abs((auto["kind"] == AUGMENTATIONS.index("Equalize")).mean() - 11.2 / 50) < 0.02
     assert abs((auto["magnitude"][auto["kind"] == AUGMENTATIONS.index("Rotate")] < 0).mean() - 0.5) < 0.06
     assert abs(tilt["distort"].mean() - 0.4) < 0.03
+    assert abs(np.corrcoef([tilt["distort"], *tilt["corners"].reshape(count, 8).T]) - np.eye(9)).max() < 0.06
     height, width = 9, 19  # after the Resize
     for number, (x, y) in enumerate(((0, 0), (width - 5, 0), (width - 5, height - 3), (0, height - 3))):
         assert set(tilt["corners"][:, number, 0]) == set(range(x, x + 5))

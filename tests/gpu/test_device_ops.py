@@ -146,7 +146,15 @@ def test_every_augmentation_gives_pillows_pixels_to_the_bit(
     assert_pillows(op, {name: values[rows] for name, values in params.items()}, device)
 
 
-@pytest.mark.parametrize("op", [T.RandAugment(4, 20), T.RandAugment(2, 9, interpolation="bilinear")], ids=str)
+@pytest.mark.parametrize(
+    "op",
+    [
+        T.RandAugment(4, 20),
+        T.RandAugment(2, 9, interpolation="bilinear"),
+        T.RandomChoice([T.RandomInvert(), T.Compose([T.RandomInvert(), T.RandomEqualize()])]),
+    ],
+    ids=str,
+)
 def test_batches_of_mixed_kinds_are_done_a_few_images_at_a_time(
     op: T.Op, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
