@@ -41,6 +41,7 @@ from feeder.transforms import (
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
     ToDtype,
@@ -298,6 +299,7 @@ def check_further_ops(decoder: Decoder) -> None:
             RandomChoice([RandomInvert(), RandomVerticalFlip(), GaussianBlur(5)]),
             RandomInvert(0.3),
         ],
+        [RandomZoomOut(9, (1.0, 2.0)), RandomResizedCrop(64), RandomHorizontalFlip()],
         [RandomResizedCrop(64), RandomPerspective(0.5, 0.8), RandomAdjustSharpness(0.5, 0.7), Normalize(MEAN, STD)],
     ]
     for ops in recipes:

@@ -37,6 +37,7 @@ from feeder.transforms import (
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
     ToDtype,
@@ -249,6 +250,15 @@ def test_corners_that_no_perspective_makes_leave_the_image_as_it_is() -> None:
     for size in ((1, 1), (1, 30), (20, 1)):
         buffer = encode(natural_image(1, *size), "png")
         np.testing.assert_array_equal(run_one([RandomPerspective(1.0, 1.0)], buffer), run_one([], buffer))
+
+
+def test_an_image_that_is_padded_beyond_the_limit_is_refused() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    recipe = Recipe.of([RandomZoomOut(side_range=(2, 2), p=1.0)])
+    draws = recipe.draw(0, 0, [0], [[20, 30]])
+    assert PillowDecoder(max_pixels=2400).decode_one(buffer, 1, recipe, draws).shape == (3, 40, 60)
+    with pytest.raises(DecodeError, match="RandomZoomOut has 60x40 pixels, more than max_pixels=2399"):
+        PillowDecoder(max_pixels=2399).decode_one(buffer, 1, recipe, draws)
 
 
 def test_grayscale_is_gray_and_jitter_of_nothing_changes_nothing() -> None:

@@ -48,6 +48,7 @@ from feeder.transforms import (
     RandomRotation,
     RandomSolarize,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
     ToDtype,
@@ -60,6 +61,7 @@ from tests.golden import torchvision_arrays, torchvision_cases
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 SIZES = np.array([[375, 500], [500, 375], [64, 64], [30, 900], [1, 1], [257, 255]])
 ALL_OPS: list[Op] = [
+    RandomZoomOut(),
     RandomResizedCrop(48),
     Resize(40),
     CenterCrop(32),
@@ -146,6 +148,7 @@ def test_arguments_and_defaults_are_those_of_torchvision() -> None:
     assert RandomAdjustSharpness(2) == RandomAdjustSharpness(sharpness_factor=2.0, p=0.5)
     assert {op().p for op in (RandomInvert, RandomAutocontrast, RandomEqualize)} == {0.5}
     assert RandomInvert() != RandomEqualize()
+    assert RandomZoomOut() == RandomZoomOut(0, (1.0, 4.0), 0.5)
 
 
 def test_torchvisions_other_names_of_conversions_are_known() -> None:
@@ -252,6 +255,9 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: RandomAdjustSharpness(-0.1), "0 or more, got -0.1"),
         (lambda: RandomInvert(2), "probability"),
         (lambda: Compose([ToDtype("float32"), RandomSolarize(0.5)]), "put it before ToDtype"),
+        (lambda: RandomZoomOut(side_range=(0.5, 2)), "side_range must be two increasing numbers"),
+        (lambda: RandomZoomOut(p=3), "probability"),
+        (lambda: RandomApply([RandomZoomOut()]), "RandomZoomOut can't be in RandomApply"),
         (lambda: MixUp(num_classes=0), "num_classes must be a positive int or None, got 0"),
         (lambda: Compose([Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))]), "ToDtype.torch.float32. before it"),
     ],
@@ -348,6 +354,18 @@ def test_corners_of_a_perspective_are_those_of_torchvision(case: dict[str, Any])
     params, _ = RandomPerspective(case["scale"]).draw(Given(0.2, *case["uniforms"]), np.array([case["size"]]))
     assert params["distort"].tolist() == [True]
     assert params["corners"][0].tolist() == case["corners"]
+
+
+@pytest.mark.parametrize("case", torchvision_cases("zooms"), ids=lambda case: f"{case['side_range']}-{case['size']}")
+def test_what_zooming_out_puts_around_an_image_is_that_of_torchvision(case: dict[str, Any]) -> None:
+    op, size = RandomZoomOut(side_range=case["side_range"], p=0.3), np.array([case["size"]])
+    params, sizes = op.draw(Given(0.2, *case["uniforms"]), size)
+    left, top, right, bottom = params["padding"][0].tolist()
+    assert [left, top, right, bottom] == case["padding"]
+    np.testing.assert_array_equal(sizes - size, [[top + bottom, left + right]])
+    params, sizes = op.draw(Given(0.3, *case["uniforms"]), size)
+    assert params["padding"].tolist() == [[0, 0, 0, 0]]
+    np.testing.assert_array_equal(sizes, size)
 
 
 def test_an_op_that_cannot_be_picked_never_is() -> None:
@@ -477,6 +495,8 @@ def test_random_numbers_fill_their_ranges() -> None:
         ([RandomResizedCrop(9), Pad((1, 2))], 1, (9, 9), (13, 11)),
         ([RandomResizedCrop(9), RandomRotation(5, expand=True)], 1, (9, 9), None),
         ([RandomResizedCrop(9), RandomRotation(5)], 1, (9, 9), (9, 9)),
+        ([Resize((9, 7)), RandomZoomOut()], 1, (9, 7), None),
+        ([RandomZoomOut(), RandomResizedCrop(9)], 0, None, (9, 9)),
     ],
 )
 def test_base_path_is_the_longest_part_that_boxes_can_say(

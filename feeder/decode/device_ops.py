@@ -47,6 +47,7 @@ from feeder.transforms import (
     RandomRotation,
     RandomSolarize,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
     ToDtype,
@@ -84,6 +85,8 @@ def _problem(op: Op, extent: Extent, is_batched: bool) -> str | None:
     """Why an op can't run on images of this extent; None if it can."""
     if isinstance(op, Lambda):
         return "it is a function of one image, for a worker to call"
+    if isinstance(op, RandomZoomOut):
+        return "its images are of different sizes"
     if type(op) not in (*DEVICE_OPS, Normalize):
         return "it is no op of feeder.transforms"
     for each in op.inner_ops if isinstance(op, Branches) else ():

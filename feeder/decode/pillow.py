@@ -221,6 +221,11 @@ class PillowDecoder:
                         self._check_pixels(
                             type(op).__name__, int(sample["resized_width"]), int(sample["resized_height"])
                         )
+                    if "padding" in sample:
+                        left, top, right, bottom = sample["padding"].tolist()
+                        self._check_pixels(
+                            type(op).__name__, current.width + left + right, current.height + top + bottom
+                        )
                     current = IMAGE_OPS[type(op)](current, op, sample)
         return current
 

@@ -41,6 +41,7 @@ from feeder.transforms import (
     RandomRotation,
     RandomSolarize,
     RandomVerticalFlip,
+    RandomZoomOut,
     Resize,
     TrivialAugmentWide,
 )
@@ -119,6 +120,11 @@ def _pad_image(
 
 def _pad(image: Image.Image, op: Pad, row: Row) -> Image.Image:
     return _pad_image(image, op.padding, op.fill, op.padding_mode)
+
+
+def _zoom_out(image: Image.Image, op: RandomZoomOut, row: Row) -> Image.Image:
+    left, top, right, bottom = (int(side) for side in row["padding"])
+    return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
 
 
 def _random_crop(image: Image.Image, op: RandomCrop, row: Row) -> Image.Image:
@@ -352,6 +358,7 @@ IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     RandomRotation: _rotate,
     RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     RandomVerticalFlip: _flip_vertically,
+    RandomZoomOut: _zoom_out,
     Resize: _resize_op,
     TrivialAugmentWide: _augment,
 }

@@ -20,7 +20,6 @@ from feeder.transforms.enhance import (
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import (
     CenterCrop,
-    Pad,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -29,6 +28,7 @@ from feeder.transforms.geometry import (
 )
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
+from feeder.transforms.padding import Pad, RandomZoomOut
 from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
 from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.values import Normalize, ToDtype
@@ -69,6 +69,7 @@ __all__ = [
     "RandomRotation",
     "RandomSolarize",
     "RandomVerticalFlip",
+    "RandomZoomOut",
     "Recipe",
     "Resize",
     "ToDtype",

@@ -36,6 +36,8 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
     for mode in ("constant", "edge", "reflect", "symmetric"):
         args = {"padding": [1, 2, 3, 4], "fill": [9, 8, 7], "padding_mode": mode}
         cases.append(("Pad", args, {}, F.pad(image, [1, 2, 3, 4], [9, 8, 7], mode)))
+    out = F.pad(image, [7, 2, 0, 5], [9, 8, 7])
+    cases.append(("RandomZoomOut", {"fill": [9, 8, 7]}, {"padding": [7, 2, 0, 5]}, out))
     padded = F.crop(F.pad(image, [4, 3, 4, 3], 5), 2, 7, 20, 20)
     row = {"top": 2, "left": 7, "height": 20, "width": 20, "padding": [4, 3, 4, 3]}
     cases.append(("RandomCrop", {"size": [20, 20], "padding": [4, 3], "fill": 5}, row, padded))
@@ -231,6 +233,20 @@ def corner_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
     return cases
 
 
+def zoom_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """What RandomZoomOut puts around images for given uniform numbers."""
+    cases = []
+    for low, high in ((1.0, 4.0), (1.2, 1.5)):
+        for height, width in ((375, 500), (224, 224), (31, 17), (1, 3)):
+            uniforms = [float(u) for u in rng.random(3).astype(np.float32)]
+            numbers = [torch.tensor(uniforms[:1]), torch.tensor(uniforms[1:])]
+            with mock.patch.object(torch, "rand", side_effect=numbers):
+                params = v2.RandomZoomOut(side_range=(low, high)).make_params([torch.empty(3, height, width)])
+            case = {"side_range": [low, high], "size": [height, width], "uniforms": uniforms}
+            cases.append({**case, "padding": params["padding"]})
+    return cases
+
+
 def mixing_cases(images: torch.Tensor) -> dict[str, Any]:
     """MixUp and CutMix with given weights."""
     labels = torch.arange(len(images))
@@ -267,6 +283,7 @@ def main() -> None:
         "magnitudes": magnitude_cases(),
         "policies": policy_cases(),
         "corners": corner_cases(np.random.default_rng(2)),
+        "zooms": zoom_cases(np.random.default_rng(3)),
     }
     batch = torch.from_numpy(np.random.default_rng(1).random((3, 3, 8, 24), np.float32))
     path = os.path.join(os.path.dirname(__file__), "torchvision.npz")
