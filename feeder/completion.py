@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from feeder import _gpu
@@ -27,9 +28,14 @@ class Completion:
         device: Where the images are then; None: where they were made.
         channels_last: Memory format of the images.
         mix: Mixes the samples of each batch, if given.
+
+    Raises:
+        ArgumentError: if the dataset has more classes than ``mix`` has labels for.
     """
 
     def __init__(self, work: Work, device: torch.device | None, channels_last: bool, mix: BatchOp | None) -> None:
+        if mix is not None and work.reader.classes:
+            mix.check_labels(np.arange(len(work.reader.classes)))
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
@@ -76,9 +82,16 @@ class Completion:
         return mixing.apply(done) if mixing is not None and not fused else done
 
     def labels(self, finished: Finished, labels: torch.Tensor) -> Any:
-        """The labels, or (labels, those of what was mixed in, weight of the first)."""
+        """The labels, or what :meth:`feeder.transforms.BatchOp.mixed_labels` makes of them.
+
+        Raises:
+            ArgumentError: if one is out of the range that the mixing op was told.
+        """
         mixing = self.mixing(finished)
-        return labels if mixing is None else (labels, labels.roll(1, 0), mixing.label_weight)
+        if self._mix is None or mixing is None:
+            return labels
+        self._mix.check_labels(finished.arrays.labels)
+        return self._mix.mixed_labels(labels, mixing.label_weight)
 
 
 def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:

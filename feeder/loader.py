@@ -79,8 +79,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         static_buffers: Every batch on ``device`` stands at the same addresses, as CUDA graphs want it, and **overwrites
             the one before it**: the one exception to batches being the caller's own. Where "dali" decodes on the GPU,
             its threads use CUDA while you capture: pass torch.cuda.graph ``capture_error_mode="thread_local"``.
-        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``: labels are then ``(labels, labels of what was mixed in,
-            weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
+        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``: labels are then float32 [N, num_classes] or, without its
+            ``num_classes``, ``(labels, labels of what was mixed in, weight of the first)``. A function of seed, epoch
+            and the batch's place in the epoch.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, all that are there
             at a time, with a backend that decodes there; larger batches are done in parts, and a batch is decoded ahead

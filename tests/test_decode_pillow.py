@@ -27,13 +27,17 @@ from feeder.transforms import (
     Op,
     RandAugment,
     RandomApply,
+    RandomChoice,
     RandomCrop,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPerspective,
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
     ToDtype,
@@ -85,6 +89,7 @@ def test_every_augmentation_is_covered_by_the_golden_pixels() -> None:
         "CenterCrop",
         "Lambda",
         "RandomApply",
+        "RandomChoice",
     }
 
 
@@ -210,7 +215,8 @@ def test_random_apply_does_all_of_its_ops_or_none() -> None:
     always = RandomApply(transforms.Compose(ops), 1.0)
     expected = Image.fromarray(np.ascontiguousarray(whole.transpose(1, 2, 0)))
     draws = Recipe.of([always]).draw(3, 1, [0], [[20, 30]])
-    for op, params in always.inner({name: values[0] for name, values in draws.ops[0].items()}):
+    ((_, steps),) = always.branches({name: values[0] for name, values in draws.ops[0].items()})
+    for op, params in steps:
         expected = IMAGE_OPS[type(op)](expected, op, params)
     found = run_one([always], buffer)
     np.testing.assert_array_equal(found, np.asarray(expected).transpose(2, 0, 1))
@@ -218,6 +224,41 @@ def test_random_apply_does_all_of_its_ops_or_none() -> None:
     kinds = {run_one([RandomApply(ops)], buffer, sample_id=i).tobytes() for i in range(20)}
     assert whole.tobytes() in kinds
     assert len(kinds) > 3
+
+
+def test_random_choice_does_one_of_its_ops_as_a_whole() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    whole = run_one([], buffer)
+    both = transforms.Compose([RandomInvert(1.0), RandomHorizontalFlip(1.0)])
+    op = RandomChoice([both, RandomVerticalFlip(1.0), transforms.Compose([])])
+    expected = {whole[:, ::-1].tobytes(), (255 - whole)[..., ::-1].tobytes(), whole.tobytes()}
+    assert {run_one([op], buffer, sample_id=i).tobytes() for i in range(20)} == expected
+    draws = Recipe.of(RandomChoice([ColorJitter(0.4), ColorJitter(0.4)])).draw(3, 1, [0], [[20, 30]]).ops[0]
+    assert draws["0.brightness"] != draws["1.brightness"]
+
+
+def test_corners_that_no_perspective_makes_leave_the_image_as_it_is() -> None:
+    image = Image.fromarray(natural_image(1, 20, 30))
+    change = IMAGE_OPS[RandomPerspective]
+    for corners in (
+        [[5, 5], [5, 5], [29, 19], [0, 19]],  # two in one place
+        [[0, 0], [10, 0], [20, 0], [0, 19]],  # three in a row
+        [[4, 4], [8, 8], [10, 20], [3, 6]],  # to the upper left comes what is infinitely far
+    ):
+        row = {"distort": np.array(True), "corners": np.array(corners)}
+        assert np.array_equal(change(image, RandomPerspective(), row), image)
+    for size in ((1, 1), (1, 30), (20, 1)):
+        buffer = encode(natural_image(1, *size), "png")
+        np.testing.assert_array_equal(run_one([RandomPerspective(1.0, 1.0)], buffer), run_one([], buffer))
+
+
+def test_an_image_that_is_padded_beyond_the_limit_is_refused() -> None:
+    buffer = encode(natural_image(1, 20, 30), "png")
+    recipe = Recipe.of([RandomZoomOut(side_range=(2, 2), p=1.0)])
+    draws = recipe.draw(0, 0, [0], [[20, 30]])
+    assert PillowDecoder(max_pixels=2400).decode_one(buffer, 1, recipe, draws).shape == (3, 40, 60)
+    with pytest.raises(DecodeError, match="RandomZoomOut has 60x40 pixels, more than max_pixels=2399"):
+        PillowDecoder(max_pixels=2399).decode_one(buffer, 1, recipe, draws)
 
 
 def test_grayscale_is_gray_and_jitter_of_nothing_changes_nothing() -> None:
@@ -368,6 +409,8 @@ def test_an_op_that_nobody_knows_is_refused_by_name() -> None:
         registry.get_decoder("pillow", Recipe((Swirl(),)))
     with pytest.raises(BackendError, match="Swirl"):
         registry.get_decoder("pillow", Recipe.of(RandomApply([Swirl()])))
+    with pytest.raises(BackendError, match="Swirl"):
+        registry.get_decoder("pillow", Recipe.of(RandomChoice([RandomInvert(), Swirl()])))
 
 
 def test_a_backend_asked_for_by_name_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from feeder.batch import Slots
-from feeder.dataset import ShardDataset
+from feeder.dataset import FolderDataset, ShardDataset
 from feeder.device import CudaGuard, DeviceFeed, StaticBuffers, checked_device, move, page_lock, slot_guard
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import DataLoader
@@ -32,7 +32,7 @@ from feeder.transforms import (
     RandomResizedCrop,
     ToDtype,
 )
-from tests.loader_data import write_shards
+from tests.loader_data import encode, write_shards
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Point = collections.namedtuple("Point", "x y")
@@ -231,6 +231,43 @@ def test_last_ops_of_a_substitute_are_its_own(tmp_path: Path) -> None:
         DataLoader(dataset, device="cpu", **options), DataLoader(dataset, **options), strict=True
     ):
         assert (images - expected).abs().max() <= 2.01 / 255 / 0.22
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_labels_come_as_shares_of_classes_if_their_number_is_given(shards: Path, device: str | None) -> None:
+    dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), Normalize(MEAN, STD)]))
+    classes = int(max(dataset.targets)) + 1
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "device": device}
+    plain = DataLoader(dataset, mix=CutMix(), **options)
+    loader = DataLoader(dataset, mix=CutMix(num_classes=classes + 2), num_workers=1, **options)
+    for step, ((images, shares), (expected, (own, others, weight))) in enumerate(zip(loader, plain, strict=True)):
+        assert torch.equal(images, expected)
+        assert weight == CutMix().draw(0, 0, 16 * step, 16, 16).label_weight
+        assert shares.shape == (len(images), classes + 2)
+        assert shares.dtype == torch.float32
+        hot = torch.eye(classes + 2)
+        torch.testing.assert_close(shares, weight * hot[own] + (1 - weight) * hot[others])
+
+
+def test_labels_beyond_num_classes_are_an_error_before_they_reach_a_device(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(shards, RandomResizedCrop(16))
+    monkeypatch.setattr(dataset.reader, "classes", None)
+    assert max(dataset.targets) == 6
+    loader = DataLoader(dataset, batch_size=16, mix=MixUp(num_classes=6), device="cpu")
+    with pytest.raises(ArgumentError, match="MixUp with num_classes=6 takes labels from 0 to 5, got 6"):
+        list(loader)
+
+
+def test_too_few_classes_are_refused_when_the_loader_is_built(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(encode(0))
+    dataset = FolderDataset(tmp_path, RandomResizedCrop(16))
+    DataLoader(dataset, mix=MixUp(num_classes=3))
+    with pytest.raises(ArgumentError, match="MixUp with num_classes=2 takes labels from 0 to 1, got 2"):
+        DataLoader(dataset, mix=MixUp(num_classes=2))
 
 
 def test_mixing_depends_on_the_place_in_the_epoch_and_not_on_a_resume(shards: Path) -> None:

@@ -18,6 +18,8 @@ from PIL import Image
 from feeder import transforms
 from feeder.errors import ArgumentError
 from feeder.transforms import (
+    AutoAugment,
+    AutoAugmentPolicy,
     CenterCrop,
     ColorJitter,
     Compose,
@@ -29,26 +31,37 @@ from feeder.transforms import (
     Op,
     Pad,
     RandAugment,
+    RandomAdjustSharpness,
     RandomAffine,
     RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
     RandomCrop,
+    RandomEqualize,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPerspective,
+    RandomPosterize,
     RandomResizedCrop,
     RandomRotation,
+    RandomSolarize,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
     ToDtype,
     TrivialAugmentWide,
 )
+from feeder.transforms.augment import AUGMENTATIONS
 from feeder.transforms.op import Uniforms
 from tests.golden import torchvision_arrays, torchvision_cases
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 SIZES = np.array([[375, 500], [500, 375], [64, 64], [30, 900], [1, 1], [257, 255]])
 ALL_OPS: list[Op] = [
+    RandomZoomOut(),
     RandomResizedCrop(48),
     Resize(40),
     CenterCrop(32),
@@ -64,6 +77,12 @@ ALL_OPS: list[Op] = [
     RandomApply([GaussianBlur(3), RandomRotation(5)]),
     RandAugment(),
     TrivialAugmentWide(),
+    AutoAugment("cifar10"),
+    RandomChoice([RandomInvert(), Compose([RandomSolarize(9), RandomRotation(5)]), RandomEqualize()], [1, 2, 3]),
+    RandomPerspective(0.3),
+    RandomPosterize(3),
+    RandomAdjustSharpness(2),
+    RandomAutocontrast(),
     ToDtype("float32", scale=True),
     Normalize(MEAN, STD),
     RandomErasing(),
@@ -89,6 +108,13 @@ class Given(Uniforms):
         return np.zeros(1, np.uint64)
 
 
+class Within(Given):
+    """The same for the ops within an op, too."""
+
+    def inner(self, number: int) -> Uniforms:
+        return self
+
+
 def draw(ops: list[Op], seed: int = 1, epoch: int = 2, ids: Any = None, sizes: Any = SIZES) -> transforms.Draws:
     return Recipe.of(ops).draw(seed, epoch, np.arange(len(sizes)) if ids is None else ids, sizes)
 
@@ -112,6 +138,17 @@ def test_arguments_and_defaults_are_those_of_torchvision() -> None:
     assert GaussianBlur(3, 0.5).sigma == (0.5, 0.5)
     assert RandomErasing(value="random").value is None
     assert RandAugment().magnitude == 9
+    assert AutoAugment() == AutoAugment(AutoAugmentPolicy.IMAGENET, "nearest", None)
+    assert AutoAugment("svhn") == AutoAugment(policy=AutoAugmentPolicy.SVHN) != AutoAugment("cifar10")
+    assert RandomPerspective() == RandomPerspective(0.5, 0.5, "bilinear", 0)
+    assert RandomChoice([RandomInvert(), RandomEqualize()]).p == (0.5, 0.5)
+    assert RandomChoice([RandomInvert(), RandomEqualize()], [1, 3]).p == (0.25, 0.75)
+    assert RandomPosterize(4) == RandomPosterize(bits=4, p=0.5)
+    assert RandomSolarize(128) == RandomSolarize(threshold=128.0, p=0.5)
+    assert RandomAdjustSharpness(2) == RandomAdjustSharpness(sharpness_factor=2.0, p=0.5)
+    assert {op().p for op in (RandomInvert, RandomAutocontrast, RandomEqualize)} == {0.5}
+    assert RandomInvert() != RandomEqualize()
+    assert RandomZoomOut() == RandomZoomOut(0, (1.0, 4.0), 0.5)
 
 
 def test_torchvisions_other_names_of_conversions_are_known() -> None:
@@ -126,8 +163,8 @@ def test_torchvisions_other_names_of_conversions_are_known() -> None:
 
 
 def test_what_feeder_lacks_or_cant_call_says_the_way_out() -> None:
-    with pytest.raises(AttributeError, match=r"'RandomPerspective'; .* Lambda takes any function"):
-        transforms.RandomPerspective  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'AugMix'; .* Lambda takes any function"):
+        transforms.AugMix  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="by name, such as 'bicubic'"):
         transforms.InterpolationMode  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(transforms, "__wrapped__")
@@ -198,6 +235,30 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
             )
         ),
         (lambda: RandomApply([], 1.5), "probability"),
+        (lambda: RandomApply([RandomChoice([RandomInvert()])]), "RandomChoice can't be in RandomApply"),
+        (lambda: RandomChoice([RandomApply([RandomInvert()])]), "RandomApply can't be in RandomChoice"),
+        (lambda: RandomChoice([RandomInvert(), Compose([RandomInvert(), Resize(9)])]), "Resize can't be in RandomCho"),
+        (lambda: RandomChoice([]), "one op or more"),
+        (lambda: RandomChoice(RandomInvert()), "must be a sequence"),  # type: ignore[arg-type]
+        (lambda: RandomChoice([RandomInvert()], [0.5, 0.5]), "1 numbers, one for each op"),
+        (lambda: RandomChoice([RandomInvert()] * 2, [-1, 3]), "0 or more"),
+        (lambda: RandomChoice([RandomInvert()], [0.0]), "one above 0"),
+        (lambda: AutoAugment("coco"), "one of imagenet, cifar10, svhn, got 'coco'"),
+        (lambda: AutoAugment(["imagenet"]), "policy must be"),
+        (lambda: AutoAugment(interpolation="lanczos"), "lanczos"),
+        (lambda: RandomPerspective(1.1), "distortion_scale must be a number from 0 to 1, got 1.1"),
+        (lambda: RandomPerspective(p=-1), "probability"),
+        (lambda: RandomPosterize(9), "bits must be an int from 0 to 8, got 9"),
+        (lambda: RandomPosterize(2.5), "bits"),  # type: ignore[arg-type]
+        (lambda: RandomSolarize(256), "threshold must be a number from 0 to 255, got 256"),
+        (lambda: RandomSolarize(-1, 0.5), "threshold"),
+        (lambda: RandomAdjustSharpness(-0.1), "0 or more, got -0.1"),
+        (lambda: RandomInvert(2), "probability"),
+        (lambda: Compose([ToDtype("float32"), RandomSolarize(0.5)]), "put it before ToDtype"),
+        (lambda: RandomZoomOut(side_range=(0.5, 2)), "side_range must be two increasing numbers"),
+        (lambda: RandomZoomOut(p=3), "probability"),
+        (lambda: RandomApply([RandomZoomOut()]), "RandomZoomOut can't be in RandomApply"),
+        (lambda: MixUp(num_classes=0), "num_classes must be a positive int or None, got 0"),
         (lambda: Compose([Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))]), "ToDtype.torch.float32. before it"),
     ],
 )
@@ -273,6 +334,53 @@ def test_strengths_of_augmentations_are_those_of_torchvision(case: dict[str, Any
             np.testing.assert_allclose(params["magnitude"], [[signed]], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("policy", AutoAugmentPolicy)
+def test_policies_of_autoaugment_are_those_of_torchvision(policy: AutoAugmentPolicy) -> None:
+    op, count = AutoAugment(policy), 0
+    for case in torchvision_cases("policies"):
+        if case["policy"] == policy.value:
+            params, _ = op.draw(Given((case["pair"] + 0.5) / 25, *[case["uniform"]] * 4), np.array([[375, 500]]))
+            names = [AUGMENTATIONS[number] for number in params["kind"][0]]
+            found = [step for step in zip(names, params["magnitude"][0], strict=True) if step[0] != "Identity"]
+            assert [name for name, _ in found] == [name for name, _ in case["steps"]], case
+            # torch.linspace differs in the last bits from CPU to CPU.
+            np.testing.assert_allclose([m for _, m in found], [m for _, m in case["steps"]], rtol=1e-5, atol=1e-6)
+            count += 1
+    assert count == 100
+
+
+@pytest.mark.parametrize("case", torchvision_cases("corners"), ids=lambda case: f"{case['scale']}-{case['size']}")
+def test_corners_of_a_perspective_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    params, _ = RandomPerspective(case["scale"]).draw(Given(0.2, *case["uniforms"]), np.array([case["size"]]))
+    assert params["distort"].tolist() == [True]
+    assert params["corners"][0].tolist() == case["corners"]
+
+
+@pytest.mark.parametrize("case", torchvision_cases("zooms"), ids=lambda case: f"{case['side_range']}-{case['size']}")
+def test_what_zooming_out_puts_around_an_image_is_that_of_torchvision(case: dict[str, Any]) -> None:
+    op, size = RandomZoomOut(side_range=case["side_range"], p=0.3), np.array([case["size"]])
+    params, sizes = op.draw(Given(0.2, *case["uniforms"]), size)
+    left, top, right, bottom = params["padding"][0].tolist()
+    assert [left, top, right, bottom] == case["padding"]
+    np.testing.assert_array_equal(sizes - size, [[top + bottom, left + right]])
+    params, sizes = op.draw(Given(0.3, *case["uniforms"]), size)
+    assert params["padding"].tolist() == [[0, 0, 0, 0]]
+    np.testing.assert_array_equal(sizes, size)
+
+
+def test_an_op_that_cannot_be_picked_never_is() -> None:
+    ops = [RandomInvert(), RandomEqualize(), RandomAutocontrast(), RandomInvert()]
+    for weights, uniform, picked in (
+        ([0, 1, 0, 0], 0.0, 1),
+        ([0, 1, 1, 0], 0.5, 2),
+        ([0, 1, 1, 0], 1 - 2**-53, 2),
+        ([0.1, 0.7, 0, 0.2], 0.0, 0),
+        ([0.1, 0.1, 0.1, 0], 1 - 2**-53, 2),
+    ):
+        params, _ = RandomChoice(ops, weights).draw(Within(uniform), np.array([[9, 9]]))
+        assert params["choice"].tolist() == [picked]
+
+
 def test_draws_depend_on_nothing_but_seed_epoch_sample_and_size() -> None:
     together = draw(ALL_OPS, ids=[7, 8, 9, 2**40, 11, 12])
     again = draw(ALL_OPS, ids=[7, 8, 9, 2**40, 11, 12])
@@ -315,11 +423,14 @@ def test_random_numbers_fill_their_ranges() -> None:
             RandomErasing(0.25),
             RandomVerticalFlip(0.7),
             RandomApply([ColorJitter(hue=0.2), ColorJitter(hue=0.2)], 0.8),
+            RandomChoice([RandomInvert(0.3), RandomInvert(0.6), RandomInvert(1.0)], [0.2, 0.3, 0.5]),
+            AutoAugment(),
+            RandomPerspective(0.5, 0.4),
         ],
         sizes=sizes,
         ids=np.arange(count),
     )
-    crop, flip, jitter, gray, augment, rotation, _, affine, erasing, vertical, applied = draws.ops
+    crop, flip, jitter, gray, augment, rotation, _, affine, erasing, vertical, applied, choice, auto, tilt = draws.ops
     share = crop["height"] * crop["width"] / 120_000
     assert 0.19 < share.min() < 0.22
     assert 0.58 < share.max() < 0.61
@@ -346,6 +457,21 @@ def test_random_numbers_fill_their_ranges() -> None:
     assert abs(vertical["flip_vertically"].mean() - 0.7) < 0.03
     assert abs(applied["apply"].mean() - 0.8) < 0.03
     assert abs(np.corrcoef([applied["apply"], applied["0.hue"], applied["1.hue"]]) - np.eye(3)).max() < 0.06
+    shares = np.bincount(choice["choice"], minlength=3) / count
+    assert abs(shares - [0.2, 0.3, 0.5]).max() < 0.03
+    assert abs(choice["0.change"].mean() - 0.3) < 0.03
+    assert abs(choice["1.change"][choice["choice"] == 1].mean() - 0.6) < 0.05
+    assert abs(np.corrcoef([choice["choice"], choice["0.change"], choice["1.change"]]) - np.eye(3)).max() < 0.06
+    # By the sum of a kind's probabilities in the 25 pairs.
+    assert abs((auto["kind"] == AUGMENTATIONS.index("Invert")).mean() - 1.8 / 50) < 0.01
+    assert abs((auto["kind"] == AUGMENTATIONS.index("Equalize")).mean() - 11.2 / 50) < 0.02
+    assert abs((auto["magnitude"][auto["kind"] == AUGMENTATIONS.index("Rotate")] < 0).mean() - 0.5) < 0.06
+    assert abs(tilt["distort"].mean() - 0.4) < 0.03
+    assert abs(np.corrcoef([tilt["distort"], *tilt["corners"].reshape(count, 8).T]) - np.eye(9)).max() < 0.06
+    height, width = 9, 19  # after the Resize
+    for number, (x, y) in enumerate(((0, 0), (width - 5, 0), (width - 5, height - 3), (0, height - 3))):
+        assert set(tilt["corners"][:, number, 0]) == set(range(x, x + 5))
+        assert set(tilt["corners"][:, number, 1]) == set(range(y, y + 3))
 
 
 @pytest.mark.parametrize(
@@ -369,6 +495,8 @@ def test_random_numbers_fill_their_ranges() -> None:
         ([RandomResizedCrop(9), Pad((1, 2))], 1, (9, 9), (13, 11)),
         ([RandomResizedCrop(9), RandomRotation(5, expand=True)], 1, (9, 9), None),
         ([RandomResizedCrop(9), RandomRotation(5)], 1, (9, 9), (9, 9)),
+        ([Resize((9, 7)), RandomZoomOut()], 1, (9, 7), None),
+        ([RandomZoomOut(), RandomResizedCrop(9)], 0, None, (9, 9)),
     ],
 )
 def test_base_path_is_the_longest_part_that_boxes_can_say(
@@ -470,6 +598,44 @@ def test_cutmix_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         mixed, (_, _, weight) = CutMix()(images, torch.arange(3), seed=0, epoch=0, step=0)
         np.testing.assert_array_equal(mixed.numpy(), arrays[f"cutmix_{lam}"])
         assert weight == pytest.approx(float(arrays[f"cutmix_lam_{lam}"]))
+
+
+def test_mixed_labels_of_num_classes_are_those_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = torchvision_arrays()
+    images = torch.from_numpy(arrays["mixing_input"])
+    for lam in (0.3, 0.95):
+        monkeypatch.setattr(transforms.mixing, "_beta", lambda *_, lam=lam: lam)
+        mixed, shares = MixUp(num_classes=3)(images, torch.arange(3), seed=0, epoch=0, step=0)
+        assert isinstance(shares, torch.Tensor)
+        assert shares.dtype == torch.float32
+        np.testing.assert_array_equal(shares.numpy(), arrays[f"mixup_labels_{lam}"])
+        assert torch.equal(mixed, MixUp()(images, torch.arange(3), seed=0, epoch=0, step=0)[0])
+
+
+@pytest.mark.parametrize("op", [MixUp, CutMix])
+def test_mixed_labels_of_num_classes_are_the_others_as_shares(op: type[transforms.BatchOp]) -> None:
+    images, labels = torch.zeros(4, 3, 8, 8), torch.tensor([2, 0, 0, 4])
+    for step in range(5):
+        _, (own, others, weight) = op()(images, labels, seed=0, epoch=0, step=step)
+        _, shares = op(num_classes=5)(images, labels, seed=0, epoch=0, step=step)
+        expected = torch.zeros(4, 5)
+        for row in range(4):
+            expected[row, own[row]] += weight
+            expected[row, others[row]] += 1.0 - weight
+        torch.testing.assert_close(shares, expected)
+        logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+        loss = torch.nn.functional.cross_entropy
+        by_hand = weight * loss(logits, own) + (1.0 - weight) * loss(logits, others)
+        torch.testing.assert_close(loss(logits, shares), by_hand)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_labels_that_num_classes_has_no_place_for_are_named(wrong: int) -> None:
+    images, labels = torch.zeros(2, 3, 8, 8), torch.tensor([0, wrong])
+    with pytest.raises(ArgumentError, match=f"CutMix with num_classes=5 takes labels from 0 to 4, got {wrong}"):
+        CutMix(num_classes=5)(images, labels, seed=0, epoch=0, step=0)
+    with pytest.raises(ArgumentError, match=r"class numbers \[N\], got \[2, 5\]"):
+        CutMix(num_classes=5)(images, torch.zeros(2, 5), seed=0, epoch=0, step=0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -18,7 +18,7 @@ from feeder.decode.device_rows import per_image
 from feeder.decode.op_math import blur_weights
 from feeder.tensors import to_device
 
-__all__ = ["ADJUSTMENTS", "autocontrast", "blur", "equalize", "grayscale", "posterize", "solarize"]
+__all__ = ["ADJUSTMENTS", "autocontrast", "blur", "equalize", "grayscale", "invert", "posterize", "solarize"]
 
 _Strengths = npt.NDArray[Any]
 
@@ -148,10 +148,15 @@ def posterize(images: torch.Tensor, bits: _Strengths) -> torch.Tensor:
     return images & per_image((0xFF << (8 - bits.astype(np.int64)) & 0xFF).astype(np.uint8), images)
 
 
-def solarize(images: torch.Tensor, magnitudes: _Strengths) -> torch.Tensor:
-    """Inverts the values from 255 * magnitude on; ``magnitudes`` [n], 0 to 1."""
-    thresholds = per_image(np.ceil(255.0 * magnitudes).astype(np.int16), images)
-    return torch.where(images < thresholds, images, 255 - images)
+def solarize(images: torch.Tensor, thresholds: _Strengths) -> torch.Tensor:
+    """Inverts the values from a threshold on; ``thresholds`` [n], 0 to 255."""
+    lowest = per_image(np.ceil(thresholds).astype(np.int16), images)
+    return torch.where(images < lowest, images, invert(images))
+
+
+def invert(images: torch.Tensor) -> torch.Tensor:
+    """255 - the value."""
+    return 255 - images
 
 
 def autocontrast(images: torch.Tensor) -> torch.Tensor:

@@ -33,14 +33,17 @@ def warp(
     Args:
         images: uint8 [N, 3, H, W].
         rows: Which ones, [R].
-        matrices: float64 [R, 6], each a :data:`feeder.decode.op_math.Matrix`.
+        matrices: float64 [R, 6], each a :data:`feeder.decode.op_math.Matrix`, or [R, 8] of
+            :func:`feeder.decode.op_math.perspective_matrix`.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
         fill: What comes from outside the image.
     """
     height, width = images.shape[2:]
     around = to_device(np.array(fill, np.uint8), images.device).reshape(1, 3, 1, 1)
-    if interpolation in ("bilinear", "bicubic"):
-        filtered = _bilinear if interpolation == "bilinear" else _bicubic
+    filtered = {"bilinear": _bilinear, "bicubic": _bicubic}.get(interpolation)
+    if matrices.shape[1] == 8:
+        filtered = filtered or _nearest
+    if filtered is not None:
         change_rows(images, rows, lambda some, part: filtered(some, matrices[part], around))
         return
     # What neither turns nor shears goes by the column and the row alone, in floats that Pillow adds up.
@@ -107,12 +110,21 @@ def _sources(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where each pixel comes from, x and y, float64 [n, H, W], and whether that is inside the image."""
     height, width = images.shape[2:]
-    xx, xy, x0, yx, yy, y0 = to_device(matrices.T, images.device)[:, :, None, None].unbind(0)
+    xx, xy, x0, yx, yy, y0, *tilts = to_device(matrices.T, images.device)[:, :, None, None].unbind(0)
     x, y = (axis + 0.5 for axis in _grid(images, torch.float64))
     from_x, from_y = xx * x + xy * y + x0, yx * x + yy * y + y0
+    if tilts:
+        distance = tilts[0] * x + tilts[1] * y + 1.0
+        from_x, from_y = from_x / distance, from_y / distance
     inside = (from_x >= 0.0) & (from_x < width) & (from_y >= 0.0) & (from_y < height)
     # Far outside, where it means nothing, the numbers need not fit an int64.
     return from_x.clamp_(-9.0, width + 9.0) - 0.5, from_y.clamp_(-9.0, height + 9.0) - 0.5, inside
+
+
+def _nearest(images: torch.Tensor, matrices: npt.NDArray[np.float64], around: torch.Tensor) -> torch.Tensor:
+    x, y, inside = _sources(images, matrices)
+    column, row = (x + 0.5).floor().long(), (y + 0.5).floor().long()
+    return torch.where(inside[:, None], _at(images, column, row), around)
 
 
 def _bilinear(images: torch.Tensor, matrices: npt.NDArray[np.float64], around: torch.Tensor) -> torch.Tensor:

@@ -18,9 +18,10 @@ from feeder.decode import device_geometry as geometry
 from feeder.decode.device_erase import erase
 from feeder.decode.device_rows import change_rows
 from feeder.decode.fused import fused_from, fused_parameters
-from feeder.decode.op_math import Matrix, affine_matrix, augmentation_affine, rotation_matrix
+from feeder.decode.op_math import Matrix, affine_matrix, augmentation_affine, perspective_matrix, rotation_matrix
 from feeder.errors import BackendError
 from feeder.transforms import (
+    AutoAugment,
     CenterCrop,
     ColorJitter,
     GaussianBlur,
@@ -29,21 +30,31 @@ from feeder.transforms import (
     Op,
     Pad,
     RandAugment,
+    RandomAdjustSharpness,
     RandomAffine,
     RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
     RandomCrop,
+    RandomEqualize,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPerspective,
+    RandomPosterize,
     RandomResizedCrop,
     RandomRotation,
+    RandomSolarize,
     RandomVerticalFlip,
+    RandomZoomOut,
     Recipe,
     Resize,
     ToDtype,
     TrivialAugmentWide,
 )
 from feeder.transforms.augment import AUGMENTATIONS
+from feeder.transforms.choice import Branches
 from feeder.transforms.op import Extent, Params
 
 __all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
@@ -74,9 +85,11 @@ def _problem(op: Op, extent: Extent, is_batched: bool) -> str | None:
     """Why an op can't run on images of this extent; None if it can."""
     if isinstance(op, Lambda):
         return "it is a function of one image, for a worker to call"
+    if isinstance(op, RandomZoomOut):
+        return "its images are of different sizes"
     if type(op) not in (*DEVICE_OPS, Normalize):
         return "it is no op of feeder.transforms"
-    for each in op.transforms if isinstance(op, RandomApply) else ():
+    for each in op.inner_ops if isinstance(op, Branches) else ():
         if (problem := _problem(each, extent, is_batched)) is not None:
             return f"of {type(each).__name__} in it: {problem}"
     if not is_batched:
@@ -151,16 +164,33 @@ def _blur(images: torch.Tensor, op: GaussianBlur, params: Params) -> torch.Tenso
     return images
 
 
-def _apply(images: torch.Tensor, op: RandomApply, params: Params) -> torch.Tensor:
-    rows = np.flatnonzero(params["apply"])
+def _branch(images: torch.Tensor, op: Branches, params: Params) -> torch.Tensor:
+    for drawn, steps in op.branches(params):
+        _do_steps(images, np.flatnonzero(drawn), list(steps))
+    return images
 
+
+def _do_steps(images: torch.Tensor, rows: _Rows, steps: list[tuple[Op, Params]]) -> None:
     def run(some: torch.Tensor, part: slice) -> torch.Tensor:
-        for each, drawn in op.inner(params):
-            some = DEVICE_OPS[type(each)](some, each, {name: values[rows[part]] for name, values in drawn.items()})
+        for op, drawn in steps:
+            some = DEVICE_OPS[type(op)](some, op, {name: values[rows[part]] for name, values in drawn.items()})
         return some
 
     change_rows(images, rows, run)
-    return images
+
+
+def _if_drawn(change: Callable[[torch.Tensor, Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An op that changes some of the images."""
+
+    def run(images: torch.Tensor, op: Op, params: Params) -> torch.Tensor:
+        change_rows(images, np.flatnonzero(params["change"]), lambda some, _: change(some, op))
+        return images
+
+    return run
+
+
+def _sharpen(images: torch.Tensor, op: RandomAdjustSharpness) -> torch.Tensor:
+    return color.ADJUSTMENTS["sharpness"](images, np.full(len(images), op.sharpness_factor))
 
 
 def _erase(images: torch.Tensor, op: RandomErasing, params: Params) -> torch.Tensor:
@@ -170,7 +200,7 @@ def _erase(images: torch.Tensor, op: RandomErasing, params: Params) -> torch.Ten
     return images
 
 
-def _augment(images: torch.Tensor, op: RandAugment | TrivialAugmentWide, params: Params) -> torch.Tensor:
+def _augment(images: torch.Tensor, op: AutoAugment | RandAugment | TrivialAugmentWide, params: Params) -> torch.Tensor:
     height, width = images.shape[2:]
     for kinds, magnitudes in zip(params["kind"].T, params["magnitude"].T, strict=True):
         warped: list[tuple[int, Matrix]] = []
@@ -195,11 +225,13 @@ def _augment_once(images: torch.Tensor, rows: _Rows, kind: str, magnitudes: npt.
     elif kind == "Posterize":
         change_rows(images, rows, lambda some, part: color.posterize(some, magnitudes[part]))
     elif kind == "Solarize":
-        change_rows(images, rows, lambda some, part: color.solarize(some, magnitudes[part]))
+        change_rows(images, rows, lambda some, part: color.solarize(some, 255.0 * magnitudes[part]))
     elif kind == "AutoContrast":
         change_rows(images, rows, lambda some, _: color.autocontrast(some))
     elif kind == "Equalize":
         change_rows(images, rows, lambda some, _: color.equalize(some))
+    elif kind == "Invert":
+        change_rows(images, rows, lambda some, _: color.invert(some))
 
 
 def _matrices(matrices: list[Matrix]) -> npt.NDArray[np.float64]:
@@ -223,6 +255,16 @@ def _rotate(images: torch.Tensor, op: RandomRotation, params: Params) -> torch.T
     height, width = images.shape[2:]
     matrices = [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
     geometry.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
+    return images
+
+
+def _tilt(images: torch.Tensor, op: RandomPerspective, params: Params) -> torch.Tensor:
+    height, width = images.shape[2:]
+    rows = np.flatnonzero(params["distort"])
+    found = [perspective_matrix(width, height, corners) for corners in params["corners"][rows].tolist()]
+    chosen = rows[[matrix is not None for matrix in found]]
+    matrices = np.array([matrix for matrix in found if matrix is not None], np.float64).reshape(-1, 8)
+    geometry.warp(images, chosen, matrices, op.interpolation, op.fill)
     return images
 
 
@@ -251,19 +293,28 @@ def _nothing(images: torch.Tensor, op: ToDtype, params: Params) -> torch.Tensor:
 
 
 DEVICE_OPS: dict[type[Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] = {
+    AutoAugment: _augment,
     CenterCrop: _crop,
     ColorJitter: _jitter,
     GaussianBlur: _blur,
     Pad: _pad,
     RandAugment: _augment,
+    RandomAdjustSharpness: _if_drawn(_sharpen),
     RandomAffine: _affine,
-    RandomApply: _apply,
+    RandomApply: _branch,
+    RandomAutocontrast: _if_drawn(lambda some, _: color.autocontrast(some)),
+    RandomChoice: _branch,
     RandomCrop: _crop,
+    RandomEqualize: _if_drawn(lambda some, _: color.equalize(some)),
     RandomErasing: _erase,
     RandomGrayscale: _grayscale,
     RandomHorizontalFlip: _flip,
+    RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
+    RandomPerspective: _tilt,
+    RandomPosterize: _if_drawn(lambda some, op: color.posterize(some, np.full(len(some), op.bits))),
     RandomResizedCrop: _resize,
     RandomRotation: _rotate,
+    RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
     RandomVerticalFlip: _flip_vertically,
     Resize: _resize,
     ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Matrix", "affine_matrix", "augmentation_affine", "blur_weights", "rotation_matrix"]
+__all__ = ["Matrix", "affine_matrix", "augmentation_affine", "blur_weights", "perspective_matrix", "rotation_matrix"]
 
 # (xx, xy, x0, yx, yy, y0): the pixel (x, y) of the output comes from (xx x + xy y + x0, yx x + yy y + y0) of the input.
 # Pixels are squares of side 1: the middle of the upper left one is (0.5, 0.5).
@@ -63,6 +64,47 @@ def rotation_matrix(width: int, height: int, degrees: float, center: tuple[float
     x0 = cos * -center_x + sin * -center_y + 0.0 + center_x
     y0 = minus_sin * -center_x + cos * -center_y + 0.0 + center_y
     return cos, sin, x0, minus_sin, cos, y0
+
+
+def perspective_matrix(
+    width: int, height: int, corners: Sequence[Sequence[int]]
+) -> tuple[float, float, float, float, float, float, float, float] | None:
+    """The perspective that brings an image's corners to other places.
+
+    The unit square's map to a quadrilateral (Heckbert, "Fundamentals of texture mapping and image warping", 1989),
+    turned around. In whole numbers up to the last step, so that it is the same on every machine.
+
+    Args:
+        width: Of the image, pixels.
+        height: Of the image, pixels.
+        corners: (x, y) in pixels of the upper left, upper right, lower right and lower left corner.
+
+    Returns:
+        (a, b, c, d, e, f, g, h), rounded to float32 as torchvision does it: the pixel (x, y) of the output comes from
+        ((a x + b y + c) / (g x + h y + 1), (d x + e y + f) / (g x + h y + 1)). None where there is no such map.
+    """
+    (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners
+    sum_x, sum_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
+    i = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
+    g = sum_x * (y3 - y2) - (x3 - x2) * sum_y
+    h = (x1 - x2) * sum_y - sum_x * (y1 - y2)
+    a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
+    d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
+    divisor = a * e - b * d
+    if divisor == 0 or a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g) == 0:
+        return None
+    inverse = (
+        (width - 1) * (e * i - f * h),
+        (width - 1) * (c * h - b * i),
+        (width - 1) * (b * f - c * e),
+        (height - 1) * (f * g - d * i),
+        (height - 1) * (a * i - c * g),
+        (height - 1) * (c * d - a * f),
+        d * h - e * g,
+        b * g - a * h,
+    )
+    xx, xy, x, yx, yy, y, zx, zy = (float(np.float32(number / divisor)) for number in inverse)
+    return xx, xy, x, yx, yy, y, zx, zy
 
 
 def augmentation_affine(kind: str, magnitude: float) -> dict[str, Any] | None:

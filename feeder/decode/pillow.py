@@ -20,7 +20,8 @@ from PIL import Image, UnidentifiedImageError
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
 from feeder.decode.pillow_ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.transforms import Draws, Normalize, Op, RandomApply, Recipe, ToDtype
+from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
+from feeder.transforms.choice import Branches
 from feeder.transforms.values import compose_affine
 
 __all__ = ["PillowDecoder"]
@@ -73,7 +74,7 @@ class PillowDecoder:
         for op in recipe.ops:
             is_float = is_float or (isinstance(op, _VALUE_OPS) and not _keeps_uint8(op))
             known: Any = ARRAY_OPS if is_float else IMAGE_OPS
-            ops = (op, *op.transforms) if isinstance(op, RandomApply) else (op,)
+            ops = (op, *op.inner_ops) if isinstance(op, Branches) else (op,)
             unknown = [each for each in ops if not isinstance(each, _VALUE_OPS) and type(each) not in known]
             if unknown:
                 raise BackendError(
@@ -219,6 +220,11 @@ class PillowDecoder:
                     if "resized_height" in sample:
                         self._check_pixels(
                             type(op).__name__, int(sample["resized_width"]), int(sample["resized_height"])
+                        )
+                    if "padding" in sample:
+                        left, top, right, bottom = sample["padding"].tolist()
+                        self._check_pixels(
+                            type(op).__name__, current.width + left + right, current.height + top + bottom
                         )
                     current = IMAGE_OPS[type(op)](current, op, sample)
         return current

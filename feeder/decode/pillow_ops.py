@@ -13,9 +13,10 @@ import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
 from feeder import order
-from feeder.decode.op_math import affine_matrix, augmentation_affine, blur_weights
+from feeder.decode.op_math import affine_matrix, augmentation_affine, blur_weights, perspective_matrix
 from feeder.errors import ArgumentError, DecodeError
 from feeder.transforms import (
+    AutoAugment,
     CenterCrop,
     ColorJitter,
     GaussianBlur,
@@ -23,19 +24,29 @@ from feeder.transforms import (
     Op,
     Pad,
     RandAugment,
+    RandomAdjustSharpness,
     RandomAffine,
     RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
     RandomCrop,
+    RandomEqualize,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomInvert,
+    RandomPerspective,
+    RandomPosterize,
     RandomResizedCrop,
     RandomRotation,
+    RandomSolarize,
     RandomVerticalFlip,
+    RandomZoomOut,
     Resize,
     TrivialAugmentWide,
 )
 from feeder.transforms.augment import AUGMENTATIONS
+from feeder.transforms.choice import Branches
 
 __all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row"]
 
@@ -111,6 +122,11 @@ def _pad(image: Image.Image, op: Pad, row: Row) -> Image.Image:
     return _pad_image(image, op.padding, op.fill, op.padding_mode)
 
 
+def _zoom_out(image: Image.Image, op: RandomZoomOut, row: Row) -> Image.Image:
+    left, top, right, bottom = (int(side) for side in row["padding"])
+    return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
+
+
 def _random_crop(image: Image.Image, op: RandomCrop, row: Row) -> Image.Image:
     if "padding" in row:
         left, top, right, bottom = (int(side) for side in row["padding"])
@@ -144,6 +160,14 @@ def _affine(image: Image.Image, interpolation: str, fill: tuple[int, int, int], 
     """With the options of :func:`feeder.decode.op_math.affine_matrix`."""
     matrix = affine_matrix(image.width, image.height, **options)
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
+
+
+def _perspective(image: Image.Image, op: RandomPerspective, row: Row) -> Image.Image:
+    matrix = perspective_matrix(image.width, image.height, row["corners"].tolist()) if row["distort"] else None
+    if matrix is None:
+        return image
+    method, resample = Image.Transform.PERSPECTIVE, _WARPS[op.interpolation]
+    return image.transform(image.size, method, matrix, resample=resample, fillcolor=op.fill)
 
 
 def _color_jitter(image: Image.Image, op: ColorJitter, row: Row) -> Image.Image:
@@ -254,13 +278,29 @@ def _as_array(change: Callable[[npt.NDArray[Any], Any, Row], npt.NDArray[Any]]) 
     return run
 
 
-def _augment(image: Image.Image, op: RandAugment | TrivialAugmentWide, row: Row) -> Image.Image:
+def _posterize(image: Image.Image, bits: int) -> Image.Image:
+    return image.point([i & (0xFF00 >> bits) for i in range(256)] * 3)
+
+
+def _solarize(image: Image.Image, threshold: float) -> Image.Image:
+    return image.point([i if i < threshold else 255 - i for i in range(256)] * 3)
+
+
+def _if_drawn(change: Callable[[Image.Image, Any], Image.Image]) -> Callable[[Image.Image, Any, Row], Image.Image]:
+    """An op that changes some of the images."""
+    return lambda image, op, row: change(image, op) if row["change"] else image
+
+
+_Automatic = AutoAugment | RandAugment | TrivialAugmentWide
+
+
+def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
     for kind, magnitude in zip(row["kind"], row["magnitude"], strict=True):
         image = _augment_once(image, op, AUGMENTATIONS[kind], float(magnitude))
     return image
 
 
-def _augment_once(image: Image.Image, op: RandAugment | TrivialAugmentWide, kind: str, magnitude: float) -> Image.Image:
+def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: float) -> Image.Image:
     options = augmentation_affine(kind, magnitude)
     if options is not None:
         return _affine(image, op.interpolation, op.fill, **options)
@@ -269,20 +309,23 @@ def _augment_once(image: Image.Image, op: RandAugment | TrivialAugmentWide, kind
     if kind == "Rotate":
         return image.rotate(magnitude, _WARPS[op.interpolation], fillcolor=op.fill)
     if kind == "Posterize":
-        return ImageOps.posterize(image, int(magnitude))
+        return _posterize(image, int(magnitude))
     if kind == "Solarize":
-        return image.point([i if i < 255.0 * magnitude else 255 - i for i in range(256)] * 3)
+        return _solarize(image, 255.0 * magnitude)
     if kind == "AutoContrast":
         return ImageOps.autocontrast(image)
     if kind == "Equalize":
         return ImageOps.equalize(image)
+    if kind == "Invert":
+        return ImageOps.invert(image)
     return _ADJUSTMENTS["saturation" if kind == "Color" else kind.lower()](image, 1.0 + magnitude)
 
 
-def _apply(image: Image.Image, op: RandomApply, row: Row) -> Image.Image:
-    if row["apply"]:
-        for each, params in op.inner(row):
-            image = IMAGE_OPS[type(each)](image, each, params)
+def _branch(image: Image.Image, op: Branches, row: Row) -> Image.Image:
+    for is_drawn, steps in op.branches(row):
+        if is_drawn:
+            for each, params in steps:
+                image = IMAGE_OPS[type(each)](image, each, params)
     return image
 
 
@@ -291,21 +334,31 @@ def _flip_array(array: FloatImage, op: RandomHorizontalFlip, row: Row) -> FloatI
 
 
 IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
+    AutoAugment: _augment,
     CenterCrop: _center_crop,
     ColorJitter: _color_jitter,
     GaussianBlur: _blur,
     Lambda: _as_array(_call_array),
     Pad: _pad,
     RandAugment: _augment,
+    RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
     RandomAffine: _random_affine,
-    RandomApply: _apply,
+    RandomApply: _branch,
+    RandomAutocontrast: _if_drawn(lambda image, _: ImageOps.autocontrast(image)),
+    RandomChoice: _branch,
     RandomCrop: _random_crop,
+    RandomEqualize: _if_drawn(lambda image, _: ImageOps.equalize(image)),
     RandomErasing: _as_array(_erase_array),
     RandomGrayscale: _grayscale,
     RandomHorizontalFlip: _flip,
+    RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
+    RandomPerspective: _perspective,
+    RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
     RandomResizedCrop: _random_resized_crop,
     RandomRotation: _rotate,
+    RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     RandomVerticalFlip: _flip_vertically,
+    RandomZoomOut: _zoom_out,
     Resize: _resize_op,
     TrivialAugmentWide: _augment,
 }

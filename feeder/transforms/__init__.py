@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from feeder.transforms.augment import RandAugment, TrivialAugmentWide
-from feeder.transforms.choice import RandomApply
+from feeder.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
+from feeder.transforms.choice import RandomApply, RandomChoice
 from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToTensor
-from feeder.transforms.distort import RandomAffine, RandomRotation
+from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
+from feeder.transforms.enhance import (
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import (
     CenterCrop,
-    Pad,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -20,11 +28,14 @@ from feeder.transforms.geometry import (
 )
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
+from feeder.transforms.padding import Pad, RandomZoomOut
 from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
 from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = [
+    "AutoAugment",
+    "AutoAugmentPolicy",
     "BatchOp",
     "CenterCrop",
     "ColorJitter",
@@ -41,15 +52,24 @@ __all__ = [
     "PILToTensor",
     "Pad",
     "RandAugment",
+    "RandomAdjustSharpness",
     "RandomAffine",
     "RandomApply",
+    "RandomAutocontrast",
+    "RandomChoice",
     "RandomCrop",
+    "RandomEqualize",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPerspective",
+    "RandomPosterize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomSolarize",
     "RandomVerticalFlip",
+    "RandomZoomOut",
     "Recipe",
     "Resize",
     "ToDtype",

@@ -10,7 +10,7 @@ from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["AUGMENTATIONS", "RandAugment", "TrivialAugmentWide"]
+__all__ = ["AUGMENTATIONS", "RandAugment", "TrivialAugmentWide", "signed", "strengths"]
 
 # torchvision's order; the drawn number of an augmentation is its place here.
 AUGMENTATIONS = (
@@ -28,7 +28,10 @@ AUGMENTATIONS = (
     "Solarize",
     "AutoContrast",
     "Equalize",
+    "Invert",
 )
+# RandAugment and TrivialAugmentWide take their pick among these; AutoAugment's policies have the last one, too.
+_DRAWN = AUGMENTATIONS.index("Invert")
 _SIGNED = np.array([1 <= i <= 9 for i in range(len(AUGMENTATIONS))])
 
 
@@ -79,8 +82,8 @@ class RandAugment(Op):
         kind = _kinds(uniform[:, : self.num_ops])
         bins = np.full(kind.shape, self.magnitude)
         most = 150.0 / 331.0 * sizes.astype(np.float64)
-        strength = _strengths(kind, bins, self.num_magnitude_bins, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4)
-        return Drawn({"kind": kind, "magnitude": _signed(kind, strength, uniform[:, self.num_ops :])}, sizes)
+        strength = strengths(kind, bins, self.num_magnitude_bins, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4)
+        return Drawn({"kind": kind, "magnitude": signed(kind, strength, uniform[:, self.num_ops :])}, sizes)
 
 
 @dataclass(frozen=True, init=False)
@@ -113,8 +116,8 @@ class TrivialAugmentWide(Op):
         kind = _kinds(uniform[:, :1])
         bins = np.floor(uniform[:, 2:] * self.num_magnitude_bins).astype(np.int64)
         most = np.full((len(sizes), 1), 32.0)
-        strength = _strengths(kind, bins, self.num_magnitude_bins, most, most, 0.99, 135.0, 0.99, 6)
-        return Drawn({"kind": kind, "magnitude": _signed(kind, strength, uniform[:, 1:2])}, sizes)
+        strength = strengths(kind, bins, self.num_magnitude_bins, most, most, 0.99, 135.0, 0.99, 6)
+        return Drawn({"kind": kind, "magnitude": signed(kind, strength, uniform[:, 1:2])}, sizes)
 
 
 def _check_bins(count: int) -> None:
@@ -123,14 +126,15 @@ def _check_bins(count: int) -> None:
 
 
 def _kinds(uniform: FloatArray) -> IntArray:
-    return np.floor(uniform * len(AUGMENTATIONS)).astype(np.int64)
+    return np.floor(uniform * _DRAWN).astype(np.int64)
 
 
-def _signed(kind: IntArray, strength: FloatArray, uniform: FloatArray) -> FloatArray:
+def signed(kind: IntArray, strength: FloatArray, uniform: FloatArray) -> FloatArray:
+    """The strengths, negative for half of the uniform numbers where the kind has two directions."""
     return np.where(_SIGNED[kind] & (uniform <= 0.5), -strength, strength)
 
 
-def _strengths(
+def strengths(
     kind: IntArray,
     bins: IntArray,
     count: int,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_probability
@@ -12,14 +16,59 @@ from feeder.transforms.op import Drawn, Extent, IntArray, Op, Params, Uniforms
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
-__all__ = ["RandomApply"]
+__all__ = ["Branches", "RandomApply", "RandomChoice", "Steps"]
 
 # No resize or crop leaves both as they are.
 _PROBES = Extent((7, 5), fixed=True), Extent((4, 11), fixed=True)
 
 
+# Ops, each with what was drawn for it.
+Steps = Iterator[tuple[Op, dict[str, Any]]]
+
+
+class Branches(Op):
+    """An op that has others in it, in branches, and does what was drawn for an image: one of the branches, or none."""
+
+    @property
+    @abstractmethod
+    def inner_ops(self) -> tuple[Op, ...]:
+        """All ops of all branches, in order."""
+
+    @abstractmethod
+    def branches(self, params: Mapping[str, Any]) -> Iterator[tuple[Any, Steps]]:
+        """Each branch: whether it is done, and its ops with what was drawn for them.
+
+        Args:
+            params: What was drawn for this op, for all samples or for one.
+        """
+
+    def _checked(self, transforms: Op | Sequence[Op]) -> tuple[Op, ...]:
+        """The ops of a branch."""
+        ops = Recipe.of(transforms).ops
+        for op in ops:
+            if isinstance(op, (ToDtype, Normalize, Branches)) or any(op.extent(e) != e for e in _PROBES):
+                raise ArgumentError(
+                    f"{type(op).__name__} can't be in {type(self).__name__}, which takes ops that leave an image's "
+                    "size and dtype alone; put it before or after"
+                )
+        return ops
+
+    def _draw_inner(self, uniforms: Uniforms, sizes: IntArray) -> Params:
+        params: Params = {}
+        for number, op in enumerate(self.inner_ops):
+            drawn = op.draw(uniforms.inner(number), sizes).params
+            params |= {f"{number}.{name}": values for name, values in drawn.items()}
+        return params
+
+    def _steps(self, params: Mapping[str, Any], first: int, count: int) -> Steps:
+        """So many of the inner ops, each with its part of what was drawn."""
+        for number, op in enumerate(self.inner_ops[first : first + count], start=first):
+            prefix = f"{number}."
+            yield op, {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
+
+
 @dataclass(frozen=True, init=False)
-class RandomApply(Op):
+class RandomApply(Branches):
     """Does several ops with probability ``p``: all of them to an image, or none.
 
     Args:
@@ -34,28 +83,61 @@ class RandomApply(Op):
     p: float
 
     def __init__(self, transforms: Op | Sequence[Op], p: float = 0.5) -> None:
-        ops = Recipe.of(transforms).ops
-        for op in ops:
-            if isinstance(op, (ToDtype, Normalize, RandomApply)) or any(op.extent(e) != e for e in _PROBES):
-                raise ArgumentError(
-                    f"{type(op).__name__} can't be in RandomApply, which takes ops that leave an image's size and "
-                    "dtype alone; put it before or after"
-                )
-        self._set(transforms=ops, p=check_probability(p))
+        self._set(transforms=self._checked(transforms), p=check_probability(p))
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        params: Params = {"apply": uniforms(1)[:, 0] < self.p}
-        for number, op in enumerate(self.transforms):
-            drawn = op.draw(uniforms.inner(number), sizes).params
-            params |= {f"{number}.{name}": values for name, values in drawn.items()}
-        return Drawn(params, sizes)
+        apply: Params = {"apply": uniforms(1)[:, 0] < self.p}
+        return Drawn(apply | self._draw_inner(uniforms, sizes), sizes)
 
-    def inner(self, params: Mapping[str, Any]) -> Iterator[tuple[Op, dict[str, Any]]]:
-        """Each op with what was drawn for it.
+    @property
+    def inner_ops(self) -> tuple[Op, ...]:
+        return self.transforms
 
-        Args:
-            params: What was drawn for this one, for all samples or for one.
-        """
-        for number, op in enumerate(self.transforms):
-            prefix = f"{number}."
-            yield op, {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
+    def branches(self, params: Mapping[str, Any]) -> Iterator[tuple[Any, Steps]]:
+        yield params["apply"], self._steps(params, 0, len(self.transforms))
+
+
+@dataclass(frozen=True, init=False)
+class RandomChoice(Branches):
+    """Does one of several ops, picked at random for each image.
+
+    Args:
+        transforms: The ops, such as leave the image's size and dtype alone; a ``Compose`` is picked as a whole.
+        p: How likely each is, in any unit; None for all the same.
+
+    Raises:
+        ArgumentError: for another op, or if ``p`` is not a number of 0 or more for each, with one above 0.
+    """
+
+    transforms: tuple[tuple[Op, ...], ...]
+    p: tuple[float, ...]
+
+    def __init__(self, transforms: Sequence[Op], p: Sequence[float] | None = None) -> None:
+        if not isinstance(transforms, Sequence) or not transforms:
+            raise ArgumentError(f"transforms must be a sequence of one op or more, got {transforms!r}")
+        weights = (1.0,) * len(transforms) if p is None else tuple(float(weight) for weight in p)
+        total = sum(weights)
+        if len(weights) != len(transforms) or min(weights) < 0.0 or not 0.0 < total < math.inf:
+            raise ArgumentError(
+                f"p must be {len(transforms)} numbers, one for each op, all 0 or more and one above 0, got {p!r}"
+            )
+        self._set(
+            transforms=tuple(self._checked(each) for each in transforms),
+            p=tuple(weight / total for weight in weights),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        ends = np.cumsum(self.p)
+        choice = np.searchsorted(ends / ends[-1], uniforms(1)[:, 0], side="right")
+        drawn: Params = {"choice": choice}
+        return Drawn(drawn | self._draw_inner(uniforms, sizes), sizes)
+
+    @property
+    def inner_ops(self) -> tuple[Op, ...]:
+        return tuple(op for ops in self.transforms for op in ops)
+
+    def branches(self, params: Mapping[str, Any]) -> Iterator[tuple[Any, Steps]]:
+        first = 0
+        for number, ops in enumerate(self.transforms):
+            yield params["choice"] == number, self._steps(params, first, len(ops))
+            first += len(ops)

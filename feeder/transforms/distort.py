@@ -1,4 +1,4 @@
-"""The ops that rotate, shift, scale and shear an image."""
+"""The ops that rotate, shift, scale, shear and tilt an image."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.transforms.arguments import check_fill, check_range, check_warp_interpolation
+from feeder.transforms.arguments import check_fill, check_probability, check_range, check_warp_interpolation
 from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["RandomAffine", "RandomRotation"]
+__all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 
 
 @dataclass(frozen=True, init=False)
@@ -144,6 +144,50 @@ class RandomAffine(Op):
             "shear_y": _between(uniform[:, 5], shear[2:]),
         }
         return Drawn(params, sizes)
+
+
+@dataclass(frozen=True, init=False)
+class RandomPerspective(Op):
+    """Shows the image as seen from another side, with probability ``p``: its corners move inwards by random amounts.
+
+    Where corners come to lie so that no perspective has them there, as they may for a ``distortion_scale`` near 1 or
+    an image of one row, the image stays as it is.
+
+    Args:
+        distortion_scale: How far a corner moves at most, as a fraction of half the width and half the height, 0 to 1.
+        p: Probability, 0 to 1.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        fill: One number or (R, G, B), 0-255, for what lies outside the image.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    distortion_scale: float
+    p: float
+    interpolation: str
+    fill: tuple[int, int, int]
+
+    def __init__(
+        self, distortion_scale: float = 0.5, p: float = 0.5, interpolation: object = "bilinear", fill: object = 0
+    ) -> None:
+        if not isinstance(distortion_scale, (int, float)) or not 0.0 <= distortion_scale <= 1.0:
+            raise ArgumentError(f"distortion_scale must be a number from 0 to 1, got {distortion_scale!r}")
+        self._set(
+            distortion_scale=float(distortion_scale),
+            p=check_probability(p),
+            interpolation=check_warp_interpolation(interpolation),
+            fill=check_fill(fill),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        uniform = uniforms(9)
+        reach = (self.distortion_scale * (sizes // 2)).astype(np.int64) + 1
+        inwards = np.floor(uniform[:, 1:].reshape(-1, 4, 2) * reach[:, None, ::-1]).astype(np.int64)
+        # Of the upper left, upper right, lower right and lower left corner.
+        is_far = np.array([[False, False], [True, False], [True, True], [False, True]])
+        corners = np.where(is_far, (sizes - reach)[:, None, ::-1], 0) + inwards
+        return Drawn({"distort": uniform[:, 0] < self.p, "corners": corners}, sizes)
 
 
 def _between(uniform: FloatArray, bounds: tuple[float, float]) -> FloatArray:

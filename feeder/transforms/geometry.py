@@ -23,7 +23,6 @@ from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, Unifor
 
 __all__ = [
     "CenterCrop",
-    "Pad",
     "RandomCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
@@ -291,35 +290,6 @@ class RandomVerticalFlip(Op):
 
 
 @dataclass(frozen=True, init=False)
-class Pad(Op):
-    """Pads the image on all sides.
-
-    Args:
-        padding: Pixels on every side, or (left and right, top and bottom), or (left, top, right, bottom).
-        fill: One number or (R, G, B), 0-255, for the mode "constant".
-        padding_mode: "constant", "edge", "reflect" or "symmetric".
-
-    Raises:
-        ArgumentError: for an argument outside its range.
-    """
-
-    padding: tuple[int, int, int, int]
-    fill: tuple[int, int, int]
-    padding_mode: str
-
-    def __init__(self, padding: int | Sequence[int], fill: object = 0, padding_mode: str = "constant") -> None:
-        self._set(padding=check_padding(padding), fill=check_fill(fill), padding_mode=check_padding_mode(padding_mode))
-
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        left, top, right, bottom = self.padding
-        return Drawn({}, sizes + np.array([top + bottom, left + right], np.int64))
-
-    def extent(self, extent: Extent) -> Extent:
-        left, top, right, bottom = self.padding
-        return extent._replace(minimum=(extent.minimum[0] + top + bottom, extent.minimum[1] + left + right))
-
-
-@dataclass(frozen=True, init=False)
 class RandomCrop(Op):
     """Crops at a random place.
 
@@ -327,10 +297,10 @@ class RandomCrop(Op):
 
     Args:
         size: Output (height, width) in pixels; an int makes a square.
-        padding: As in :class:`Pad`, done first; None for none.
+        padding: As in :class:`feeder.transforms.Pad`, done first; None for none.
         pad_if_needed: Whether to pad a smaller image on both sides by what is missing.
-        fill: As in :class:`Pad`.
-        padding_mode: As in :class:`Pad`.
+        fill: As in :class:`feeder.transforms.Pad`.
+        padding_mode: As in :class:`feeder.transforms.Pad`.
 
     Raises:
         ArgumentError: for an argument outside its range.

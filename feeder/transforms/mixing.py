@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from feeder import order
 from feeder.errors import ArgumentError
@@ -64,42 +67,88 @@ class BatchOp(ABC):
 
     Args:
         alpha: Parameter of the Beta(alpha, alpha) distribution that the mixing weight is drawn from; positive.
+        num_classes: How many classes there are, for labels as a loss function takes them: how much of each class an
+            image has. None: the labels of both images, and the first one's weight.
 
     Raises:
-        ArgumentError: if ``alpha`` is not positive.
+        ArgumentError: if ``alpha`` or ``num_classes`` is not positive.
     """
 
     alpha: float = 1.0
+    num_classes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.alpha > 0.0:
             raise ArgumentError(f"alpha must be positive, got {self.alpha}")
+        if self.num_classes is not None and (not isinstance(self.num_classes, int) or self.num_classes < 1):
+            raise ArgumentError(f"num_classes must be a positive int or None, got {self.num_classes!r}")
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, seed: int, epoch: int, step: int
-    ) -> tuple[Tensor, MixedLabels]:
+    ) -> tuple[Tensor, MixedLabels | Tensor]:
         """Mixes a batch; the batch itself stays as it is.
 
         Args:
             images: [N, C, H, W], uint8 or float, on any device.
-            labels: [N, ...].
+            labels: [N, ...]; with ``num_classes`` int64 [N], each 0 to ``num_classes`` - 1.
             seed: 0 to 2**64-1.
             epoch: 0 to 2**32-1.
             step: Number of the batch in the epoch.
 
         Returns:
-            The mixed images, of the same shape and dtype, and (labels, labels of what was mixed in, lam): the first
-            count lam, the second 1 - lam.
+            The mixed images, of the same shape and dtype, and their labels, as :meth:`mixed_labels` gives them.
 
         Raises:
-            ArgumentError: if the shapes don't fit.
+            ArgumentError: if the shapes don't fit, or a label on the CPU is out of range.
         """
         if images.ndim != 4 or len(images) != len(labels):
             raise ArgumentError(
                 f"expected images [N, C, H, W] and N labels, got {list(images.shape)} and {list(labels.shape)}"
             )
+        if self.num_classes is not None:
+            if labels.ndim != 1:
+                raise ArgumentError(f"with num_classes labels must be class numbers [N], got {list(labels.shape)}")
+            if labels.device.type == "cpu":
+                self.check_labels(labels.numpy())
         drawn = self.draw(seed, epoch, step, images.shape[2], images.shape[3])
-        return drawn.apply(images), (labels, labels.roll(1, 0), drawn.label_weight)
+        return drawn.apply(images), self.mixed_labels(labels, drawn.label_weight)
+
+    def check_labels(self, labels: npt.NDArray[np.integer[Any]]) -> None:
+        """Refuses class numbers that ``num_classes`` has no place for, before a GPU meets them, which tells nobody.
+
+        Args:
+            labels: integers [N].
+
+        Raises:
+            ArgumentError: naming the first.
+        """
+        if self.num_classes is None:
+            return
+        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        if len(wrong):
+            raise ArgumentError(
+                f"{type(self).__name__} with num_classes={self.num_classes} takes labels from 0 to "
+                f"{self.num_classes - 1}, got {wrong[0]}"
+            )
+
+    def mixed_labels(self, labels: Tensor, weight: float) -> MixedLabels | Tensor:
+        """The labels of mixed images.
+
+        Args:
+            labels: [N, ...], on any device; with ``num_classes`` int64 [N].
+            weight: How much of a label is its own, 0 to 1.
+
+        Returns:
+            With ``num_classes`` float32 [N, num_classes], each row with ``weight`` at the image's own class and the
+            rest at that of what was mixed in. Else (labels, labels of what was mixed in, weight).
+        """
+        if self.num_classes is None:
+            return labels, labels.roll(1, 0), weight
+        import torch
+
+        own = torch.zeros((len(labels), self.num_classes), device=labels.device)
+        own.scatter_(1, labels[:, None], 1.0)
+        return own.roll(1, 0).mul_(1.0 - weight).add_(own, alpha=weight)
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:

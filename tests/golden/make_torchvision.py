@@ -36,6 +36,8 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
     for mode in ("constant", "edge", "reflect", "symmetric"):
         args = {"padding": [1, 2, 3, 4], "fill": [9, 8, 7], "padding_mode": mode}
         cases.append(("Pad", args, {}, F.pad(image, [1, 2, 3, 4], [9, 8, 7], mode)))
+    out = F.pad(image, [7, 2, 0, 5], [9, 8, 7])
+    cases.append(("RandomZoomOut", {"fill": [9, 8, 7]}, {"padding": [7, 2, 0, 5]}, out))
     padded = F.crop(F.pad(image, [4, 3, 4, 3], 5), 2, 7, 20, 20)
     row = {"top": 2, "left": 7, "height": 20, "width": 20, "padding": [4, 3, 4, 3]}
     cases.append(("RandomCrop", {"size": [20, 20], "padding": [4, 3], "fill": 5}, row, padded))
@@ -58,6 +60,15 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
         row |= {"shear_x": shear[0], "shear_y": shear[1]}
         out = F.affine(image, angle, list(shift), scale, list(shear), **options)
         cases.append(("RandomAffine", {"degrees": 180, **options}, row, out))
+    for scale, corners, options in (
+        (0.5, [[3, 2], [17, 1], [16, 14], [0, 12]], {}),
+        (1.0, [[9, 0], [12, 7], [19, 15], [1, 8]], {"interpolation": "nearest", "fill": [10, 20, 30]}),
+        (0.7, [[0, 5], [19, 0], [13, 11], [6, 15]], {"interpolation": "bicubic"}),
+    ):
+        whole = [[0, 0], [WIDTH - 1, 0], [WIDTH - 1, HEIGHT - 1], [0, HEIGHT - 1]]
+        out = F.perspective(image, whole, corners, **options)
+        row = {"distort": True, "corners": corners}
+        cases.append(("RandomPerspective", {"distortion_scale": scale, **options}, row, out))
     args = {"brightness": 0.9, "contrast": 0.9, "saturation": 0.9, "hue": 0.5}
     names = ("brightness", "contrast", "saturation", "hue")
     for order, factors in (
@@ -77,6 +88,19 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
     value = torch.tensor([200.0, 17.9, 3.0])[:, None, None]
     out = F.erase(image, 4, 6, 9, 12, value)
     cases.append(("RandomErasing", {"value": [200.0, 17.9, 3.0]}, row, out))
+    for name, args, out in (
+        ("RandomInvert", {}, F.invert(image)),
+        ("RandomAutocontrast", {}, F.autocontrast(image)),
+        ("RandomEqualize", {}, F.equalize(image)),
+        ("RandomPosterize", {"bits": 1}, F.posterize(image, 1)),
+        ("RandomPosterize", {"bits": 5}, F.posterize(image, 5)),
+        ("RandomSolarize", {"threshold": 130}, F.solarize(image, 130)),
+        ("RandomSolarize", {"threshold": 96.5}, F.solarize(image, 96.5)),
+        ("RandomAdjustSharpness", {"sharpness_factor": 0}, F.adjust_sharpness(image, 0)),
+        ("RandomAdjustSharpness", {"sharpness_factor": 2.3}, F.adjust_sharpness(image, 2.3)),
+    ):
+        cases.append((name, args, {"change": True}, out))
+    cases.append(("AutoAugment", {}, {"kind": [14], "magnitude": [0.0]}, F.invert(image)))
     return cases
 
 
@@ -169,13 +193,69 @@ def magnitude_cases() -> list[dict[str, Any]]:
     return cases
 
 
+def policy_cases() -> list[dict[str, Any]]:
+    """What AutoAugment does for each of its pairs, where all that it draws after the pair is one number."""
+    cases = []
+    for policy in v2.AutoAugmentPolicy:
+        for number in range(25):
+            for uniform in (0.05, 0.35, 0.55, 0.95):
+                op = v2.AutoAugment(policy)
+                with (
+                    mock.patch.object(torch, "randint", return_value=torch.tensor(number)),
+                    mock.patch.object(torch, "rand", return_value=torch.tensor(uniform)),
+                    mock.patch.object(op, "_apply_image_or_video_transform") as run,
+                ):
+                    run.side_effect = lambda image, *_, **__: image
+                    op(Image.new("RGB", (500, 375)))
+                steps = [list(call.args[1:3]) for call in run.call_args_list]
+                cases.append({"policy": policy.value, "pair": number, "uniform": uniform, "steps": steps})
+    return cases
+
+
+def corner_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Where RandomPerspective puts the corners for given uniform numbers."""
+    cases = []
+    for scale in (0.5, 0.0, 1.0):
+        for height, width in ((375, 500), (224, 224), (31, 17), (2, 3)):
+            uniforms = [float(u) for u in rng.random(8)]
+            queue = iter(uniforms)
+
+            def randint(low: int, high: int, size: Any, queue: Any = queue) -> torch.Tensor:
+                return torch.tensor([low + int(next(queue) * (high - low))])
+
+            op = v2.RandomPerspective(scale)
+            name = "torchvision.transforms.v2._geometry._get_perspective_coeffs"
+            with mock.patch.object(torch, "randint", randint), mock.patch(name) as coefficients:
+                op.make_params([torch.empty(3, height, width)])
+            corners = coefficients.call_args.args[1]
+            size = [height, width]
+            cases.append({"scale": scale, "size": size, "uniforms": uniforms, "corners": corners})
+    return cases
+
+
+def zoom_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """What RandomZoomOut puts around images for given uniform numbers."""
+    cases = []
+    for low, high in ((1.0, 4.0), (1.2, 1.5)):
+        for height, width in ((375, 500), (224, 224), (31, 17), (1, 3)):
+            uniforms = [float(u) for u in rng.random(3).astype(np.float32)]
+            numbers = [torch.tensor(uniforms[:1]), torch.tensor(uniforms[1:])]
+            with mock.patch.object(torch, "rand", side_effect=numbers):
+                params = v2.RandomZoomOut(side_range=(low, high)).make_params([torch.empty(3, height, width)])
+            case = {"side_range": [low, high], "size": [height, width], "uniforms": uniforms}
+            cases.append({**case, "padding": params["padding"]})
+    return cases
+
+
 def mixing_cases(images: torch.Tensor) -> dict[str, Any]:
     """MixUp and CutMix with given weights."""
     labels = torch.arange(len(images))
     arrays: dict[str, Any] = {"mixing_input": images.numpy()}
     for lam in (0.3, 0.95):
         mixup = v2.MixUp(num_classes=len(images))
-        arrays[f"mixup_{lam}"] = mixup.transform(images, {"labels": labels, "batch_size": len(images), "lam": lam})
+        params = {"labels": labels, "batch_size": len(images), "lam": lam}
+        arrays[f"mixup_{lam}"] = mixup.transform(images, params)
+        arrays[f"mixup_labels_{lam}"] = mixup.transform(labels, params)
         corners = [torch.tensor([20]), torch.tensor([3])]
         with (
             mock.patch.object(torch, "randint", side_effect=corners),
@@ -201,6 +281,9 @@ def main() -> None:
         "draws": draw_cases(np.random.default_rng(0)),
         "sizes": size_cases(),
         "magnitudes": magnitude_cases(),
+        "policies": policy_cases(),
+        "corners": corner_cases(np.random.default_rng(2)),
+        "zooms": zoom_cases(np.random.default_rng(3)),
     }
     batch = torch.from_numpy(np.random.default_rng(1).random((3, 3, 8, 24), np.float32))
     path = os.path.join(os.path.dirname(__file__), "torchvision.npz")

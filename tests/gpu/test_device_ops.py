@@ -88,6 +88,16 @@ WARPS = ("nearest", "bilinear", "bicubic")
         T.RandomHorizontalFlip(),
         T.RandomVerticalFlip(),
         T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1), T.RandomErasing(value=9), T.RandomVerticalFlip()]),
+        T.RandomChoice([T.ColorJitter(0.4), T.Compose([T.RandomInvert(1.0), T.RandomRotation(9)]), T.Compose([])]),
+        T.RandomInvert(),
+        T.RandomAutocontrast(),
+        T.RandomEqualize(),
+        *(T.RandomPosterize(bits) for bits in (0, 3, 8)),
+        *(T.RandomSolarize(threshold, 0.7) for threshold in (0, 127, 127.5, 255)),
+        *(T.RandomAdjustSharpness(factor) for factor in (0, 0.3, 2.7)),
+        T.AutoAugment("svhn", fill=(9, 8, 7)),
+        *(T.RandomPerspective(scale, 0.8, fill=(9, 8, 7)) for scale in (0.2, 1.0)),
+        *(T.RandomPerspective(0.5, 1.0, name) for name in WARPS),
         T.GaussianBlur(5),
         T.GaussianBlur((9, 23), (0.1, 3.0)),
         T.RandomErasing(0.8, value=(3, 300, 7.5)),
@@ -127,14 +137,24 @@ def test_every_augmentation_gives_pillows_pixels_to_the_bit(
     kind: str, interpolation: str, device: torch.device
 ) -> None:
     """All bins of the strengths and both signs, on every image; some bits beyond those that are drawn."""
-    op = T.TrivialAugmentWide(interpolation=interpolation, fill=(9, 8, 7))
+    op: T.Op = T.TrivialAugmentWide(interpolation=interpolation, fill=(9, 8, 7))
+    if kind == "Invert":  # which is AutoAugment's alone
+        op = T.AutoAugment("svhn", interpolation, (9, 8, 7))
     params = draw(op, 1500, (HEIGHT, WIDTH))
     rows = np.flatnonzero(params["kind"][:, 0] == AUGMENTATIONS.index(kind))[:COUNT]
     assert len(rows) == COUNT
     assert_pillows(op, {name: values[rows] for name, values in params.items()}, device)
 
 
-@pytest.mark.parametrize("op", [T.RandAugment(4, 20), T.RandAugment(2, 9, interpolation="bilinear")], ids=str)
+@pytest.mark.parametrize(
+    "op",
+    [
+        T.RandAugment(4, 20),
+        T.RandAugment(2, 9, interpolation="bilinear"),
+        T.RandomChoice([T.RandomInvert(), T.Compose([T.RandomInvert(), T.RandomEqualize()])]),
+    ],
+    ids=str,
+)
 def test_batches_of_mixed_kinds_are_done_a_few_images_at_a_time(
     op: T.Op, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
@@ -165,6 +185,15 @@ RECIPES: list[list[T.Op]] = [
         T.Normalize(MEAN, STD),
     ],
     [T.GaussianBlur(5), T.ToDtype("uint8"), T.RandomHorizontalFlip(), T.RandomErasing(0.9, value=300.0)],
+    [
+        T.AutoAugment("svhn"),
+        T.RandomPerspective(0.5, 0.8),
+        T.RandomChoice([T.RandomInvert(), T.RandomPosterize(4), T.RandomEqualize()], [2, 1, 1]),
+        T.RandomSolarize(100),
+        T.RandomAutocontrast(),
+        T.RandomAdjustSharpness(2.0),
+        T.Normalize(MEAN, STD),
+    ],
 ]
 
 
@@ -360,6 +389,12 @@ def test_no_images_are_no_work(device: torch.device) -> None:
             [T.Resize((64, 64)), T.GaussianBlur(3), T.Resize((32, 32), "lanczos")],
             "Resize: its interpolation is 'lanczos'",
         ),
+        (
+            [T.Resize(64), T.RandomPerspective(), T.CenterCrop(64)],
+            "RandomPerspective: it gets images of different sizes",
+        ),
+        ([T.RandomZoomOut(), T.RandomResizedCrop(32)], "RandomZoomOut: its images are of different sizes"),
+        ([T.RandomResizedCrop(32), T.RandomChoice([T.RandomInvert(), T.Lambda(abs)])], "RandomChoice: of Lambda in it"),
         ([T.Resize((64, 64)), T.GaussianBlur(3), T.RandomCrop(70, 2)], "RandomCrop: its 70x70 .* larger .* 68x68"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -1,0 +1,125 @@
+"""The ops that do one fixed change of colors or sharpness to some of the images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feeder.errors import ArgumentError
+from feeder.transforms.arguments import check_probability
+from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
+
+__all__ = [
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomEqualize",
+    "RandomInvert",
+    "RandomPosterize",
+    "RandomSolarize",
+]
+
+
+@dataclass(frozen=True, init=False)
+class _Enhancement(Op):
+    p: float
+
+    def __init__(self, p: float = 0.5) -> None:
+        self._set(p=check_probability(p))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"change": uniforms(1)[:, 0] < self.p}, sizes)
+
+
+class RandomInvert(_Enhancement):
+    """Turns each value v into 255 - v, with probability ``p``.
+
+    Args:
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: if ``p`` is no probability.
+    """
+
+
+class RandomAutocontrast(_Enhancement):
+    """Stretches each channel's values, from the lowest to the highest, over 0-255, with probability ``p``.
+
+    Args:
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: if ``p`` is no probability.
+    """
+
+
+class RandomEqualize(_Enhancement):
+    """Spreads each channel's values so that all are about as frequent, with probability ``p``.
+
+    Args:
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: if ``p`` is no probability.
+    """
+
+
+@dataclass(frozen=True, init=False)
+class RandomPosterize(_Enhancement):
+    """Keeps the upper bits of each value, with probability ``p``.
+
+    Args:
+        bits: How many, 0 to 8.
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    bits: int
+
+    def __init__(self, bits: int, p: float = 0.5) -> None:
+        super().__init__(p)
+        if not isinstance(bits, int) or not 0 <= bits <= 8:
+            raise ArgumentError(f"bits must be an int from 0 to 8, got {bits!r}")
+        self._set(bits=int(bits))
+
+
+@dataclass(frozen=True, init=False)
+class RandomSolarize(_Enhancement):
+    """Inverts the values from ``threshold`` on, with probability ``p``.
+
+    Args:
+        threshold: In levels of a uint8 image, 0 to 255.
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    threshold: float
+
+    def __init__(self, threshold: float, p: float = 0.5) -> None:
+        super().__init__(p)
+        if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 255:
+            raise ArgumentError(f"threshold must be a number from 0 to 255, got {threshold!r}")
+        self._set(threshold=float(threshold))
+
+
+@dataclass(frozen=True, init=False)
+class RandomAdjustSharpness(_Enhancement):
+    """Sharpens or blurs the image, with probability ``p``.
+
+    Args:
+        sharpness_factor: 0 blurs, 1 changes nothing, 2 sharpens; 0 or more.
+        p: Probability, 0 to 1.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    sharpness_factor: float
+
+    def __init__(self, sharpness_factor: float, p: float = 0.5) -> None:
+        super().__init__(p)
+        if not isinstance(sharpness_factor, (int, float)) or not 0 <= sharpness_factor < float("inf"):
+            raise ArgumentError(f"sharpness_factor must be a number, 0 or more, got {sharpness_factor!r}")
+        self._set(sharpness_factor=float(sharpness_factor))
