@@ -9,6 +9,7 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -421,11 +422,18 @@ def test_memory_limit_makes_fewer_slots_and_refuses_what_cannot_fit(shards: Path
         iter(tight)
 
 
+def _meet(folder: Path) -> None:
+    """Lets no worker begin before two have left a file: one alone may have made all batches before another begins."""
+    while len(os.listdir(folder)) < 2:
+        time.sleep(0.001)
+
+
 def test_worker_init_fn_runs_in_every_worker(shards: Path, tmp_path: Path) -> None:
-    loader = DataLoader(
-        ShardDataset(shards, RECIPE), num_workers=2, worker_init_fn=lambda i: (tmp_path / f"worker{i}").touch()
-    )
-    _epoch(loader)
+    def init(number: int) -> None:
+        (tmp_path / f"worker{number}").touch()
+        _meet(tmp_path)
+
+    _epoch(DataLoader(ShardDataset(shards, RECIPE), num_workers=2, worker_init_fn=init))
     assert sorted(os.listdir(tmp_path)) == ["worker0", "worker1"]
 
 
@@ -435,6 +443,7 @@ def test_worker_init_fn_finds_torchs_worker_info(shards: Path, tmp_path: Path) -
         assert info is not None
         seen = info.id, info.num_workers, len(info.dataset), info.seed == torch.initial_seed()
         (tmp_path / f"worker{number}").write_text(repr(seen))
+        _meet(tmp_path)
 
     _epoch(DataLoader(ShardDataset(shards, RECIPE), num_workers=2, seed=2**64 - 1, worker_init_fn=init))
     assert [(tmp_path / f"worker{k}").read_text() for k in (0, 1)] == [repr((k, 2, 50, True)) for k in (0, 1)]
