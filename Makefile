@@ -24,9 +24,10 @@ demo: ## shard images, load them, compare with torch's DataLoader (IMAGES=dir fo
 	@scripts/demo.sh
 
 # Without a GPU, also where there is one, so that they test the same everywhere; bench/gpu.sh runs those that need it.
+# A test that is stuck where Python can't end it: SIGABRT, at which pytest writes the stacks of all threads.
 test: ## run the tests
 	@scripts/env.sh test
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(PYTEST_ARGS)
+	CUDA_VISIBLE_DEVICES= timeout --foreground --signal=ABRT --kill-after=60 3600 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: ## check style and types
 	@scripts/env.sh test

@@ -26,6 +26,7 @@ __all__ = ["arguments", "check", "main", "scripts"]
 FLAG = "--smoke"
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES, CLASSES = 64, 4
+_LIMIT_S = 600.0  # nearly a hundred times what the slowest takes: it ends what hangs
 # Measured on a folder: the command itself, at its least.
 _COMMAND = ("--no-peers", "--workers", "0,1", "--image-size", "32", "--seconds", "0.05", "--repeats", "1", "-q")
 
@@ -101,7 +102,12 @@ def _figures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], d
 def _run(name: str, command: list[str], out: Path) -> list[str]:
     """Runs one and says what is wrong with it."""
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired as expired:
+        said = expired.stderr or expired.stdout or b""
+        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+        return [f"did not end in {_LIMIT_S:.0f} s: {said.strip()[-2000:]}"]
     print(f"  {name}: {time.perf_counter() - began:.1f} s", flush=True)
     if done.returncode:
         return [f"exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-2000:]}"]
@@ -120,9 +126,10 @@ def main() -> int:
         made = Path(work)
         python = [sys.executable, "-m"]
         size = ["--count", str(IMAGES), "--classes", str(CLASSES)]
-        subprocess.run([*python, "bench.make_images", str(made / "images"), *size], cwd=ROOT, check=True)
+        once: dict[str, Any] = {"cwd": ROOT, "check": True, "timeout": _LIMIT_S}
+        subprocess.run([*python, "bench.make_images", str(made / "images"), *size], **once)
         shard = [*python, "feeder", "shard", str(made / "images"), "--out", str(made / "shards"), "-q"]
-        subprocess.run(shard, cwd=ROOT, check=True)
+        subprocess.run(shard, **once)
         for name in options.names or scripts():
             out = made / f"{name}.json"
             wrong[name] = _run(name, [*python, f"bench.{name}", FLAG, work, "--json", str(out)], out)

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from feeder.ends import handing_over
@@ -34,6 +35,7 @@ _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000
 _MESSAGE_BYTES = 4096
 _END_S = 5.0
+_WORD_S = 10.0  # the longest wait for the process id of a worker that is being started
 
 
 class ForkServer:
@@ -64,6 +66,7 @@ class ForkServer:
         # Entered again from inside: a garbage collection may come at any place, and end a pool.
         self._lock = threading.RLock()
         self._next = 0
+        self._starting: set[int] = set()
         self._started: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._forgotten: set[int] = set()
@@ -100,9 +103,11 @@ class ForkServer:
         with self._lock:
             number = self._next
             self._next += 1
+            self._starting.add(number)
             try:
                 socket.send_fds(self._socket, [f"start {number}".encode()], [channel.fileno()])
             except OSError as error:
+                self._starting.discard(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its files before it has ended
                     self.process.wait(_END_S)
                 raise WorkerError(f"the worker server is gone ({error}); iterate again to start a new one") from None
@@ -114,8 +119,15 @@ class ForkServer:
             self._socket.send(f"kill {number}".encode())
 
     def pid(self, number: int) -> int | None:
-        """A worker's process id; None if it is not known yet."""
+        """A worker's process id; None if the server does not come to start it.
+
+        A worker may be at work before its server comes to say so: word of it is waited for.
+        """
         self._read()
+        end = time.monotonic() + _WORD_S
+        while number in self._starting and self._pid == os.getpid() and self.alive() and time.monotonic() < end:
+            select.select([self._socket], [], [], _PARENT_CHECK_MS / 1000)
+            self._read()
         return self._started.get(number)
 
     def ended(self, number: int) -> int | None:
@@ -128,6 +140,7 @@ class ForkServer:
 
     def forget(self, number: int) -> None:
         """Drops what is kept about a worker, now or when it ends."""
+        self._starting.discard(number)
         self._started.pop(number, None)
         if self._ended.pop(number, None) is None:
             self._forgotten.add(number)
@@ -159,6 +172,7 @@ class ForkServer:
         word, number, value = message.decode().split()
         if word == "started":
             self._started[int(number)] = int(value)
+            self._starting.discard(int(number))
         elif int(number) in self._forgotten:
             self._forgotten.discard(int(number))
             self._started.pop(int(number), None)

@@ -200,7 +200,7 @@ class Processes:
     def is_dying(self, number: int) -> bool:
         """Whether a worker that seems dead is, or soon will be."""
         process = self.workers[number].process
-        process.join(_POLL_MS / 1000)
+        process.join(_JOIN_S)
         return not process.is_alive()
 
     def end(self, number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import sys
@@ -16,6 +17,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Python 3.14 starts processes by a server unless told, to which tests' own classes can't be sent. Tests that are of
 # another way ask for it by name.
 multiprocessing.set_start_method("fork", force=True)
+
+# The same examples in every run, however slow the machine is: what fails does so for who changed something.
+with contextlib.suppress(ImportError):  # bench/gpu.sh does without
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("feeder", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("feeder")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.test_source import write_tar
 
 def run(*arguments: str | Path, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *(program or ["-m", "feeder"]), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done
 

@@ -56,7 +56,7 @@ def doctor(*arguments: str, before: str = "", path: Path = ROOT) -> tuple[int, d
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=250,
     )
     assert done.stderr == ""
     return done.returncode, {f["name"]: Finding(**f) for f in json.loads(done.stdout)["findings"]}
@@ -222,8 +222,9 @@ def test_page_cache_share_follows_the_kernel(tmp_path: Path) -> None:
     file.write_bytes(os.urandom(1 << 20))
     with open(file, "rb") as opened:
         os.fsync(opened.fileno())
-        opened.read()
         for use_cachestat in (True, False):
+            opened.seek(0)
+            opened.read()
             assert cached_bytes(str(file), use_cachestat=use_cachestat) == 1 << 20
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     for use_cachestat in (True, False):

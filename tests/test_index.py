@@ -161,7 +161,7 @@ VALUES = st.integers(0, 255)
 IN_A_COLUMN = st.sampled_from(sorted(SPANS.values())).flatmap(lambda span: st.integers(span[0], span[1] - 1))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     edits=st.one_of(
         st.lists(st.tuples(IN_A_COLUMN, VALUES), min_size=1, max_size=3),

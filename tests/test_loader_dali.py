@@ -115,14 +115,11 @@ class DaliLoader(DataLoader[Any]):
 
 
 @pytest.fixture(autouse=True)
-def _with_dali(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _with_dali(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (test_device, test_frameworks, test_loader, test_workers):
         monkeypatch.setattr(module, "DataLoader", DaliLoader)
         if hasattr(module, "write_shards"):
             monkeypatch.setattr(module, "write_shards", functools.partial(write_shards, jpegs=True))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -513,7 +510,9 @@ iterator = iter(loader)
 print(len(next(iterator)[1]), len(next(iterator)[1]))
 """
     environment = os.environ | {"PYTHONWARNINGS": "ignore"}  # DALI's dependencies have some
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=90)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=250
+    )
     assert (result.returncode, result.stdout, result.stderr) == (0, "10 10\n", "")
 
 

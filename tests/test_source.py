@@ -444,6 +444,7 @@ def test_a_changed_manifest_is_noticed_on_resume(images: Path, tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         shard(str(manifest), str(tmp_path / "out"), progress=StopAtOnce())
     manifest.write_text(manifest.read_text().replace("dog", "cow"))
+    os.utime(manifest, (1, 1))  # some file systems count whole seconds
     with pytest.raises(ShardError, match=r"list\.csv had \d+ bytes"):
         shard(str(manifest), str(tmp_path / "out"))
 

@@ -120,7 +120,7 @@ def test_a_pax_header_that_claims_gigabytes_is_refused(tmp_path: Path) -> None:
 BASE = written([("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y" * 100)])[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     edits=st.lists(st.tuples(st.integers(0, len(BASE) - 1), st.integers(0, 255)), max_size=8),
     cut=st.integers(0, len(BASE)),

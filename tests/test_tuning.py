@@ -78,7 +78,7 @@ def test_a_whole_search_as_json(shards: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=250,
     )
     found = json.loads(done.stdout)
     assert "baseline: 0 workers, cpu" in done.stderr
@@ -259,14 +259,14 @@ def test_ctrl_c_prints_the_best_so_far_and_leaves_no_process(tree: Path) -> None
         if "core" in line:  # "a worker for each core": one with workers has been measured
             break
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=250)
     assert child.returncode == 130, err
     assert "interrupted: the best so far" in out
     assert "feeder.DataLoader(" in out
     for pid in [p for p in os.listdir("/proc") if p.isdecimal() and _session(p) == child.pid]:
         with contextlib.suppress(ProcessLookupError):  # it ends when it finds the command gone, if it has not yet
             descriptor = os.pidfd_open(int(pid))
-            assert select.select([descriptor], [], [], 30)[0], f"process {pid} is left"
+            assert select.select([descriptor], [], [], 60)[0], f"process {pid} is left"
             os.close(descriptor)
 
 

@@ -26,9 +26,6 @@ from feeder.tuning.auto import Choice, measured, shared
 from feeder.tuning.trial import family_cpu_s
 from tests.loader_data import write_shards
 
-# torch's, where the machine has fewer than four.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +286,7 @@ from feeder.cores import Cores
 from feeder.tuning import auto
 
 auto.cores = lambda: Cores(8, 8)
+auto._PATIENCE_S = 100.0
 rank, store, shards = json.loads(sys.argv[1])
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 dataset = feeder.ShardDataset(shards, T.Compose([T.RandomResizedCrop(8)]), fields=("index",))

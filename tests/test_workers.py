@@ -66,7 +66,7 @@ def _ended(pids: list[int]) -> bool:
         with open(descriptor, "rb") as end:
             poll = select.poll()
             poll.register(end, select.POLLIN)
-            if not poll.poll(5000):
+            if not poll.poll(60_000):
                 return False
     return True
 
@@ -79,23 +79,23 @@ def _ended(pids: list[int]) -> bool:
         ("abort", "SIGABRT", None),
         ("exit", "exit code 3", None),
         ("exit", "exit code 3", "fork"),
-        ("stop", "silent for 0.5 s", None),
-        ("stop", "silent for 0.5 s", "fork"),
+        ("stop", "silent for 2 s", None),
+        ("stop", "silent for 2 s", "fork"),
     ],
 )
 def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
     shards: Path, tmp_path: Path, deed: str, cause: str, context: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = _dataset(shards, 21, deed, str(tmp_path / "mark"))
-    loader = DataLoader(
-        dataset, batch_size=8, shuffle=True, num_workers=2, hang_timeout_s=0.5, multiprocessing_context=context
-    )
+    patience = {"hang_timeout_s": 2} if deed == "stop" else {}
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=context, **patience)
     with caplog.at_level(logging.WARNING, "feeder"):
         batches = [tuple(x.clone() for x in batch) for batch in loader]
     _check(batches, _expected(shards, batch_size=8, shuffle=True))
-    (event,) = loader.stats()["replaced_workers"]
-    assert cause in event["cause"]
-    assert "00000021" in event["keys"]
+    events = loader.stats()["replaced_workers"]
+    if deed != "stop":  # what stands still for so long, as the whole machine may, is silent too
+        assert len(events) == 1
+    assert any(cause in event["cause"] and "00000021" in event["keys"] for event in events)
     assert cause in caplog.text
 
 
@@ -133,7 +133,7 @@ def test_forked_workers_use_torch_though_the_trainer_has_used_its_threads(shards
     try:
         product(np.zeros(1, np.uint8))
         dataset = ShardDataset(shards, Compose([RECIPE, Lambda(product)]))
-        loader = DataLoader(dataset, batch_size=16, num_workers=2, hang_timeout_s=20)
+        loader = DataLoader(dataset, batch_size=16, num_workers=2, hang_timeout_s=100)
         assert sum(len(images) for images, _ in loader) == 64
         assert loader.stats()["replaced_workers"] == []
     finally:
@@ -197,7 +197,7 @@ def test_a_slow_sample_delays_only_its_part_of_the_batch(shards: Path, tmp_path:
 
 def test_all_workers_stopped_before_they_took_anything_are_replaced(shards: Path) -> None:
     loader = DataLoader(
-        _dataset(shards), batch_size=8, num_workers=2, hang_timeout_s=0.5, persistent_workers=True, prefetch_factor=1
+        _dataset(shards), batch_size=8, num_workers=2, hang_timeout_s=2, persistent_workers=True, prefetch_factor=1
     )
     for _ in loader:
         pass
@@ -306,6 +306,7 @@ def test_epochs_with_killed_workers_leak_neither_memory_nor_descriptors(shards: 
 
     def held() -> tuple[int, int]:
         """Descriptors, and pieces of shared memory that are mapped."""
+        gc.collect()  # what other tests have left
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:feeder")
 
     before = held()
@@ -340,7 +341,7 @@ def _run_trainer(shards: Path, deed: str, options: str, then: str) -> tuple[list
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as trainer:
-        out, err = trainer.communicate(timeout=100)
+        out, err = trainer.communicate(timeout=250)
     pids = [int(pid) for pid in out.split()]
     assert len(pids) >= 2, err
     return pids, err
@@ -440,6 +441,16 @@ def test_word_of_a_workers_end_is_not_lost_to_an_interrupt() -> None:
     server.close()
 
 
+def test_a_workers_process_id_is_known_though_its_server_is_slow_to_say_it() -> None:
+    server = ForkServer()
+    mine, theirs = pair()
+    with mine, theirs:
+        pid = server.pid(server.start(theirs))  # while the server imports what workers need
+    assert pid is not None
+    server.close()
+    assert _ended([pid])
+
+
 def _interrupted(server: ForkServer, number: int) -> bool:
     try:
         server.ended(number)
@@ -463,7 +474,7 @@ def test_a_child_forked_while_a_server_is_started_can_start_its_own() -> None:
     with ForkServer._shared_lock:
         child = os.fork()
         if child == 0:
-            os._exit(0 if ForkServer._shared_lock.acquire(timeout=10) else 1)
+            os._exit(0 if ForkServer._shared_lock.acquire(timeout=60) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 

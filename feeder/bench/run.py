@@ -192,7 +192,7 @@ def _turn(
     name: str, job: dict[str, Any], workers: tuple[int, ...], startup: list[float]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """One process's runs, the most workers first: that one's start is the cold start that users see."""
-    began = time.time()
+    began = time.monotonic()  # of one clock for all processes
     with _Contestant() as contestant:
         for count in sorted(workers, reverse=True):
             limit_s = _START_S + 10 * job["options"]["seconds"]

@@ -31,7 +31,8 @@ for target in "$@"; do
     mkdir -p "$dir/corpus_$target" "$dir/findings"
     [ -n "$(ls -A "$dir/corpus_$target")" ] || "${PYTHON:-python3}" "$here/make_corpus.py" "$dir/corpus_$target"
     echo "fuzz_$target: $share s"
-    # One process, bounded in time and memory; an input that takes 10 s is a finding too.
-    "$dir/build/kernels/fuzz/fuzz_$target" -max_total_time="$share" -max_len=2048 -timeout=10 -rss_limit_mb=2048 \
+    # One process, bounded in time and memory; an input that takes a minute, of which a busy machine may take seconds
+    # away, is a finding too.
+    "$dir/build/kernels/fuzz/fuzz_$target" -max_total_time="$share" -max_len=2048 -timeout=60 -rss_limit_mb=2048 \
         -artifact_prefix="$dir/findings/$target-" -print_final_stats=1 -verbosity=0 "$dir/corpus_$target"
 done
