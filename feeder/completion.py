@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from feeder import _gpu
@@ -30,12 +29,12 @@ class Completion:
         mix: Mixes the samples of each batch, if given.
 
     Raises:
-        ArgumentError: if the dataset has more classes than ``mix`` has labels for.
+        ArgumentError: if the dataset has samples of classes that ``mix`` has no labels for.
     """
 
     def __init__(self, work: Work, device: torch.device | None, channels_last: bool, mix: BatchOp | None) -> None:
-        if mix is not None and work.reader.classes:
-            mix.check_labels(np.arange(len(work.reader.classes)))
+        if mix is not None and mix.num_classes is not None and len(work.reader.classes or ()) > mix.num_classes:
+            mix.check_labels(work.reader.labels())  # a part need not have samples of all classes
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
