@@ -130,13 +130,16 @@ class FastPath:
         return iterator
 
     def _refuse_a_changed_subset(self) -> None:
-        """Torch's loader would take its new indices; here the order rests on those that it had."""
+        """Torch's loader would take its new indices or dataset; here order and workers rest on those that it had."""
         reader = self.dataset.reader
         if not isinstance(reader, PartReader):
             return
         now = as_feeder(self._loader.dataset, stored_order=isinstance(self.order.shuffle, Window))
         if now is None or not isinstance(now.reader, PartReader) or not np.array_equal(now.reader.ids, reader.ids):
             raise ArgumentError("the indices of the Subset were changed after the loader was made; make another loader")
+        here = self.dataset
+        if now.reader.whole is not reader.whole or now.recipe is not here.recipe or now.fields != here.fields:
+            raise ArgumentError("the dataset of the Subset was changed after the loader was made; make another loader")
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""

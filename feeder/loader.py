@@ -431,9 +431,12 @@ def _why_generic(dataset: Any, collate_fn: Any) -> str:
     """What a loader lacks for the fast path, and the way out."""
     source = as_feeder(dataset)
     if source is None:
-        kind = type(dataset).__name__
+        kinds = [type(dataset).__name__]
+        while type(dataset) is torch.utils.data.Subset:
+            dataset = dataset.dataset
+            kinds.append(type(dataset).__name__)
         own = ", whose samples or length are not a feeder dataset's" if isinstance(dataset, FeederDataset) else ""
-        return f"the dataset is a {kind}{own}"
+        return f"the dataset is a {' of a '.join(kinds)}{own}"
     if source.recipe.output_size is None:
         return "images have sizes of their own: end the geometry of the recipe with a crop, or Resize((height, width))"
     return "batch_size is None" if collate_fn is None else "there is a collate_fn: leave it out"
