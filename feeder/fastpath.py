@@ -33,6 +33,7 @@ from feeder.meter import Meter
 from feeder.order import Order, Split, Window
 from feeder.read_part import PartReader
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.transforms.mixing import check_mix
 from feeder.work import Substitution, Work
 from feeder.workers import PoolOptions
 
@@ -84,7 +85,7 @@ class FastPath:
         elif loader.target_device is not None:
             self.work.split = split_for_device(dataset.recipe)
         self.is_on_device = loader.target_device is not None
-        self.completion = Completion(self.work, loader.target_device, loader.channels_last, loader.mix)
+        self.completion = Completion(self.work, loader.target_device, loader.channels_last, check_mix(loader.mix))
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
