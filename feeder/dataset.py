@@ -86,7 +86,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return [(as_tensor(image, self.recipe.output_dtype), *rest) for image, *rest in rows]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_work": None, "_targets": None}
+        return self.__dict__ | {"_work": None} | ({"_targets": None} if _keeps_samples(self, FeederDataset) else {})
 
     if not TYPE_CHECKING:  # for which it would give every name
 
@@ -122,10 +122,12 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return self._targets
 
     @targets.setter
-    def targets(self, value: object) -> NoReturn:
-        name = type(self).__name__
-        way = "derive a class with targets, and dataset[i], of its own"
-        raise AttributeError(f"the targets of a {name} can't be changed; {way}")
+    def targets(self, value: list[int]) -> None:
+        if _keeps_samples(self, FeederDataset):
+            name = type(self).__name__
+            way = "derive a class whose dataset[i] has the labels wanted"
+            raise AttributeError(f"the targets of a {name} can't be changed, as its samples keep their labels; {way}")
+        self._targets = value  # its own class's, with samples of its own
 
     def work(self) -> Work:
         """Reading and decoding with the backend that "auto" chooses; made once in each process."""

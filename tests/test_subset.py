@@ -235,6 +235,15 @@ class _Relabelled(ShardDataset):
         return (image, label + 100, *rest)
 
 
+class _Listed(ShardDataset):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, RANDOM)
+        self.targets = [label + 50 for label in self.targets]
+
+    def __getitem__(self, i: int) -> tuple[Any, ...]:
+        return super().__getitem__(i)[0], self.targets[i]
+
+
 class _Shorter(ShardDataset):
     def __len__(self) -> int:
         return 5
@@ -255,6 +264,8 @@ def test_samples_of_a_class_of_the_users_own_are_not_passed_over(shards: Path, l
     dataset = _Relabelled(shards, RANDOM)
     assert next(iter(loader(dataset, **options)))[1].tolist() == [100, 101, 102, 103]
     assert next(iter(loader(Subset(dataset, [8, 5, 1]), **options)))[1].tolist() == [101, 105, 101]
+    listed = pickle.loads(pickle.dumps(_Listed(shards)))  # as it comes to a worker that is not forked
+    assert next(iter(loader(listed, **options)))[1].tolist() == listed.targets[:4] == [50, 51, 52, 53]
     assert len(list(loader(_Shorter(shards, RANDOM), **options))) == 2
     assert next(iter(loader(_Doubled(ShardDataset(shards, RANDOM), [1, 2]), **options))).tolist() == [2, 4]
 
