@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from feeder import _gpu
 from feeder.decode.finish import Finisher
 from feeder.tensors import as_tensor
+from feeder.transforms.mixing import pick
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from feeder.assembly import Finished
     from feeder.transforms import BatchOp
     from feeder.transforms.mixing import Mixing
@@ -27,15 +29,16 @@ class Completion:
         work: How its batches are made; with a split of the recipe, the device's side of it is done here.
         device: Where the images are then; None: where they were made.
         channels_last: Memory format of the images.
-        mix: Mixes the samples of each batch, if given.
+        mix: What mixes the samples of each batch: one of these for each; empty for none.
 
     Raises:
-        ArgumentError: if the dataset has more classes than ``mix`` has labels for.
+        ArgumentError: if the dataset has samples of classes that ``mix`` has no labels for.
     """
 
-    def __init__(self, work: Work, device: torch.device | None, channels_last: bool, mix: BatchOp | None) -> None:
-        if mix is not None and work.reader.classes:
-            mix.check_labels(np.arange(len(work.reader.classes)))
+    def __init__(self, work: Work, device: torch.device | None, channels_last: bool, mix: Sequence[BatchOp]) -> None:
+        # All have the same number of classes; of which a part of a dataset need not have samples of each.
+        if mix and mix[0].num_classes is not None and len(work.reader.classes or ()) > mix[0].num_classes:
+            mix[0].check_labels(work.reader.labels())
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
@@ -46,11 +49,12 @@ class Completion:
 
     def mixing(self, finished: Finished) -> Mixing | None:
         """What is mixed: a function of seed, epoch and the place in the epoch of the batch's first sample."""
-        if self._mix is None:
+        if not self._mix:
             return None
         size = self._work.recipe.output_size
         assert size is not None
-        return self._mix.draw(self._work.seed, finished.epoch, int(finished.arrays.positions[0]), *size)
+        place = self._work.seed, finished.epoch, int(finished.arrays.positions[0])
+        return pick(self._mix, *place).draw(*place, *size)
 
     def images(self, finished: Finished, images: torch.Tensor) -> torch.Tensor:
         """Completes images that workers decoded.
@@ -88,10 +92,10 @@ class Completion:
             ArgumentError: if one is out of the range that the mixing op was told.
         """
         mixing = self.mixing(finished)
-        if self._mix is None or mixing is None:
+        if mixing is None:
             return labels
-        self._mix.check_labels(finished.arrays.labels)
-        return self._mix.mixed_labels(labels, mixing.label_weight)
+        self._mix[0].check_labels(finished.arrays.labels)
+        return self._mix[0].mixed_labels(labels, mixing.label_weight)
 
 
 def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:

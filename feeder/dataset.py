@@ -50,6 +50,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     reader: Reader
     recipe: Recipe
     fields: tuple[str, ...]
+    _targets: list[int] | None = None
 
     def __init__(self, reader: Reader, transform: Any, fields: Sequence[str]) -> None:
         from feeder.transforms import Recipe
@@ -85,7 +86,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return [(as_tensor(image, self.recipe.output_dtype), *rest) for image, *rest in rows]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_work": None}
+        return self.__dict__ | {"_work": None} | ({"_targets": None} if _keeps_samples(self, FeederDataset) else {})
 
     if not TYPE_CHECKING:  # for which it would give every name
 
@@ -115,9 +116,18 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     @property
     def targets(self) -> list[int]:
-        """Labels of all samples, as torchvision's datasets have them; a list made on each call."""
-        targets: list[int] = self.reader.labels().tolist()
-        return targets
+        """Labels of all samples, as torchvision's datasets have them: a list, made once, apart from the samples."""
+        if self._targets is None:  # scripts ask for it for each sample: [dataset.targets[i] for i in subset.indices]
+            self._targets = self.reader.labels().tolist()
+        return self._targets
+
+    @targets.setter
+    def targets(self, value: list[int]) -> None:
+        if _keeps_samples(self, FeederDataset):
+            name = type(self).__name__
+            way = "derive a class whose dataset[i] has the labels wanted"
+            raise AttributeError(f"the targets of a {name} can't be changed, as its samples keep their labels; {way}")
+        self._targets = value  # its own class's, with samples of its own
 
     def work(self) -> Work:
         """Reading and decoding with the backend that "auto" chooses; made once in each process."""
@@ -204,9 +214,8 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         ArgumentError: if its indices are not integers.
     """
     if isinstance(dataset, FeederDataset):
-        names = ("__getitem__", "__getitems__", "__len__")
-        return dataset if all(getattr(type(dataset), n) is getattr(FeederDataset, n) for n in names) else None
-    whole = as_feeder(dataset.dataset) if type(dataset) is Subset else None
+        return dataset if _keeps_samples(dataset, FeederDataset) else None
+    whole = as_feeder(dataset.dataset) if isinstance(dataset, Subset) and _keeps_samples(dataset, Subset) else None
     if whole is None:
         return None
     ids = _subset_ids(dataset.indices, len(whole))
@@ -217,9 +226,18 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.fields)
 
 
+def _keeps_samples(dataset: Any, base: type) -> bool:
+    """Whether the samples and the length of a dataset are what its base class makes of them."""
+    names = ("__getitem__", "__getitems__", "__len__")
+    return all(getattr(type(dataset), name) is getattr(base, name) for name in names)
+
+
 def _subset_ids(indices: Any, count: int) -> npt.NDArray[np.int64]:
     """Indices of a ``Subset`` of a dataset with so many samples, as numbers from 0 on."""
-    found = np.asarray(indices)
+    try:
+        found = np.asarray(indices)
+    except ValueError as error:  # as of both sides of a split at once
+        raise ArgumentError(f"the indices of a Subset must be integers in one row: {error}") from None
     if found.size and (found.ndim != 1 or found.dtype.kind not in "iu"):
         raise ArgumentError(
             f"the indices of a Subset must be integers in one row, got {found.dtype} of shape {found.shape}"

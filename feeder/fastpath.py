@@ -33,6 +33,7 @@ from feeder.meter import Meter
 from feeder.order import Order, Split, Window
 from feeder.read_part import PartReader
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.transforms.mixing import check_mix
 from feeder.work import Substitution, Work
 from feeder.workers import PoolOptions
 
@@ -84,7 +85,7 @@ class FastPath:
         elif loader.target_device is not None:
             self.work.split = split_for_device(dataset.recipe)
         self.is_on_device = loader.target_device is not None
-        self.completion = Completion(self.work, loader.target_device, loader.channels_last, loader.mix)
+        self.completion = Completion(self.work, loader.target_device, loader.channels_last, check_mix(loader.mix))
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
@@ -130,13 +131,16 @@ class FastPath:
         return iterator
 
     def _refuse_a_changed_subset(self) -> None:
-        """Torch's loader would take its new indices; here the order rests on those that it had."""
+        """Torch's loader would take its new indices or dataset; here order and workers rest on those that it had."""
         reader = self.dataset.reader
         if not isinstance(reader, PartReader):
             return
         now = as_feeder(self._loader.dataset, stored_order=isinstance(self.order.shuffle, Window))
         if now is None or not isinstance(now.reader, PartReader) or not np.array_equal(now.reader.ids, reader.ids):
             raise ArgumentError("the indices of the Subset were changed after the loader was made; make another loader")
+        here = self.dataset
+        if now.reader.whole is not reader.whole or now.recipe is not here.recipe or now.fields != here.fields:
+            raise ArgumentError("the dataset of the Subset was changed after the loader was made; make another loader")
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ from feeder.metrics import Metrics
 from feeder.order import Window
 from feeder.sampler import show_order
 from feeder.transforms import BatchOp
+from feeder.transforms.mixing import check_mix
 from feeder.tuning.auto import Choice, choose
 from feeder.view import LiveView
 
@@ -79,9 +80,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         static_buffers: Every batch on ``device`` stands at the same addresses, as CUDA graphs want it, and **overwrites
             the one before it**: the one exception to batches being the caller's own. Where "dali" decodes on the GPU,
             its threads use CUDA while you capture: pass torch.cuda.graph ``capture_error_mode="thread_local"``.
-        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``: labels are then float32 [N, num_classes] or, without its
-            ``num_classes``, ``(labels, labels of what was mixed in, weight of the first)``. A function of seed, epoch
-            and the batch's place in the epoch.
+        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one, all
+            equally likely. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels of
+            what was mixed in, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, all that are there
             at a time, with a backend that decodes there; larger batches are done in parts, and a batch is decoded ahead
@@ -139,7 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_to_device: int = 2,
         channels_last: bool = False,
         static_buffers: bool = False,
-        mix: BatchOp | None = None,
+        mix: BatchOp | Sequence[BatchOp] | None = None,
         memory_limit_bytes: int | None = None,
         gpu_memory_limit_bytes: int | None = None,
         hw_decoder_load: float | None = None,
@@ -169,8 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"prefetch_to_device must be 0 or more, got {prefetch_to_device}")
         if static_buffers and device is None:
             raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
-        if mix is not None and not isinstance(mix, BatchOp):
-            raise ArgumentError(f"mix must be a feeder.transforms.MixUp or CutMix, got {mix!r}")
+        check_mix(mix)
         self.device, self.prefetch_to_device = device, prefetch_to_device
         self.target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
@@ -431,9 +431,12 @@ def _why_generic(dataset: Any, collate_fn: Any) -> str:
     """What a loader lacks for the fast path, and the way out."""
     source = as_feeder(dataset)
     if source is None:
-        kind = type(dataset).__name__
+        kinds = [type(dataset).__name__]
+        while type(dataset) is torch.utils.data.Subset:
+            dataset = dataset.dataset
+            kinds.append(type(dataset).__name__)
         own = ", whose samples or length are not a feeder dataset's" if isinstance(dataset, FeederDataset) else ""
-        return f"the dataset is a {kind}{own}"
+        return f"the dataset is a {' of a '.join(kinds)}{own}"
     if source.recipe.output_size is None:
         return "images have sizes of their own: end the geometry of the recipe with a crop, or Resize((height, width))"
     return "batch_size is None" if collate_fn is None else "there is a collate_fn: leave it out"

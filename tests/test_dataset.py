@@ -51,6 +51,10 @@ def test_classes_come_from_the_manifest(tmp_path: Path) -> None:
     assert dataset.classes == [f"class{k}" for k in range(7)]
     assert dataset.class_to_idx == {f"class{k}": k for k in range(7)}
     assert dataset.targets == [0, 1, 2, 3, 4, 5, 6, 0]
+    assert dataset.targets is dataset.targets  # scripts ask for it once a sample
+    assert pickle.dumps(dataset) == pickle.dumps(ShardDataset(dataset.reader.index.path))  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="targets of a ShardDataset can't be changed, as its samples"):
+        dataset.targets = [0] * 8
     os.unlink(tmp_path / "manifest.json")
     assert ShardDataset(tmp_path).classes is None
     assert ShardDataset(tmp_path).class_to_idx is None

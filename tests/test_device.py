@@ -32,6 +32,7 @@ from feeder.transforms import (
     RandomResizedCrop,
     ToDtype,
 )
+from feeder.transforms.mixing import pick
 from tests.loader_data import encode, write_shards
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -247,6 +248,30 @@ def test_labels_come_as_shares_of_classes_if_their_number_is_given(shards: Path,
         assert shares.dtype == torch.float32
         hot = torch.eye(classes + 2)
         torch.testing.assert_close(shares, weight * hot[own] + (1 - weight) * hot[others])
+
+
+def test_of_several_mixing_ops_each_batch_gets_one(shards: Path) -> None:
+    dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), Normalize(MEAN, STD)]))
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+    ops = [MixUp(), CutMix(alpha=0.5)]
+    each = [list(DataLoader(dataset, mix=op, **options)) for op in ops]
+    mixed = DataLoader(dataset, mix=ops, **options)
+    picked = []
+    for step, (images, (_, _, weight)) in enumerate(list(mixed)):
+        found = [torch.equal(images, batches[step][0]) and weight == batches[step][1][2] for batches in each]
+        assert sum(found) == 1
+        picked.append(found.index(True))
+    assert set(picked) == {0, 1}
+    mixed.set_epoch(0)
+    again = DataLoader(dataset, mix=ops, device="cpu", num_workers=1, **options)
+    for (images, labels), (expected, wanted) in zip(again, list(mixed), strict=True):
+        assert torch.allclose(images, expected, atol=1e-5)
+        assert labels[2] == wanted[2]
+    counts = np.bincount([ops.index(pick(ops, 7, 1, step)) for step in range(2000)])
+    assert abs(counts[0] - 1000) < 150
+    for wrong in ([], [MixUp(), 3], [MixUp(num_classes=7), CutMix()]):
+        with pytest.raises(ArgumentError, match="mix"):
+            DataLoader(dataset, mix=wrong)  # type: ignore[arg-type]
 
 
 def test_labels_beyond_num_classes_are_an_error_before_they_reach_a_device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, get_worker_info, random_split
+from torch.utils.data import ConcatDataset, Subset, get_worker_info, random_split
 
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader import DataLoader
 from feeder.order import Window
-from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from feeder.transforms import Compose, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize
 from feeder.tuning.tune import tune
 from tests.loader_data import encode, write_shards
 
@@ -172,6 +173,12 @@ def test_indices_that_are_no_samples_are_refused(shards: Path) -> None:
         DataLoader(Subset(dataset, np.ones(3)))  # type: ignore[arg-type]
 
 
+def test_the_two_sides_of_a_split_at_once_are_refused(shards: Path) -> None:
+    split = np.arange(40), np.arange(40, 50)
+    with pytest.raises(ArgumentError, match="integers in one row"):
+        DataLoader(Subset(ShardDataset(shards, RANDOM), split))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("shuffle", [True, Window(4)])
 def test_indices_that_change_later_are_refused(shards: Path, shuffle: Any) -> None:
     chosen = [3, 1, 2]
@@ -180,6 +187,28 @@ def test_indices_that_change_later_are_refused(shards: Path, shuffle: Any) -> No
     chosen[0] = 4
     with pytest.raises(ArgumentError, match="make another loader"):
         iter(loader)
+
+
+def test_a_dataset_that_changes_later_is_refused(shards: Path) -> None:
+    subset = Subset(ShardDataset(shards, RANDOM), [3, 1, 2])
+    loader = DataLoader(subset)
+    for made in (loader, copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert len(list(made)) == 3
+    subset.dataset = ShardDataset(shards, Resize((16, 16)))  # as where validation is to have a recipe of its own
+    with pytest.raises(ArgumentError, match="the dataset of the Subset was changed"):
+        iter(loader)
+
+
+def test_a_subset_of_few_classes_is_mixed_for_these(shards: Path) -> None:
+    dataset = ShardDataset(shards, RANDOM)
+    few, others = (
+        Subset(dataset, [i for i, label in enumerate(dataset.targets) if label in classes])
+        for classes in ((0, 1, 2), (0, 1, 6))
+    )
+    loader = DataLoader(few, batch_size=len(few), mix=MixUp(num_classes=3))
+    assert [tuple(shares.shape) for _, shares in loader] == [(len(few), 3)]
+    with pytest.raises(ArgumentError, match="takes labels from 0 to 2, got 6"):
+        DataLoader(others, mix=MixUp(num_classes=3))
 
 
 def test_workers_know_the_subset_as_torchs_do(shards: Path) -> None:
@@ -206,6 +235,15 @@ class _Relabelled(ShardDataset):
         return (image, label + 100, *rest)
 
 
+class _Listed(ShardDataset):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, RANDOM)
+        self.targets = [label + 50 for label in self.targets]
+
+    def __getitem__(self, i: int) -> tuple[Any, ...]:
+        return super().__getitem__(i)[0], self.targets[i]
+
+
 class _Shorter(ShardDataset):
     def __len__(self) -> int:
         return 5
@@ -226,10 +264,28 @@ def test_samples_of_a_class_of_the_users_own_are_not_passed_over(shards: Path, l
     dataset = _Relabelled(shards, RANDOM)
     assert next(iter(loader(dataset, **options)))[1].tolist() == [100, 101, 102, 103]
     assert next(iter(loader(Subset(dataset, [8, 5, 1]), **options)))[1].tolist() == [101, 105, 101]
+    listed = pickle.loads(pickle.dumps(_Listed(shards)))  # as it comes to a worker that is not forked
+    assert next(iter(loader(listed, **options)))[1].tolist() == listed.targets[:4] == [50, 51, 52, 53]
     assert len(list(loader(_Shorter(shards, RANDOM), **options))) == 2
     assert next(iter(loader(_Doubled(ShardDataset(shards, RANDOM), [1, 2]), **options))).tolist() == [2, 4]
+
+
+class _Named(Subset[Any]):
+    @property
+    def targets(self) -> list[int]:
+        return [self.dataset.targets[i] for i in self.indices]  # type: ignore[attr-defined]
+
+
+def test_a_class_that_keeps_the_samples_of_a_subset_takes_the_fast_path(shards: Path) -> None:
+    subset = _Named(ShardDataset(shards, RANDOM), [8, 5, 1])
+    loader = DataLoader(subset, batch_size=3, seed=1)
+    assert next(iter(loader))[1].tolist() == subset.targets == [1, 5, 1]
 
 
 def test_what_the_fast_path_lacks_is_said_of_such_a_class(shards: Path) -> None:
     with pytest.raises(ArgumentError, match="a _Relabelled, whose samples or length are not a feeder dataset's"):
         DataLoader(_Relabelled(shards, RANDOM), seed=1)
+    with pytest.raises(ArgumentError, match="the dataset is a Subset of a _Relabelled, whose samples or length are"):
+        DataLoader(Subset(_Relabelled(shards, RANDOM), [0]), seed=1)
+    with pytest.raises(ArgumentError, match="the dataset is a Subset of a Subset of a ConcatDataset"):
+        DataLoader(Subset(Subset(ConcatDataset([ShardDataset(shards, RANDOM)]), [0]), [0]), seed=1)

@@ -235,7 +235,7 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
             )
         ),
         (lambda: RandomApply([], 1.5), "probability"),
-        (lambda: RandomApply([RandomChoice([RandomInvert()])]), "RandomChoice can't be in RandomApply"),
+        (lambda: RandomApply([RandomChoice([RandomInvert()])]), "RandomChoice can't be in RandomApply: .* do not nest"),
         (lambda: RandomChoice([RandomApply([RandomInvert()])]), "RandomApply can't be in RandomChoice"),
         (lambda: RandomChoice([RandomInvert(), Compose([RandomInvert(), Resize(9)])]), "Resize can't be in RandomCho"),
         (lambda: RandomChoice([]), "one op or more"),
@@ -252,9 +252,10 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: RandomPosterize(2.5), "bits"),  # type: ignore[arg-type]
         (lambda: RandomSolarize(256), "threshold must be a number from 0 to 255, got 256"),
         (lambda: RandomSolarize(-1, 0.5), "threshold"),
+        (lambda: RandomSolarize(0.5), "0-255, got 0.5; for one of 0.0-1.0 images take 127.5"),
         (lambda: RandomAdjustSharpness(-0.1), "0 or more, got -0.1"),
         (lambda: RandomInvert(2), "probability"),
-        (lambda: Compose([ToDtype("float32"), RandomSolarize(0.5)]), "put it before ToDtype"),
+        (lambda: Compose([ToDtype("float32"), RandomSolarize(128)]), "put it before ToDtype"),
         (lambda: RandomZoomOut(side_range=(0.5, 2)), "side_range must be two increasing numbers"),
         (lambda: RandomZoomOut(p=3), "probability"),
         (lambda: RandomApply([RandomZoomOut()]), "RandomZoomOut can't be in RandomApply"),

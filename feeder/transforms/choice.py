@@ -46,7 +46,12 @@ class Branches(Op):
         """The ops of a branch."""
         ops = Recipe.of(transforms).ops
         for op in ops:
-            if isinstance(op, (ToDtype, Normalize, Branches)) or any(op.extent(e) != e for e in _PROBES):
+            if isinstance(op, Branches):
+                raise ArgumentError(
+                    f"{type(op).__name__} can't be in {type(self).__name__}: ops that have others in them do not nest; "
+                    "give the ops in it probabilities of their own, or put it before or after"
+                )
+            if isinstance(op, (ToDtype, Normalize)) or any(op.extent(e) != e for e in _PROBES):
                 raise ArgumentError(
                     f"{type(op).__name__} can't be in {type(self).__name__}, which takes ops that leave an image's "
                     "size and dtype alone; put it before or after"

@@ -88,7 +88,7 @@ class RandomSolarize(_Enhancement):
     """Inverts the values from ``threshold`` on, with probability ``p``.
 
     Args:
-        threshold: In levels of a uint8 image, 0 to 255.
+        threshold: In levels of a uint8 image, 0 to 255; between 0 and 1 there is none.
         p: Probability, 0 to 1.
 
     Raises:
@@ -101,6 +101,11 @@ class RandomSolarize(_Enhancement):
         super().__init__(p)
         if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 255:
             raise ArgumentError(f"threshold must be a number from 0 to 255, got {threshold!r}")
+        if 0 < threshold < 1:
+            raise ArgumentError(
+                f"threshold is in levels of uint8 images, 0-255, got {threshold!r}; for one of 0.0-1.0 images take "
+                f"{255 * threshold:g}"
+            )
         self._set(threshold=float(threshold))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from feeder.errors import ArgumentError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels", "Mixing"]
+__all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels", "Mixing", "check_mix", "pick"]
 
 # (labels, labels of what was mixed in, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).
 MixedLabels = tuple["Tensor", "Tensor", float]
@@ -24,6 +25,7 @@ MixedLabels = tuple["Tensor", "Tensor", float]
 # The last streams below the one of the order; no recipe has that many ops.
 _MIXUP_STREAM = 65_534
 _CUTMIX_STREAM = 65_533
+_PICK_STREAM = 65_532
 
 
 class Mixing(NamedTuple):
@@ -174,6 +176,27 @@ class CutMix(BatchOp):
         left, top, right, bottom = _box(lam, int(u_x * width_px), int(u_y * height_px), width_px, height_px)
         share = (right - left) * (bottom - top) / (width_px * height_px)
         return Mixing(0.0, (top, left, bottom, right), 1.0 - share)
+
+
+def check_mix(mix: object) -> tuple[BatchOp, ...]:
+    """The ops that a loader's ``mix`` asks for: one, or several in a sequence; none for None.
+
+    Raises:
+        ArgumentError: for anything else, or several whose labels would differ in form.
+    """
+    ops = () if mix is None else tuple(mix) if isinstance(mix, (list, tuple)) else (mix,)
+    if (mix is not None and not ops) or not all(isinstance(op, BatchOp) for op in ops):
+        raise ArgumentError(f"mix must be a feeder.transforms.MixUp or CutMix, or several in a list, got {mix!r}")
+    if len({op.num_classes for op in ops}) > 1:
+        raise ArgumentError(f"the ops of mix must have the same num_classes, got {mix!r}")
+    return ops
+
+
+def pick(ops: Sequence[BatchOp], seed: int, epoch: int, step: int) -> BatchOp:
+    """One of several ops for a batch, all equally likely: a pure function of its arguments."""
+    if len(ops) == 1:
+        return ops[0]
+    return ops[int(order.uniform(seed, epoch, [step], _PICK_STREAM, 1)[0, 0] * len(ops))]
 
 
 def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> tuple[int, int, int, int]:

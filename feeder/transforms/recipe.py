@@ -284,7 +284,10 @@ def _flatten(transform: object) -> list[Op]:
     if isinstance(transform, (list, tuple)):
         return [op for part in transform for op in _flatten(part)]
     if isinstance(transform, BatchOp):
-        raise ArgumentError(f"{transform} works on assembled batches, not on images; call it on (images, labels)")
+        raise ArgumentError(
+            f"{transform} works on assembled batches, not on images; give it to DataLoader(mix=...), or several in a "
+            "list, of which each batch gets one"
+        )
     raise ArgumentError(
         f"expected an op of feeder.transforms, got {transform!r}; its ops have torchvision v2's names and arguments, "
         "and Lambda takes any function of an array [3, H, W]"
