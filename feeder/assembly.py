@@ -206,14 +206,12 @@ class Assembly:
         waited, self._waited_ns = self._waited_ns, 0
         return waited
 
-    def abandon(self) -> list[int]:
-        """Forgets the batches that are being made; returns their slots."""
-        slots = [making.slot for making in self._queue]
+    def abandon(self) -> None:
+        """Forgets the batches that are being made."""
         self._queue.clear()
         self._by_part.clear()
         self._requests = iter(())
         self._waiting = None
-        return slots
 
     def _give_out(self, request: Request, slot: int) -> None:
         rows = len(request.ids)

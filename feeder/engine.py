@@ -154,12 +154,8 @@ class Engine:
         parts = self._ring.slots * len(part_rows(self._ring.layout.batch_size, workers))
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
 
-    def end_iterator(self, slots: list[int]) -> None:
-        """An iterator is done with the engine.
-
-        Args:
-            slots: Those in the making, which nobody will ask for.
-        """
+    def end_iterator(self) -> None:
+        """An iterator is done with the engine. Nobody will ask for what is in the making."""
         if not self.is_ours:
             return
         try:
@@ -181,8 +177,7 @@ class Engine:
         finally:
             self.busy = False
         if self._ring is not None:
-            for slot in slots:
-                self._ring.put_back(slot)
+            self._ring.reclaim()
 
     def close(self) -> None:
         """Ends the workers; slots are kept."""

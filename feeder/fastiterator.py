@@ -215,7 +215,8 @@ class FastIterator:
             decoding.close()
         engine, self._engine = self._engine, None
         if engine is not None and self._assembly is not None:
-            engine.end_iterator(self._assembly.abandon())
+            self._assembly.abandon()
+            engine.end_iterator()
         self._batches = iter(())
 
     def __del__(self) -> None:

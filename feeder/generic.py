@@ -242,10 +242,17 @@ class WorkersIterator(_BaseDataLoaderIter):
             main, snapshot = self._snapshots(number - self._first + 1)
             pending = _Pending(worker, index, main, snapshot)
             if self._slots is not None:
-                pending.slots, pending.slot = self._slots, self._slots.acquire()
+                pending.slots, pending.slot = self._slots, self._acquire(self._slots)
             self._pending[number] = pending
             self._outstanding.add(number)
             self._ask(number, pending)
+
+    def _acquire(self, slots: Slots) -> int | None:
+        slot = slots.acquire()
+        if slot is None:  # the caller has them all, or an interrupt lost some
+            slots.reclaim({p.slot for p in self._pending.values() if p.slots is slots and p.slot is not None})
+            slot = slots.acquire()
+        return slot
 
     def _snapshots(self, step: int) -> tuple[dict[str, Any] | None, bool]:
         """The sampler's state if a snapshot is due after that many batches, and whether the worker's is needed for one.

@@ -25,6 +25,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from feeder.batch import Slots
 from feeder.carry import Slot, pack, slot_collate, unpack
 from feeder.ends import pair
 from feeder.errors import ArgumentError
@@ -462,6 +463,27 @@ def _go_on(iterator: Iterator[Any], found: list[Any]) -> None:
             return
         except BaseException as error:
             found.append(type(error).__name__)
+
+
+def test_slots_that_interrupts_took_away_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = 0
+
+    def lease(slots: Slots, slot: int) -> Any:
+        nonlocal interrupts
+        if interrupts < 8:
+            interrupts += 1
+            raise KeyboardInterrupt
+        return hand_out(slots, slot)
+
+    hand_out = Slots.lease
+    monkeypatch.setattr(Slots, "lease", lease)
+    iterator: Any = iter(DataLoader(_Tensors(80), batch_size=4, num_workers=1))
+    found: list[Any] = []
+    _go_on(iterator, found)
+    assert found.count("KeyboardInterrupt") == 8
+    batches = [batch for batch in found if batch != "KeyboardInterrupt"]
+    assert [images[:, 0, 0, 0].tolist() for images, _ in batches] == [[*range(k, k + 4)] for k in range(0, 80, 4)]
+    assert iterator.slots()["held"] > 0
 
 
 def test_an_iterator_whose_workers_were_ended_is_over() -> None:
