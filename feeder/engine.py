@@ -81,6 +81,7 @@ class Engine:
     def __init__(self, work: Work, options: EngineOptions) -> None:
         self._pid = os.getpid()
         self.busy = False
+        self._is_retired = False
         self.ahead = 0
         self.warned = False
         self._work, self._options = work, options
@@ -160,7 +161,7 @@ class Engine:
             return
         try:
             pool = self._pools.open
-            if self._options.persistent and pool is not None:
+            if self._options.persistent and not self._is_retired and pool is not None:
                 try:
                     pool.abandon()
                 except WorkerError:
@@ -175,9 +176,15 @@ class Engine:
                 self._pools = self._pools.ended()
             raise
         finally:
-            self.busy = False
+            self.busy = self._is_retired = False
         if self._ring is not None:
             self._ring.reclaim()
+
+    def retire(self) -> None:
+        """Ends the workers now, or when the iterator that uses them is done."""
+        self._is_retired = self.busy
+        if not self.busy:
+            self.close()
 
     def close(self) -> None:
         """Ends the workers; slots are kept."""

@@ -10,8 +10,10 @@ Note [What is torch's and what is ours]
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _shar
 
 from feeder.batch import Slots, available_bytes
 from feeder.carry import unpack
+from feeder.closing import Use
 from feeder.device import page_lock, slot_guard
 from feeder.errors import ArgumentError, WorkerError
 from feeder.generic_here import begin_torchs
@@ -77,6 +80,7 @@ class WorkersIterator(_BaseDataLoaderIter):
         self.meters = loader.generic_meters
         self.delivers = True
         self.view: LiveView | None = None
+        self._use = Use()
         begin_torchs(self, loader, base_seed)
         self._prefetch_factor: int = loader.prefetch_factor or 0
         if self._prefetch_factor <= 0:
@@ -134,6 +138,19 @@ class WorkersIterator(_BaseDataLoaderIter):
         return self.progress.finished
 
     def __next__(self) -> Any:
+        with self._used():
+            return self._next()
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        with self._use.lock:
+            try:
+                yield
+            finally:
+                if self._use.is_over:
+                    self._shutdown_workers()
+
+    def _next(self) -> Any:
         if self.delivers:
             self.meters.asked()
         try:
@@ -161,6 +178,10 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch with the same workers."""
+        with self._used():
+            self._begin_anew(loader, first_iter)
+
+    def _begin_anew(self, loader: Any, first_iter: bool) -> None:
         super()._reset(loader, first_iter)
         for pending in self._pending.values():
             pending.is_wanted = False
@@ -363,6 +384,7 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     def _look(self, timeout_s: float | None, only: int | None = None) -> None:
         """Waits for messages and takes them in."""
+        self._use.check()
         for message in self._processes.look(timeout_s, only):
             if message.data is None:
                 self._died(message.worker)
@@ -502,6 +524,10 @@ class WorkersIterator(_BaseDataLoaderIter):
     def is_usable(self) -> bool:
         """Whether its workers run, and are not those of a process that this one was forked from."""
         return self._processes.are_ours and self._processes.check_open()
+
+    def close(self) -> None:
+        """Ends the workers, see Note [Closing]."""
+        self._use.end(self._shutdown_workers, self._processes.kill)
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""

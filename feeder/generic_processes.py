@@ -216,6 +216,12 @@ class Processes:
             return f"DataLoader worker (pid {process.pid}) was silent for more than {self._hang_timeout_s:g} s"
         return _cause(process.pid, process.exitcode)
 
+    def kill(self) -> None:
+        """Kills the workers, and leaves it to others to find them dead; for any thread."""
+        if self.are_ours:
+            for worker in list(self.workers):
+                worker.process.kill()
+
     def close(self) -> None:
         """Ends the workers, in bounded time."""
         if self._is_closed or torch_utils is None or torch_utils.python_exit_status in (True, None):
