@@ -399,8 +399,9 @@ class WorkersIterator(_BaseDataLoaderIter):
             slot, pending.slot = pending.slot, None  # first: wherever an interrupt comes, nothing else is written there
             memory = pending.slots.lease(slot)
         try:
-            with self._processes.fetching_from(message.worker):
-                result: Result = unpack(data, memory)
+            with contextlib.ExitStack() as until_there:
+                fetching = functools.partial(self._processes.fetching_from, message.worker)
+                result: Result = unpack(data, memory, lambda: until_there.enter_context(fetching()))
         except (OSError, EOFError):
             # Tensors outside of slots are fetched from the worker, as torch does it: lost, if it is dead by now.
             if not self._processes.is_dying(message.worker):
