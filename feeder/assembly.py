@@ -18,6 +18,7 @@ from feeder.batch import SlotView
 from feeder.work import Report, Substitution, Work
 
 if TYPE_CHECKING:
+    from feeder.closing import Use
     from feeder.decode.base import Buffer
     from feeder.engine import Engine
 
@@ -126,10 +127,13 @@ class Assembly:
         requests: The batches.
         timeout_s: Longest wait for a batch; 0: no limit.
         batch_size: The largest batch, if it is known.
+        use: Whether it is over by now.
     """
 
-    def __init__(self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None) -> None:
-        self._engine, self._timeout_s, self._batch_size = engine, timeout_s, batch_size
+    def __init__(
+        self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None, use: Use
+    ) -> None:
+        self._engine, self._timeout_s, self._batch_size, self._use = engine, timeout_s, batch_size, use
         self._requests = requests
         self._waiting: Request | None = None
         self._queue: collections.deque[_Making] = collections.deque()
@@ -169,7 +173,7 @@ class Assembly:
             if left is not None and left <= 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
             last_missing = making.parts[-1] not in making.reports
-            for part, report in self._engine.pool.take(left, last_missing):
+            for part, report in self._engine.pool.take(left, last_missing, self._use.check):
                 self._by_part.pop(part).reports[part] = report
         self._waited_ns += int((time.monotonic() - started) * 1e9)
         self._queue.popleft()
@@ -206,14 +210,12 @@ class Assembly:
         waited, self._waited_ns = self._waited_ns, 0
         return waited
 
-    def abandon(self) -> list[int]:
-        """Forgets the batches that are being made; returns their slots."""
-        slots = [making.slot for making in self._queue]
+    def abandon(self) -> None:
+        """Forgets the batches that are being made."""
         self._queue.clear()
         self._by_part.clear()
         self._requests = iter(())
         self._waiting = None
-        return slots
 
     def _give_out(self, request: Request, slot: int) -> None:
         rows = len(request.ids)

@@ -21,7 +21,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -146,14 +146,17 @@ class Guard(Protocol):
 class Lease:
     """Keeps a slot from being used again as long as an array on it lives."""
 
+    _slots: Slots | None = None  # as long as an interrupt may come before it is whole
+
     def __init__(self, slots: Slots, slot: int) -> None:
-        self._slots, self._slot = slots, slot
         address = slots.address + slot * slots.slot_bytes
         shape = (slots.slot_bytes,)
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
+        self._slot, self.token, self._slots = slot, object(), slots
 
     def __del__(self) -> None:
-        self._slots.release(self._slot)
+        if self._slots is not None:
+            self._slots.release(self._slot, self.token)
 
 
 class Slots:
@@ -173,7 +176,7 @@ class Slots:
         self.whole = self.region.array(np.uint8, (slots, slot_bytes))
         self.address = int(self.whole.__array_interface__["data"][0])
         self._free = deque(range(slots))
-        self._leased = 0
+        self._tokens: list[object | None] = [None] * slots  # of the leases that live
         # Filled by finalizers, which run at any moment and in any thread: appending to a deque is atomic.
         self._released: deque[tuple[int, Any]] = deque()
 
@@ -181,12 +184,12 @@ class Slots:
     def leased(self) -> int:
         """Slots that the caller holds, or that copies may still read."""
         self._collect()
-        return self._leased
+        return self.held + len(self._released)
 
     @property
     def held(self) -> int:
         """Slots that the caller holds, about; unlike the rest of this class, for any thread."""
-        return max(0, self._leased - len(self._released))
+        return self.slots - self._tokens.count(None)
 
     def settle(self, most: int) -> bool:
         """Waits until at most so many slots are leased, if only copies hold up the others; at most a minute.
@@ -216,14 +219,29 @@ class Slots:
         Returns:
             uint8 [slot_bytes].
         """
-        self._leased += 1
-        return np.asarray(Lease(self, slot))
+        lease = Lease(self, slot)
+        self._tokens[slot] = lease.token
+        return np.asarray(lease)
 
-    def release(self, slot: int) -> None:
+    def release(self, slot: int, token: object) -> None:
         """Called by a lease that is gone. Where nobody can say when copies are done, the slot isn't used again."""
-        # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
-        with contextlib.suppress(RuntimeError):
-            self._released.append((slot, self.guard.record() if self.guard is not None else None))
+        if self._tokens[slot] is token:  # not, where an interrupt came before it was noted
+            # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
+            with contextlib.suppress(RuntimeError):
+                self._retire(slot)
+                self._tokens[slot] = None  # only now: meanwhile it would seem to be lost
+
+    def reclaim(self, making: Collection[int] = ()) -> None:
+        """Frees the slots that an interrupt took from one hand and put into no other.
+
+        Args:
+            making: Those that may be written into now.
+        """
+        held = {slot for slot, token in enumerate(self._tokens) if token is not None}
+        held |= {slot for slot, _ in list(self._released)}  # after those, as that is the way they go
+        for slot in set(range(self.slots)).difference(making, held, self._free):
+            with contextlib.suppress(RuntimeError):  # as above
+                self._retire(slot)  # a copy may still read it
 
     def before_end(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Has a function called when the memory goes, once no copy reads it any more, or after a minute.
@@ -237,10 +255,12 @@ class Slots:
         for _ in range(len(self._released)):
             slot, mark = self._released.popleft()
             if self.guard is None or self.guard.done(mark):
-                self._leased -= 1
                 self._free.append(slot)
             else:
                 self._released.append((slot, mark))
+
+    def _retire(self, slot: int) -> None:
+        self._released.append((slot, self.guard.record() if self.guard is not None else None))
 
 
 class Ring(Slots):

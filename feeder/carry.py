@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -117,16 +118,28 @@ def pack(value: Any, slot: Slot) -> Packed:
 _memory: list[npt.NDArray[np.uint8] | None] = []
 
 
-def unpack(message: bytes, memory: npt.NDArray[np.uint8] | None) -> Any:
+class _Unpickler(pickle.Unpickler):
+    fetches: Callable[[], object]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == resource_sharer.__name__:  # what is needed to fetch anything from another process
+            self.fetches()
+        return super().find_class(module, name)
+
+
+def unpack(message: bytes, memory: npt.NDArray[np.uint8] | None, fetches: Callable[[], object] = lambda: None) -> Any:
     """The batch of a message; its tensors stand on the slot's memory and keep it.
 
     Args:
         message: From :func:`pack`.
         memory: uint8, the slot; None if nothing was put there.
+        fetches: Called before something that is not in the slot is fetched from the process that sent the message.
     """
+    unpickler = _Unpickler(io.BytesIO(message))
+    unpickler.fetches = fetches
     _memory.append(memory)
     try:
-        return pickle.loads(message)
+        return unpickler.load()
     finally:
         _memory.pop()
 

@@ -81,6 +81,7 @@ class Engine:
     def __init__(self, work: Work, options: EngineOptions) -> None:
         self._pid = os.getpid()
         self.busy = False
+        self._is_retired = False
         self.ahead = 0
         self.warned = False
         self._work, self._options = work, options
@@ -154,17 +155,13 @@ class Engine:
         parts = self._ring.slots * len(part_rows(self._ring.layout.batch_size, workers))
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
 
-    def end_iterator(self, slots: list[int]) -> None:
-        """An iterator is done with the engine.
-
-        Args:
-            slots: Those in the making, which nobody will ask for.
-        """
+    def end_iterator(self) -> None:
+        """An iterator is done with the engine. Nobody will ask for what is in the making."""
         if not self.is_ours:
             return
         try:
             pool = self._pools.open
-            if self._options.persistent and pool is not None:
+            if self._options.persistent and not self._is_retired and pool is not None:
                 try:
                     pool.abandon()
                 except WorkerError:
@@ -179,10 +176,15 @@ class Engine:
                 self._pools = self._pools.ended()
             raise
         finally:
-            self.busy = False
+            self.busy = self._is_retired = False
         if self._ring is not None:
-            for slot in slots:
-                self._ring.put_back(slot)
+            self._ring.reclaim()
+
+    def retire(self) -> None:
+        """Ends the workers now, or when the iterator that uses them is done."""
+        self._is_retired = self.busy
+        if not self.busy:
+            self.close()
 
     def close(self) -> None:
         """Ends the workers; slots are kept."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from feeder.assembly import Assembly, Finished, assemble_here
+from feeder.closing import Use
 from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, map_tensors, slot_guard
 from feeder.engine import Engine
@@ -84,7 +83,7 @@ class FastIterator:
             raise AssertionError("without workers, timeout must be 0")
         self._path, self._loader = path, loader
         self.view: LiveView | None = None
-        self._pid, self._lock = os.getpid(), threading.RLock()  # several threads may share one iterator
+        self._use = Use()
         self._engine: Engine | None = None
         self._assembly: Assembly | None = None
         self._decoding: DecodeFeed | None = None
@@ -92,7 +91,8 @@ class FastIterator:
 
     def begin(self, place: Place, split: Split | None) -> None:
         """Starts to make batches; a second time, before any was handed out, elsewhere."""
-        self.close()
+        self._end()
+        self._use.is_over = False
         path, loader = self._path, self._loader
         self._progress = path.progress = Progress(place, split)
         self._asked_ns = time.monotonic_ns()
@@ -103,7 +103,7 @@ class FastIterator:
         if loader.num_workers:
             self._engine = path.engine()
             self._engine.busy = True
-            self._assembly = Assembly(self._engine, requests, loader.timeout, loader.batch_size)
+            self._assembly = Assembly(self._engine, requests, loader.timeout, loader.batch_size, self._use)
             self._batches = self._assembly
             self._assembly.fill()
         else:
@@ -133,10 +133,12 @@ class FastIterator:
         return max(0, whole - progress.steps)
 
     def __next__(self) -> tuple[Any, ...]:
-        if self._pid != os.getpid():  # forked off: the lock may be a thread's that is not here
-            self._pid, self._lock = os.getpid(), threading.RLock()
-        with self._lock:
-            return self._next()
+        with self._use.lock:
+            try:
+                return self._next()
+            finally:
+                if self._use.is_over:
+                    self._end()
 
     def _next(self) -> tuple[Any, ...]:
         if self._progress.exhausted:
@@ -148,11 +150,11 @@ class FastIterator:
             finished, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:
             self._progress.exhausted = not self._closed  # closed before its end, it has not come to it
-            self.close()
+            self._end()
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way
-                self.close()
+                self._end()
             raise
         self._account(finished)
         if isinstance(finished, BaseException):
@@ -203,8 +205,11 @@ class FastIterator:
         """Where an iteration would go on after what was handed out."""
         return self._progress.now()
 
-    def close(self) -> None:
-        """Gives up what is in the making and lets go of the workers."""
+    def close(self) -> bool:
+        """Gives up what is in the making and lets go of the workers, see Note [Closing]; whether that is done."""
+        return self._use.end(self._end)
+
+    def _end(self) -> None:
         self._closed = True
         view, self.view = self.view, None
         if view is not None:
@@ -215,7 +220,8 @@ class FastIterator:
             decoding.close()
         engine, self._engine = self._engine, None
         if engine is not None and self._assembly is not None:
-            engine.end_iterator(self._assembly.abandon())
+            self._assembly.abandon()
+            engine.end_iterator()
         self._batches = iter(())
 
     def __del__(self) -> None:

@@ -314,13 +314,12 @@ class FastPath:
         return (images, self.completion.labels(finished, labels), *fields)
 
     def close(self) -> None:
-        """Ends all iterators and the workers."""
-        for iterator in list(self._iterators):
-            iterator.close()
-        if self.decoder is not None:
+        """Ends all iterators and the workers, see Note [Closing]."""
+        have_ended = [iterator.close() for iterator in list(self._iterators)]
+        if self.decoder is not None and all(have_ended):
             self.decoder.close()
         if self._engine is not None:
-            self._engine.close()
+            self._engine.retire()
 
     def _identity(self) -> dict[str, Any]:
         if self._fingerprint is None:

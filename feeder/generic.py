@@ -10,8 +10,10 @@ Note [What is torch's and what is ours]
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _shar
 
 from feeder.batch import Slots, available_bytes
 from feeder.carry import unpack
+from feeder.closing import Use
 from feeder.device import page_lock, slot_guard
 from feeder.errors import ArgumentError, WorkerError
 from feeder.generic_here import begin_torchs
@@ -77,6 +80,7 @@ class WorkersIterator(_BaseDataLoaderIter):
         self.meters = loader.generic_meters
         self.delivers = True
         self.view: LiveView | None = None
+        self._use = Use()
         begin_torchs(self, loader, base_seed)
         self._prefetch_factor: int = loader.prefetch_factor or 0
         if self._prefetch_factor <= 0:
@@ -134,6 +138,19 @@ class WorkersIterator(_BaseDataLoaderIter):
         return self.progress.finished
 
     def __next__(self) -> Any:
+        with self._used():
+            return self._next()
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        with self._use.lock:
+            try:
+                yield
+            finally:
+                if self._use.is_over:
+                    self._shutdown_workers()
+
+    def _next(self) -> Any:
         if self.delivers:
             self.meters.asked()
         try:
@@ -161,6 +178,10 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch with the same workers."""
+        with self._used():
+            self._begin_anew(loader, first_iter)
+
+    def _begin_anew(self, loader: Any, first_iter: bool) -> None:
         super()._reset(loader, first_iter)
         for pending in self._pending.values():
             pending.is_wanted = False
@@ -242,10 +263,17 @@ class WorkersIterator(_BaseDataLoaderIter):
             main, snapshot = self._snapshots(number - self._first + 1)
             pending = _Pending(worker, index, main, snapshot)
             if self._slots is not None:
-                pending.slots, pending.slot = self._slots, self._slots.acquire()
+                pending.slots, pending.slot = self._slots, self._acquire(self._slots)
             self._pending[number] = pending
             self._outstanding.add(number)
             self._ask(number, pending)
+
+    def _acquire(self, slots: Slots) -> int | None:
+        slot = slots.acquire()
+        if slot is None:  # the caller has them all, or an interrupt lost some
+            slots.reclaim({p.slot for p in self._pending.values() if p.slots is slots and p.slot is not None})
+            slot = slots.acquire()
+        return slot
 
     def _snapshots(self, step: int) -> tuple[dict[str, Any] | None, bool]:
         """The sampler's state if a snapshot is due after that many batches, and whether the worker's is needed for one.
@@ -356,6 +384,7 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     def _look(self, timeout_s: float | None, only: int | None = None) -> None:
         """Waits for messages and takes them in."""
+        self._use.check()
         for message in self._processes.look(timeout_s, only):
             if message.data is None:
                 self._died(message.worker)
@@ -370,8 +399,9 @@ class WorkersIterator(_BaseDataLoaderIter):
             slot, pending.slot = pending.slot, None  # first: wherever an interrupt comes, nothing else is written there
             memory = pending.slots.lease(slot)
         try:
-            with self._processes.fetching_from(message.worker):
-                result: Result = unpack(data, memory)
+            with contextlib.ExitStack() as until_there:
+                fetching = functools.partial(self._processes.fetching_from, message.worker)
+                result: Result = unpack(data, memory, lambda: until_there.enter_context(fetching()))
         except (OSError, EOFError):
             # Tensors outside of slots are fetched from the worker, as torch does it: lost, if it is dead by now.
             if not self._processes.is_dying(message.worker):
@@ -495,6 +525,10 @@ class WorkersIterator(_BaseDataLoaderIter):
     def is_usable(self) -> bool:
         """Whether its workers run, and are not those of a process that this one was forked from."""
         return self._processes.are_ours and self._processes.check_open()
+
+    def close(self) -> None:
+        """Ends the workers, see Note [Closing]."""
+        self._use.end(self._shutdown_workers, self._processes.kill)
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""

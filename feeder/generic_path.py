@@ -120,7 +120,7 @@ class GenericPath:
         """Ends the workers."""
         iterator = self._with_workers() if self._with_workers is not None else None
         if iterator is not None:
-            iterator._shutdown_workers()
+            iterator.close()
         loader._iterator = None
 
     def _new(self, loader: DataLoader[Any]) -> HereIterator | WorkersIterator:

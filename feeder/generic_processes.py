@@ -21,7 +21,7 @@ from feeder.batch import Slots
 from feeder.ends import check_owner, handing_over
 from feeder.generic_meters import Spent
 from feeder.generic_worker import HEAD_BYTES, Job, Result, Task, decode_head, encode_task, worker_main
-from feeder.worker_process import start_in
+from feeder.worker_process import start_in, wait_for
 
 __all__ = ["Message", "Process", "Processes"]
 
@@ -199,22 +199,25 @@ class Processes:
 
     def is_dying(self, number: int) -> bool:
         """Whether a worker that seems dead is, or soon will be."""
-        process = self.workers[number].process
-        process.join(_JOIN_S)
-        return not process.is_alive()
+        return not wait_for([self.workers[number].process], _JOIN_S)
 
     def end(self, number: int) -> str:
         """Makes sure that a worker whose connection is closed has ended; returns the cause."""
         worker = self.workers[number]
         process = worker.process
-        process.join(_JOIN_S)
-        if process.exitcode is None:  # it has closed its connection and does not end
+        if wait_for([process], _JOIN_S):  # it has closed its connection and does not end
             process.kill()
-            process.join(_JOIN_S)
+            wait_for([process], _JOIN_S)
         worker.connection.close()
         if worker.was_hung:
             return f"DataLoader worker (pid {process.pid}) was silent for more than {self._hang_timeout_s:g} s"
         return _cause(process.pid, process.exitcode)
+
+    def kill(self) -> None:
+        """Kills the workers, and leaves it to others to find them dead; for any thread."""
+        if self.are_ours:
+            for worker in list(self.workers):
+                worker.process.kill()
 
     def close(self) -> None:
         """Ends the workers, in bounded time."""
@@ -231,10 +234,7 @@ class Processes:
                 if end is not None:
                     getattr(process, end)()
             # All together: many stuck workers take no longer than one. After the last too, or it would be a zombie.
-            deadline = time.monotonic() + torch_utils.MP_STATUS_CHECK_INTERVAL
-            for process in processes:
-                process.join(timeout=max(0.0, deadline - time.monotonic()))
-            processes = [process for process in processes if process.is_alive()]
+            processes = wait_for(processes, torch_utils.MP_STATUS_CHECK_INTERVAL)
             if not processes:
                 return
 

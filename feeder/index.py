@@ -19,6 +19,7 @@ older indexes lack both columns.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -40,6 +41,7 @@ _T = TypeVar("_T")
 _MAGIC = b"FEEDERIX"
 _VERSION = 1
 _ALIGN = 64
+_ROWS_HASHED = 64  # each may be a page that is read from a slow disk
 _DTYPES = {
     "shard": "<u4",
     "field": "<u2",
@@ -153,6 +155,7 @@ class Index:
         fields: Names of the fields, by number.
         shard, field, offset, length, label, width, height, orientation, source_bytes, crc32: arrays [N]; what they
             hold and their dtypes stand in Note [Index file].
+        identity: A hash of the header and of some rows, by which an index is told from one that took its place.
     """
 
     shard: npt.NDArray[np.uint32]
@@ -201,6 +204,7 @@ class Index:
                 raise FormatError(f"{self.path}: shard name {shard.name!r} leads out of the index's folder")
             if "\0" in shard.name or not _is_encodable(shard.name):
                 raise FormatError(f"{self.path}: shard name {shard.name!r} can't be a file's; the index is damaged")
+        self.identity = self._hashed(json.dumps(header))
 
     def __len__(self) -> int:
         return self._samples
@@ -266,6 +270,14 @@ class Index:
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column by its name in Note [Index file]."""
         return self._columns[name]
+
+    def _hashed(self, header: str) -> bytes:
+        """A hash of the header and of some rows."""
+        digest = hashlib.blake2b(header.encode(), digest_size=16)
+        rows = np.linspace(0, self._samples - 1, min(self._samples, _ROWS_HASHED)).astype(np.int64)
+        for name in ("offset", "label", "crc32"):
+            digest.update(self._columns[name][rows].tobytes())
+        return digest.digest()
 
     def _named(self, names: tuple[_T, ...], number: int, what: str) -> _T:
         if number >= len(names):

@@ -3,6 +3,13 @@
 Note [Shards are untrusted]
     Shards are read by pread, never mapped: touching a mapping past the end of a truncated file kills the process.
     Offsets and lengths come from the index and are checked against the file before anything is allocated.
+
+Note [Shards that change]
+    Shards may be written anew, or others be put in their place, while an index of what was there is in use. An open
+    file stays the old one when another is renamed to its place; a process that comes later, or a file that is opened
+    again, gets the new one. So a file whose status changed after the reader was made, or after it was opened, has each
+    sample checked against the index's checksum after it is read: what is the same still is used, and anything else is
+    an error. A copy of the reader in another process refuses another index than the one that the reader was made with.
 """
 
 from __future__ import annotations
@@ -15,8 +22,9 @@ import resource
 import threading
 import time
 import weakref
+import zlib
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +47,17 @@ _ADVISED_PARTS = 30
 _JPEG = ("jpeg", "jpg")
 
 
+class _Shard(NamedTuple):
+    descriptor: int
+    size_bytes: int
+    changed_ns: int
+
+
 class _Files:
     """Open shards, at most a few hundred, and the memory for what is read from them: of one thread in one process."""
 
     def __init__(self) -> None:
-        self.entries: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.entries: OrderedDict[int, _Shard] = OrderedDict()
         self.arena = bytearray()
         self.advised_parts = 0
         self.pid = os.getpid()
@@ -59,8 +73,8 @@ class _Files:
 
     def __del__(self) -> None:
         if self.entries and self.pid == os.getpid():  # after a fork the descriptors are the parent's to close
-            for descriptor, _ in self.entries.values():
-                os.close(descriptor)
+            for entry in self.entries.values():
+                os.close(entry.descriptor)
 
 
 _all_files: weakref.WeakSet[_Files] = weakref.WeakSet()
@@ -79,10 +93,11 @@ class ShardReader:
         self.index = Index(index)
         self.exif = exif
         self.classes = classes
+        self._made_ns = time.time_ns()
         self._local = threading.local()  # its parts go, and close their descriptors, with their thread or the reader
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _shard_reader, (self.index.path, self.exif, self.classes)
+        return _shard_reader, (self.index.path, self.exif, self.classes, self.index.identity, self._made_ns)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -148,6 +163,11 @@ class ShardReader:
         # Slower than a byte a nanosecond: not from memory.
         if not advise and total > _READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
             files.advised_parts = _ADVISED_PARTS
+        changed = {shard for shard in size_of if self._has_changed(shard)}
+        if changed:
+            for row, i in enumerate(ids.tolist()):
+                if places[row][0] in changed and errors[row] is None:
+                    self._check(i)
         return Encoded(buffers, index.label[ids], orientations, sizes, errors, first_rows)
 
     def _stored(
@@ -230,7 +250,36 @@ class ShardReader:
             _pread(self._open(shard)[0], offset, memoryview(data))
         except DecodeError as error:
             raise self.at(error, i) from None
+        if self._has_changed(shard):
+            self._check(i)
         return bytes(data)
+
+    def _has_changed(self, shard: int) -> bool:
+        """Whether a shard may have other contents than when the reader was made; see Note [Shards that change]."""
+        entry = self._open(shard)
+        return entry.changed_ns > self._made_ns or os.fstat(entry.descriptor).st_ctime_ns != entry.changed_ns
+
+    def _check(self, i: int) -> None:
+        """Raises FormatError unless a sample is what the index says."""
+        index = self.index
+        shard = int(index.shard[i])
+        descriptor = self._open(shard).descriptor
+        size, checksum = os.fstat(descriptor).st_size, 0
+        image = index.image_field(i), int(index.offset[i]), int(index.length[i])
+        is_same = True
+        for _, offset, length in (image, *index.members(i)):
+            is_same = is_same and length <= size and offset <= size - length
+            if is_same:
+                data = bytearray(length)
+                with contextlib.suppress(DecodeError):  # cut off just now: then the checksum is another
+                    _pread(descriptor, offset, memoryview(data))
+                checksum = zlib.crc32(data, checksum)
+        if not is_same or checksum != int(index.crc32[i]):
+            raise FormatError(
+                f"{index.shard_path(shard)}: it was changed or replaced while it was in use, and sample "
+                f"{index.key(i)!r} is no longer what {index.path} says; make the dataset anew from the shards that are "
+                "there now, or put the earlier ones back and go on"
+            )
 
     def _parsed(self, i: int, data: bytes) -> Any:
         try:
@@ -238,8 +287,7 @@ class ShardReader:
         except ValueError as error:
             raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
 
-    def _open(self, shard: int) -> tuple[int, int]:
-        """Descriptor and size of a shard."""
+    def _open(self, shard: int) -> _Shard:
         files = self._own_files()
         entries = files.entries
         entry = entries.get(shard)
@@ -254,10 +302,10 @@ class ShardReader:
                 f"{path}: the index names this shard, but it can't be opened ({error.strerror}); "
                 "restore it, or run `feeder inspect --verify`"
             ) from None
-        entry = descriptor, os.fstat(descriptor).st_size
-        entries[shard] = entry
+        status = os.fstat(descriptor)
+        entry = entries[shard] = _Shard(descriptor, status.st_size, status.st_ctime_ns)
         while len(entries) > files.most:
-            os.close(entries.popitem(last=False)[1][0])
+            os.close(entries.popitem(last=False)[1].descriptor)
         return entry
 
     def _own_files(self) -> _Files:
@@ -282,5 +330,12 @@ def _pread(descriptor: int, offset: int, view: memoryview) -> None:
         done += count
 
 
-def _shard_reader(index: str, exif: bool, classes: list[str] | None) -> ShardReader:
-    return ShardReader(index, exif=exif, classes=classes)
+def _shard_reader(index: str, exif: bool, classes: list[str] | None, identity: bytes, made_ns: int) -> ShardReader:
+    reader = ShardReader(index, exif=exif, classes=classes)
+    if reader.index.identity != identity:
+        raise FormatError(
+            f"{index}: it was replaced by another index while it was in use; make the dataset anew, or put the earlier "
+            "index and shards back and go on"
+        )
+    reader._made_ns = made_ns
+    return reader

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pickle
 import signal
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.forkserver import ForkServer
 from feeder.worker import work_loop
 
-__all__ = ["Forked", "InContext", "Process", "start_in"]
+__all__ = ["Forked", "InContext", "Process", "start_in", "wait_for"]
 
 _JOIN_S = 1.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
 
 class Process(Protocol):
@@ -71,7 +73,7 @@ class InContext:
         self._process.kill()
 
     def forget(self) -> None:
-        self._process.join(_JOIN_S)
+        wait_for([self._process], _JOIN_S)
 
 
 def start_in(context: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> Any:
@@ -90,6 +92,21 @@ def start_in(context: Any, target: Callable[..., None], arguments: tuple[Any, ..
             "multiprocessing_context='fork'"
         ) from error
     return process
+
+
+def wait_for(processes: Sequence[Any], timeout_s: float) -> list[Any]:
+    """Waits until processes of a multiprocessing context have ended, but not longer than that; those that have not.
+
+    Their own wait is for the end of a pipe, which a process that another thread forked just then may hold open.
+    """
+    ends, pause_s = time.monotonic() + timeout_s, _SHORTEST_PAUSE_S
+    while (running := [process for process in processes if process.exitcode is None]) and time.monotonic() < ends:
+        time.sleep(pause_s)
+        pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+    for process in processes:
+        if process not in running:
+            process.join(0)  # of which multiprocessing keeps no count then
+    return running
 
 
 def _main(channel: socket.socket, job: tuple[Any, ...]) -> None:

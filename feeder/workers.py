@@ -165,13 +165,16 @@ class Pool:
         self._board.publish(parts)
         return [part.number for part in parts]
 
-    def take(self, timeout_s: float | None, last_missing: bool = False) -> list[tuple[int, Report | BaseException]]:
+    def take(
+        self, timeout_s: float | None, last_missing: bool = False, check: Callable[[], object] = lambda: None
+    ) -> list[tuple[int, Report | BaseException]]:
         """What came back since the last call; waits for something, but not longer than the timeout (0: not at all).
 
         Args:
             timeout_s: How long; None: until there is something.
             last_missing: The last part of the batch that the caller waits for is not back. Then it is not woken for
                 each of the others: every time costs it more than what there is to do.
+            check: Called at every look, once a second at least; what it raises ends the wait.
 
         Raises:
             WorkerError: if workers can't be started, or die again and again without finishing anything.
@@ -183,6 +186,7 @@ class Pool:
             worker.waited_from_ns = now
         results: list[tuple[int, Report | BaseException]] = []
         while not results:
+            check()
             wait = min(_LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             for descriptor, _ in self._sleep(max(0, math.ceil(left * 1000)), last_missing):

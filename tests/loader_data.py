@@ -70,10 +70,11 @@ def write_shards(
                 kind = "jpg" if jpegs and i % 3 else "png"
                 data = b"no image at all" if i in bad else encode(i, extension=kind)
                 data = without_tables(data) if i in cut else data
-                members = []
+                members, checksum = [], zlib.crc32(data)
                 offset = _add(tar, f"{i:08d}.{kind}", data)
                 for field, value in (("cls", str(i % 7).encode()), ("json", json.dumps({"i": i}).encode())):
                     members.append((field, _add(tar, f"{i:08d}.{field}", value), len(value)))
+                    checksum = zlib.crc32(value, checksum)
                 builder.add(
                     key=f"{i:08d}".encode(),
                     path=f"{i % 7}/{i}.png".encode(),
@@ -85,7 +86,7 @@ def write_shards(
                     height=24,
                     orientation=1,
                     source_bytes=len(data),
-                    crc32=zlib.crc32(data),
+                    crc32=checksum,
                     members=members,
                 )
         part = str(folder / f"part-{shard}")

@@ -200,6 +200,8 @@ def test_many_shards_keep_few_descriptors_open(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_disk_that_turned_out_slow_is_told_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ShardReader(str(write_shards(tmp_path, 8) / "index.bin"))
+    lengths = reader.index.length.tolist()
     told: list[int] = []
     steps = [0]  # of the clock, ns
     clock = itertools.accumulate(steps[0] for _ in itertools.count())
@@ -207,8 +209,6 @@ def test_a_disk_that_turned_out_slow_is_told_ahead(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(read_shards, "_READ_AHEAD_BYTES", 0)
     monkeypatch.setattr(read_shards, "_ADVISED_PARTS", 2)
     monkeypatch.setattr(os, "posix_fadvise", lambda *of: told.append(of[2]))
-    reader = ShardReader(str(write_shards(tmp_path, 8) / "index.bin"))
-    lengths = reader.index.length.tolist()
     for step, count in ((0, 0), (10**10, 0), (0, 1), (0, 2), (0, 2), (10**10, 2), (10**10, 3)):
         steps[0] = step
         reader.read(np.arange(8))

@@ -130,7 +130,7 @@ warnings.simplefilter("ignore")  # newer Pythons warn of what is done here
 iterator = iter(loader)
 waits, goes_on = threading.Event(), threading.Event()
 def wait():
-    with iterator._lock:
+    with iterator._use.lock:
         waits.set()
         goes_on.wait()
 thread = threading.Thread(target=wait)

@@ -25,6 +25,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from feeder.batch import Slots
 from feeder.carry import Slot, pack, slot_collate, unpack
 from feeder.ends import pair
 from feeder.errors import ArgumentError
@@ -208,6 +209,31 @@ def test_sample_that_hangs_every_worker_is_named() -> None:
     loader = DataLoader(_Tensors(deed="stop", at=13), batch_size=4, num_workers=1, hang_timeout_s=2)
     with pytest.raises(RuntimeError, match=r"silent for more than 2 s; at work on the samples \[12, 13, 14, 15\]"):
         list(loader)
+
+
+def test_worker_that_is_stopped_while_its_tensors_are_fetched_is_replaced(tmp_path: Path) -> None:
+    dataset = _Tensors(16, deed="stop", at=4, mark=str(tmp_path / "mark"))
+    loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, hang_timeout_s=0.5)
+    iterator = iter(loader)
+    (process,) = iterator._workers
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # with the first batch sent, but no slots yet
+    assert [labels.tolist() for _, labels in iterator] == [[*range(k, k + 4)] for k in range(0, 16, 4)]
+    (event,) = loader.stats()["replaced_workers"]
+    assert "silent for more than 0.5 s" in event["cause"]
+
+
+def test_only_what_is_fetched_from_a_worker_takes_a_thread_to_watch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    loader = DataLoader(_Tensors(80), batch_size=4, num_workers=1, prefetch_factor=2, hang_timeout_s=60)
+    assert sum(1 for _ in loader) == 20
+    assert 1 <= len(started) <= 4  # until there are slots
 
 
 def test_worker_without_work_may_be_silent() -> None:
@@ -462,6 +488,27 @@ def _go_on(iterator: Iterator[Any], found: list[Any]) -> None:
             return
         except BaseException as error:
             found.append(type(error).__name__)
+
+
+def test_slots_that_interrupts_took_away_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = 0
+
+    def lease(slots: Slots, slot: int) -> Any:
+        nonlocal interrupts
+        if interrupts < 8:
+            interrupts += 1
+            raise KeyboardInterrupt
+        return hand_out(slots, slot)
+
+    hand_out = Slots.lease
+    monkeypatch.setattr(Slots, "lease", lease)
+    iterator: Any = iter(DataLoader(_Tensors(80), batch_size=4, num_workers=1))
+    found: list[Any] = []
+    _go_on(iterator, found)
+    assert found.count("KeyboardInterrupt") == 8
+    batches = [batch for batch in found if batch != "KeyboardInterrupt"]
+    assert [images[:, 0, 0, 0].tolist() for images, _ in batches] == [[*range(k, k + 4)] for k in range(0, 80, 4)]
+    assert iterator.slots()["held"] > 0
 
 
 def test_an_iterator_whose_workers_were_ended_is_over() -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, {root!r})
 from tests.test_workers import _dataset
 from pathlib import Path
+from types import FrameType
 from feeder.loader import DataLoader
 loader = DataLoader(_dataset(Path({shards!r}), {sample}, {deed!r}), batch_size=4, num_workers=2, {options})
 iterator = iter(loader)
@@ -604,3 +606,47 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
     monkeypatch.undo()
     epoch = [tuple(x.clone() for x in batch) for batch in loader]
     _check(epoch, _expected(shards, 2, batch_size=4)[16:])
+
+
+def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]) -> bool:
+    """Whether an interrupt came in a function, at the first line of what hands batches and slots on where none did."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        place = frame.f_code.co_filename, frame.f_lineno
+        if not place[0].endswith(("/assembly.py", "/batch.py")) or _in_finalizer(frame):
+            return None
+        if event == "line" and place not in seen:
+            seen.add(place)
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    """Whether it is one, where Python drops all errors."""
+    return frame is not None and (frame.f_code.co_name == "__del__" or _in_finalizer(frame.f_back))
+
+
+def test_no_interrupt_takes_a_slot_away(shards: Path) -> None:
+    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
+    expected = _expected(shards, batch_size=4)
+    seen: set[tuple[str, int]] = set()
+    while True:
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        next(iterator)
+        if not _interrupted_anew(seen, lambda: next(iterator)):  # noqa: B023
+            break
+    loader.set_epoch(0)
+    _check([tuple(x.clone() for x in batch) for batch in loader], expected)
+    assert len(seen) > 20

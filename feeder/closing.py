@@ -1,0 +1,67 @@
+"""Ending an iterator that another thread waits in, or this one under a signal's handler.
+
+Note [Closing]
+    Descriptors that are closed under someone's hands may be another file's by the time they are written to. So nothing
+    is ended while a thread is in the iterator: it is told, sees it within a second, and ends everything on its way
+    out. It learns so by an error, and not by an end of the epoch that never came.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from feeder.errors import WorkerError
+
+__all__ = ["Use"]
+
+_PATIENCE_S = 5.0
+
+
+class Use:
+    """Of an iterator, by one thread at a time.
+
+    Attributes:
+        is_over: Whether the iterator was told to end. Whoever holds the lock then ends it before letting go.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._pid, self._lock = os.getpid(), threading.RLock()
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held by who uses the iterator."""
+        if self._pid != os.getpid():  # forked off: it may be a thread's that is not here
+            self._pid, self._lock = os.getpid(), threading.RLock()
+        return self._lock
+
+    def check(self) -> None:
+        """Raises WorkerError if the iterator was told to end."""
+        if self.is_over:
+            raise WorkerError("the loader was closed while a batch was waited for; iterate again to go on")
+
+    def end(self, function: Callable[[], object], hurry: Callable[[], object] = lambda: None) -> bool:
+        """Has the iterator ended: at once, or by who uses it.
+
+        Args:
+            function: What ends it.
+            hurry: Called if who uses it is long in coming: ends what may hold it up.
+
+        Returns:
+            Whether it has ended, and is not left to a thread that does not come, or to this one, further up.
+        """
+        self.is_over = True
+        lock = self.lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            return False
+        if not lock.acquire(timeout=_PATIENCE_S):
+            hurry()
+            if not lock.acquire(timeout=_PATIENCE_S):
+                return False
+        try:
+            function()
+        finally:
+            lock.release()
+        return True
