@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 _MAGIC = b"FEEDERIX"
 _VERSION = 1
 _ALIGN = 64
-_ROWS_HASHED = 64  # each may be a page that is read from a slow disk
+_ROWS_HASHED = 16  # each may be a page that is read from a slow disk
 _DTYPES = {
     "shard": "<u4",
     "field": "<u2",
