@@ -8,9 +8,10 @@ Note [Closing]
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from feeder.errors import WorkerError
 
@@ -23,12 +24,22 @@ class Use:
     """Of an iterator, by one thread at a time.
 
     Attributes:
-        is_over: Whether the iterator was told to end. Whoever holds the lock then ends it before letting go.
+        is_over: Whether the iterator was told to end. Whoever uses it then ends it before letting go.
     """
 
     def __init__(self) -> None:
         self.is_over = False
         self._pid, self._lock = os.getpid(), threading.RLock()
+
+    @contextlib.contextmanager
+    def begun(self, function: Callable[[], object]) -> Iterator[None]:
+        """Around what uses the iterator; ``function`` ends it, if it was told to end meanwhile."""
+        with self.lock:
+            try:
+                yield
+            finally:
+                if self.is_over:
+                    function()
 
     @property
     def lock(self) -> threading.RLock:

@@ -133,12 +133,8 @@ class FastIterator:
         return max(0, whole - progress.steps)
 
     def __next__(self) -> tuple[Any, ...]:
-        with self._use.lock:
-            try:
-                return self._next()
-            finally:
-                if self._use.is_over:
-                    self._end()
+        with self._use.begun(self._end):
+            return self._next()
 
     def _next(self) -> tuple[Any, ...]:
         if self._progress.exhausted:

@@ -13,7 +13,6 @@ import collections
 import contextlib
 import functools
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -138,17 +137,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         return self.progress.finished
 
     def __next__(self) -> Any:
-        with self._used():
+        with self._use.begun(self._shutdown_workers):
             return self._next()
-
-    @contextlib.contextmanager
-    def _used(self) -> Iterator[None]:
-        with self._use.lock:
-            try:
-                yield
-            finally:
-                if self._use.is_over:
-                    self._shutdown_workers()
 
     def _next(self) -> Any:
         if self.delivers:
@@ -178,7 +168,7 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch with the same workers."""
-        with self._used():
+        with self._use.begun(self._shutdown_workers):
             self._begin_anew(loader, first_iter)
 
     def _begin_anew(self, loader: Any, first_iter: bool) -> None:
