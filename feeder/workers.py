@@ -127,7 +127,7 @@ class Pool:
         self._numbers: dict[int, int] = {}
         self._workers: list[_Worker] = []
         self._closed = False
-        self._is_short = False
+        self._is_broken = False
         self._totals: tuple[dict[str, int], npt.NDArray[np.int64]] | None = None
         _live.add(self)
         try:
@@ -189,19 +189,29 @@ class Pool:
             check()
             wait = min(_LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
-            for descriptor, _ in self._sleep(max(0, math.ceil(left * 1000)), last_missing):
-                number = self._numbers[descriptor]
-                results += self._read(number)
-                if self._workers[number].gone:
-                    results += self._replace(number)
-            # Looking for silent workers takes locks: not after every part.
-            if time.monotonic_ns() >= self._next_look_ns:
-                self._next_look_ns = time.monotonic_ns() + int(min(_LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
-                for number in range(len(self._workers)):
-                    if self._hangs(number):
-                        results += self._replace(number)
+            try:
+                results += self._look(max(0, math.ceil(left * 1000)), last_missing)
+            except WorkerError:
+                self._is_broken = True
+                raise
             if deadline is not None and time.monotonic() >= deadline:
                 break
+        return results
+
+    def _look(self, most_ms: int, last_missing: bool) -> list[tuple[int, Report | BaseException]]:
+        """Waits once; returns what came back, and replaces workers that have ended or hang."""
+        results: list[tuple[int, Report | BaseException]] = []
+        for descriptor, _ in self._sleep(most_ms, last_missing):
+            number = self._numbers[descriptor]
+            results += self._read(number)
+            if self._workers[number].gone:
+                results += self._replace(number)
+        # Looking for silent workers takes locks: not after every part.
+        if time.monotonic_ns() >= self._next_look_ns:
+            self._next_look_ns = time.monotonic_ns() + int(min(_LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
+            for number in range(len(self._workers)):
+                if self._hangs(number):
+                    results += self._replace(number)
         return results
 
     def _sleep(self, most_ms: int, last_missing: bool) -> list[tuple[int, int]]:
@@ -214,11 +224,15 @@ class Pool:
         return self._poll.poll(0)
 
     def abandon(self) -> None:
-        """Gives up all parts that are out. Those that a worker has in hand are waited for and dropped."""
+        """Gives up all parts that are out. Those that a worker has in hand are waited for and dropped.
+
+        Raises:
+            WorkerError: if a worker is missing, or :meth:`take` has failed: the pool is of no more use.
+        """
         if self._closed:
             return
-        if self._is_short:
-            raise WorkerError("a worker ended, and none could be started in its place")
+        if self._is_broken:
+            raise WorkerError("a worker could not be started or replaced; start these workers anew")
         deadline = time.monotonic() + _GRACE_S
         while self._drop_unclaimed():
             self.take(deadline - time.monotonic())
@@ -402,12 +416,12 @@ class Pool:
     def _begin_anew(self, number: int, parts: list[Part]) -> None:
         """Puts a new worker in the place of one that has ended, and the parts back on the board."""
         worker = self._workers[number]
-        self._is_short = True
+        self._is_broken = True
         self._poll.unregister(worker.channel)
         worker.channel.close()
         self._board.forget(number)
         self._workers[number] = self._start(number)
-        self._is_short = False
+        self._is_broken = False
         worker.process.forget()  # not before: if no worker can be started, close() asks whether this one has ended
         self._given_out_ns = time.monotonic_ns()
         self._board.again(parts)

@@ -233,6 +233,36 @@ def test_worker_that_cannot_start_says_why(shards: Path) -> None:
         next(iter(loader))
 
 
+@pytest.mark.parametrize(
+    ("deed", "message"), [("kill", "workers in a row"), ("exit", "exit code 3"), ("raise", "a bug at the start")]
+)
+def test_persistent_workers_that_could_not_be_had_for_one_epoch_are_there_in_the_next(
+    shards: Path, tmp_path: Path, deed: str, message: str
+) -> None:
+    mark = tmp_path / "mark"
+
+    def init(worker: int) -> None:
+        if mark.exists():
+            if deed == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif deed == "exit":
+                os._exit(3)
+            raise RuntimeError("a bug at the start")
+
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "worker_init_fn": init}
+    loader = DataLoader(_dataset(shards), batch_size=8, **options)
+    for _ in loader:
+        pass
+    mark.touch()
+    for pid in loader.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=message):
+        list(loader)
+    mark.unlink()
+    batches = [tuple(x.clone() for x in batch) for batch in loader]
+    _check(batches, _expected(shards, 3, batch_size=8)[16:])
+
+
 def test_a_script_without_a_main_guard_under_spawn_learns_of_it(shards: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"""
