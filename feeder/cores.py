@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from feeder.text import count
+
 __all__ = ["Cores", "MemoryLimit", "cores", "local_world_size", "memory_limit"]
 
 _NO_LIMIT_BYTES = 1 << 60  # version 1 says "none" by a number near 2**63
@@ -46,7 +48,7 @@ class Cores:
     def describe(self) -> str:
         """For people: "4 of 64 cores (affinity)"."""
         if self.limited_by is None:
-            return f"{self.usable} core{'s' if self.usable > 1 else ''}"
+            return count(self.usable, "core")
         return f"{self.usable} of {self.machine} cores ({self.limited_by})"
 
 

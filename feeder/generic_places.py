@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.text import count
 
 __all__ = ["Progress", "counts_off", "epoch_is_over", "fitting_states", "with_workers", "without_workers", "worker_key"]
 
@@ -64,7 +65,7 @@ def fitting_states(snapshot: dict[str, Any], workers: int, is_iterable: bool) ->
         return states
     if is_iterable or _have_own(states):
         raise ArgumentError(
-            f"this state is of {len(states)} workers, each with a state of its own, and this loader has "
+            f"this state is of {count(len(states), 'worker')}, each with a state of its own, and this loader has "
             f"{workers}; resume with num_workers={len(states)}"
         )
     return {}
@@ -104,7 +105,7 @@ def without_workers(state: dict[str, Any]) -> dict[str, Any]:
     workers = snapshot["_worker_snapshots"]
     if state["_steps_since_snapshot"] or _have_own(workers):
         raise ArgumentError(
-            f"this state is of {len(workers)} workers, each with a state of its own; resume with "
+            f"this state is of {count(len(workers), 'worker')}, each with a state of its own; resume with "
             f"num_workers={len(workers)}"
         )
     main = snapshot["_main_snapshot"]

@@ -20,6 +20,7 @@ from feeder.manifest import MANIFEST_NAME, Manifest
 from feeder.order import Order, Window
 from feeder.rows import row_data
 from feeder.shard.options import Progress
+from feeder.text import count
 
 __all__ = ["Damage", "Report", "inspect", "render", "verify"]
 
@@ -108,9 +109,9 @@ def inspect(path: str) -> Report:
     every = sorted({*known, *range(len(names))})
     members: dict[str, int] = {}
     for column in ("field", "member_field"):
-        for number, count in zip(*np.unique(index.column(column), return_counts=True), strict=True):
+        for number, rows in zip(*np.unique(index.column(column), return_counts=True), strict=True):
             name = index.field_name(int(number))
-            members[name] = members.get(name, 0) + int(count)
+            members[name] = members.get(name, 0) + int(rows)
     orientations = dict(zip(*(a.tolist() for a in np.unique(index.orientation, return_counts=True)), strict=True))
     return Report(
         path=path,
@@ -133,10 +134,10 @@ def inspect(path: str) -> Report:
 def render(report: Report) -> str:
     """The report as text for a terminal of 80 columns."""
     mib = report.bytes / 2**20
-    lines = [report.path, f"  samples     {report.samples:,} in {report.shards:,} shards, {mib:,.1f} MiB"]
+    lines = [report.path, f"  samples     {report.samples:,} in {count(report.shards, 'shard')}, {mib:,.1f} MiB"]
     if report.rejected is not None:
         lines.append(f"  rejected    {report.rejected:,}" + (" (see rejected.jsonl)" if report.rejected else ""))
-    lines.append(_wrapped("  fields      ", [f"{name} {count:,}" for name, count in report.fields.items()]))
+    lines.append(_wrapped("  fields      ", [f"{name} {number:,}" for name, number in report.fields.items()]))
     if set(report.orientations) - {"1"}:
         lines.append(_wrapped("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
     if report.settings:
@@ -153,7 +154,8 @@ def render(report: Report) -> str:
     ):
         lines.append(f"  {name:14}" + "".join(f"{value:>10,}" for value in row))
     if report.classes or report.unlabelled:
-        lines += ["", f"  {len(report.classes):,} classes, {report.unlabelled:,} samples without a label"]
+        classes = count(len(report.classes), "class", "classes")
+        lines += ["", f"  {classes}, {count(report.unlabelled, 'sample')} without a label"]
         lines += _histogram(report.classes)
     return "\n".join(lines)
 
@@ -179,9 +181,8 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
     if manifest and (found := file_sha256(index.path)) != manifest.index["sha256"]:
         damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
     if manifest and [s.name for s in index.shards] != [s.name for s in manifest.shards]:
-        damages.append(
-            Damage(INDEX_NAME, None, f"names {len(index.shards)} shards, {MANIFEST_NAME} {len(manifest.shards)}")
-        )
+        shards = count(len(index.shards), "shard")
+        damages.append(Damage(INDEX_NAME, None, f"names {shards}, {MANIFEST_NAME} {len(manifest.shards)}"))
         return damages
     damages += _verify_index(index)
     # Rows stand in the order of their shards, unless the index is damaged.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO
 
 from feeder.nvml import current_gpu_busy
+from feeder.text import count
 
 __all__ = ["LiveView", "Pace", "bar_text", "end_view", "line_text"]
 
@@ -165,8 +166,8 @@ def line_text(title: str, done: int, batches: int | None, pace: Pace, seconds: f
         pace: How fast.
         seconds: What the whole epoch took; None: it goes on.
     """
-    count = f"{done:,} batches" if batches is None else f"{done:,}/{batches:,} batches"
-    parts = [count, f"{pace.samples_per_s:,.0f} images/s", f"{pace.bytes_per_s / 1e6:,.0f} MB/s"]
+    place = count(done, "batch", "batches") if batches is None else f"{done:,}/{count(batches, 'batch', 'batches')}"
+    parts = [place, f"{pace.samples_per_s:,.0f} images/s", f"{pace.bytes_per_s / 1e6:,.0f} MB/s"]
     if seconds is not None:
         parts.insert(1, f"{seconds:,.1f} s")
     elif pace.left_s is not None:

@@ -27,6 +27,7 @@ from feeder.board import Board, Part
 from feeder.ends import check_owner, handing_over
 from feeder.errors import WorkerError
 from feeder.parcel import pack
+from feeder.text import count
 from feeder.work import Report, Work
 from feeder.worker import FAILED_START, HEAD
 from feeder.worker_process import Forked, InContext, Process
@@ -401,7 +402,7 @@ class Pool:
             number,
             event.pid,
             cause,
-            f"its {len(keys)} samples are done again" if keys else "it had no samples in hand",
+            f"{count(len(keys), 'sample is', 'samples are')} done again" if keys else "it was making no samples",
         )
         self._fruitless += 1
         if part is not None:

@@ -323,7 +323,7 @@ def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -
 
 def test_csv_rows_with_too_few_columns_are_listed(images: Path, tmp_path: Path) -> None:
     (images / "list.csv").write_text("path,label\nclass-0/img-000.jpg,1\nclass-0/img-001.jpg\n")
-    assert rejected(sharded(images / "list.csv", tmp_path)) == {"list.csv#2": "line 3: 1 columns, expected 2"}
+    assert rejected(sharded(images / "list.csv", tmp_path)) == {"list.csv#2": "line 3: 1 column, expected 2"}
 
 
 def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from feeder.measure import table
 from feeder.presets import describe
 from feeder.report import Html, Section, Tone, callout, facts, page, text
 from feeder.report import table as html_table
+from feeder.text import count
 
 __all__ = ["render", "result_page"]
 
@@ -134,12 +135,12 @@ def _work(result: Mapping[str, Any]) -> str:
 
 def _held(result: Mapping[str, Any]) -> str:
     options = result["options"]
-    runs = f"{options['repeats']} run{'s' if options['repeats'] > 1 else ''} of {options['seconds']:g} s in turn"
-    return f"{result['images']:,} images, batches of {options['batch_size']}, {runs}"
+    runs = f"{count(options['repeats'], 'run')} of {options['seconds']:g} s in turn"
+    return f"{count(result['images'], 'image')}, batches of {options['batch_size']}, {runs}"
 
 
-def _workers(count: str) -> str:
-    return f"{count} worker{'' if count == '1' else 's'}"
+def _workers(number: str) -> str:
+    return count(int(number), "worker")
 
 
 def _counts(result: Mapping[str, Any]) -> list[int]:

@@ -14,7 +14,6 @@ __all__ = [
     "EXIT_TOO_MANY_BAD",
     "EXIT_USAGE",
     "add_output",
-    "count",
     "mib",
     "share",
     "size",
@@ -54,11 +53,6 @@ def share(text: str) -> float:
 def mib(size_bytes: int) -> str:
     """A size as people read it."""
     return f"{size_bytes / 2**30:,.2f} GiB" if size_bytes >= 10 * 2**30 else f"{size_bytes / 2**20:,.1f} MiB"
-
-
-def count(number: int, noun: str) -> str:
-    """A number and its noun, in the plural where it should be."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def add_output(command: Any) -> None:

@@ -7,8 +7,9 @@ import json
 import shutil
 from typing import Any
 
-from feeder.commands.common import EXIT_DAMAGED, add_output, count
+from feeder.commands.common import EXIT_DAMAGED, add_output
 from feeder.errors import ArgumentError
+from feeder.text import count
 
 __all__ = ["add", "run"]
 

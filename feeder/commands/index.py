@@ -7,7 +7,8 @@ import dataclasses
 import json
 from typing import Any
 
-from feeder.commands.common import EXIT_TOO_MANY_BAD, add_output, count, share
+from feeder.commands.common import EXIT_TOO_MANY_BAD, add_output, share
+from feeder.text import count
 
 __all__ = ["add", "run"]
 
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))
     elif not arguments.quiet:
-        print(f"{summary.samples:,} samples in {count(summary.shards, 'tar')}\n  index     {summary.path}")
+        print(f"{count(summary.samples, 'sample')} in {count(summary.shards, 'tar')}\n  index     {summary.path}")
         for rejection in summary.rejected:
             print(f"  rejected  {rejection.path}: {rejection.reason}")
     bad = sum(rejection.bad for rejection in summary.rejected)

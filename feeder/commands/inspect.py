@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from feeder.commands.common import EXIT_DAMAGED, count
+from feeder.commands.common import EXIT_DAMAGED
 from feeder.errors import FeederError
+from feeder.text import count
 
 __all__ = ["add", "run"]
 

@@ -8,7 +8,8 @@ import json
 import sys
 from typing import Any
 
-from feeder.commands.common import EXIT_TOO_MANY_BAD, add_output, count, mib, share, size
+from feeder.commands.common import EXIT_TOO_MANY_BAD, add_output, mib, share, size
+from feeder.text import count
 
 __all__ = ["add", "run"]
 
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_summary(summary: Any, dry_run: bool) -> None:
     classes = f", {summary.classes:,} classes" if summary.classes else ""
-    what = f"{summary.samples:,} samples ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
+    what = f"{count(summary.samples, 'sample')} ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
     what += f", {mib(summary.bytes)}"
     if dry_run:
         print(f"would write {what}\n  to        {summary.out}\n  rejected  {summary.rejected:,} when listed")
@@ -115,6 +116,6 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
     print(f"{what}{resumed}\n  to        {summary.out}\n  in        {summary.seconds:.1f} s ({speed})")
     if set(summary.encoded) != {"kept"}:
-        print("  encoded   " + ", ".join(f"{count:,} {outcome}" for outcome, count in summary.encoded.items()))
+        print("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
     if summary.rejected:
         print(f"  rejected  {summary.rejected:,} of {summary.inputs:,} inputs, see rejected.jsonl")

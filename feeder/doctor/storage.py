@@ -15,6 +15,7 @@ from feeder.cores import memory_limit
 from feeder.doctor.finding import Finding
 from feeder.doctor.pagecache import cached_bytes
 from feeder.errors import ArgumentError
+from feeder.text import count
 
 __all__ = ["Data", "ReadRate", "check_data", "read_rate", "survey"]
 
@@ -142,8 +143,8 @@ def check_data(folder: str, root: str = "/", seconds: float = 2.0) -> Iterator[F
     limit = memory_limit(root)
     memory = min(total, limit.limit_bytes) if limit is not None else total
     at_least = "" if data.complete else "at least "
-    samples = f", {data.samples:,} images" if data.samples else ""
-    said = f"{at_least}{_size(data.size_bytes)} in {len(data.files):,} files{samples}"
+    samples = f", {count(data.samples, 'image')}" if data.samples else ""
+    said = f"{at_least}{_size(data.size_bytes)} in {count(len(data.files), 'file')}{samples}"
     said += f", on {data.kind}" if data.kind else ""
     cached = _cached_share(data)
     share = f"{cached:.0%} of it in memory" if cached is not None else "the kernel does not tell how much is in memory"

@@ -21,6 +21,7 @@ from typing import Any
 
 from feeder.doctor.finding import Finding
 from feeder.errors import BackendError
+from feeder.text import count
 
 __all__ = ["WaitCollector", "find_waits"]
 
@@ -64,13 +65,13 @@ class WaitCollector:
     def findings(self) -> list[Finding]:
         """What was seen, the most frequent first."""
         found = []
-        for (file, line), count in self._counts.most_common():
-            rate = count / max(1, self.batches)
+        for (file, line), number in self._counts.most_common():
+            rate = number / max(1, self.batches)
             found.append(
                 Finding(
                     name="sync",
                     level="warning" if rate >= _EVERY_STEP else "note",
-                    found=f"waits for the GPU {rate:.2g} times a step ({count:,} in {self.batches:,} steps)",
+                    found=f"waits for the GPU {rate:.2g} times a step ({number:,} in {count(self.batches, 'step')})",
                     why="The CPU stops until the GPU has done all that it was given, and the GPU then stands idle "
                     "until the CPU has given it more.",
                     remedy="read results every N steps only; non_blocking=True for copies from page-locked memory; no "
@@ -125,7 +126,8 @@ def find_waits(
     if not collector.batches:
         findings.append(Finding("sync", "note", "too few batches on a GPU to see anything", "", "", script))
     elif not findings:
-        findings.append(Finding("sync", "ok", f"no waits for the GPU in {collector.batches:,} steps", file=script))
+        found = f"no waits for the GPU in {count(collector.batches, 'step')}"
+        findings.append(Finding("sync", "ok", found, file=script))
     return code, findings
 
 

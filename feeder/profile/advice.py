@@ -15,6 +15,7 @@ from typing import Literal
 
 from feeder.profile.record import TRAINER_DECODE
 from feeder.profile.times import LoaderTimes, MachineLoad
+from feeder.text import count
 
 __all__ = ["Advice", "Bound", "advise", "stage_text"]
 
@@ -182,8 +183,8 @@ def _cheaper(main: LoaderTimes, most: float) -> Advice:
     return Advice("Make each image cheaper: feeder shard, feeder.DataLoader", text, most, True)
 
 
-def _workers(count: int) -> str:
-    return f"{count} workers are" if count != 1 else "1 worker is"
+def _workers(number: int) -> str:
+    return count(number, "worker is", "workers are")
 
 
 def _ms(seconds: float) -> str:

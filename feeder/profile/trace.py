@@ -19,6 +19,7 @@ from typing import Any
 
 from feeder.files import write_text
 from feeder.profile.record import ProcessRecord
+from feeder.text import count
 
 __all__ = ["StepTrace"]
 
@@ -137,7 +138,7 @@ def _events(process: ProcessRecord, offset_us: float) -> Iterator[dict[str, Any]
     yield {"ph": "M", "name": "process_name", "pid": ours, "args": {"name": f"feeder: loaders{rank} ({process.pid})"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": ours, "args": {"sort_index": -1}}
     for row, loader in enumerate(process.loaders):
-        name = f"{loader.place} ({loader.kind}, {loader.workers} workers)"
+        name = f"{loader.place} ({loader.kind}, {count(loader.workers, 'worker')})"
         yield {"ph": "M", "name": "thread_name", "pid": ours, "tid": row, "args": {"name": name}}
         for asked, got in loader.made_ns:
             yield span(ours, row, "start of an epoch", asked, got)

@@ -8,6 +8,7 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.shard.encode import EncodeOptions
 from feeder.source import ManifestColumns
+from feeder.text import count
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary"]
 
@@ -104,7 +105,8 @@ class ShardSummary:
     def too_many_bad(self) -> str | None:
         """Why the run must be called failed though the set is complete; None if it need not."""
         if self.samples == 0:
-            return f"none of {self.inputs} inputs could be sharded; see {self.out}/{REJECTED_NAME} for the reasons"
+            inputs = count(self.inputs, "input")
+            return f"none of {inputs} could be sharded; see {self.out}/{REJECTED_NAME} for the reasons"
         share = self.bad / (self.samples + self.bad)
         if share <= self.max_bad:
             return None

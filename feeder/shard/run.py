@@ -25,6 +25,7 @@ from feeder.shard.plan import CHUNK, plan_shards, sample_ids, shard_name
 from feeder.shard.writer import ShardWriter
 from feeder.source import Rejection, Source
 from feeder.tar import TarWriter
+from feeder.text import count
 
 __all__ = ["Run"]
 
@@ -61,7 +62,7 @@ class Run:
             reasons = "; ".join(f"{r.path}: {r.reason}" for r in source.rejected[:3])
             hint = " (paths with backslashes? use /)" if "\\" in reasons else ""
             raise SourceError(
-                f"{source.root}: no image found ({len(source.rejected)} inputs, all rejected"
+                f"{source.root}: no image found ({count(len(source.rejected), 'input')}, all rejected"
                 + (f", first {reasons}{hint})" if reasons else ")")
             )
         if folder.begin(settings, source):
@@ -196,8 +197,8 @@ class Run:
 
 def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: collections.Counter[str] = collections.Counter()
-    for count in counts:
-        total.update(count)
+    for outcomes in counts:
+        total.update(outcomes)
     return dict(sorted(total.items()))
 
 

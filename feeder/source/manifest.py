@@ -17,6 +17,7 @@ import numpy as np
 from feeder.errors import ArgumentError, SourceError
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
 from feeder.source.spool import Spool
+from feeder.text import count
 
 __all__ = ["MANIFEST_SUFFIXES", "ManifestColumns", "open_manifest"]
 
@@ -256,11 +257,11 @@ def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
                 yield dict(zip(header, row, strict=True))
             elif line > first:  # a stray quote has swallowed the lines that follow, which must not get lost unseen
                 raise SourceError(
-                    f"{path}: the row that starts on line {first} runs on to line {line} and has {len(row)} columns, "
-                    f"expected {len(header)}: look for a stray quote on line {first}"
+                    f"{path}: the row that starts on line {first} runs on to line {line} and has "
+                    f"{count(len(row), 'column')}, expected {len(header)}: look for a stray quote on line {first}"
                 )
             else:
-                yield f"line {line}: {len(row)} columns, expected {len(header)}"
+                yield f"line {line}: {count(len(row), 'column')}, expected {len(header)}"
 
 
 def _json_rows(path: str) -> Iterator[Row | str]:

@@ -15,6 +15,7 @@ from feeder.cores import cores
 from feeder.errors import ArgumentError
 from feeder.generic_meters import batch_rows
 from feeder.snapshot import Snapshot
+from feeder.text import count
 from feeder.tuning.fit import NOTICEABLE, Fit
 from feeder.tuning.trial import family_cpu_s, step_rate
 
@@ -267,7 +268,7 @@ def _remedies(loader: DataLoader[Any], fit: Fit) -> Iterator[Remedy]:
 
     best = _workers_needed(fit)
     if best is not None:
-        yield remedy(f"{best} worker{'s' if best > 1 else ''}", fit.predict(workers=best), ("num_workers", best))
+        yield remedy(count(best, "worker"), fit.predict(workers=best), ("num_workers", best))
     factor = _seekable_gain(loader)
     if factor is not None:
         yield remedy("seekable shards", fit.predict(scale={"decode": factor}))
@@ -359,7 +360,7 @@ def _copied(value: Any) -> Any:
 def _on(workers: int) -> str:
     if not workers:
         return "in the training process (num_workers=0)"
-    return f"on {workers} worker{'s' if workers > 1 else ''}"
+    return f"on {count(workers, 'worker')}"
 
 
 def _synchronize() -> None:

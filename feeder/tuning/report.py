@@ -10,6 +10,7 @@ from typing import Any
 
 from feeder.cores import Cores
 from feeder.measure import spread, table
+from feeder.text import count
 from feeder.tuning.search import Outcome
 from feeder.tuning.setting import ROUNDS_TO_TELL, Point, Setting, Trial
 
@@ -103,7 +104,7 @@ class Tuning:
         """The search as a table of 80 columns, what to take, and why."""
         budget = self.budget
         all_of_it = budget.cpus == budget.machine.usable
-        given = budget.machine.describe() if all_of_it else _count(budget.cpus, "core")
+        given = budget.machine.describe() if all_of_it else count(budget.cpus, "core")
         lines = [
             f"budget: {given}, {_memory(budget.memory_bytes)}, {budget.seconds:g} s"
             + (f"; target: {self.target:,.0f} images/s" if self.target is not None else "")
@@ -168,7 +169,7 @@ class Tuning:
             ratio = f"{chosen.rate / outcome.baseline.rate:.2f}" if outcome.baseline.trials else "?"
             return f"about {ratio} times the baseline, by single runs only: too little time to be sure"
         ratio = f"{gain.median:.2f} times the baseline ({min(gain.ratios):.2f}-{max(gain.ratios):.2f}"
-        ratio += f" in {_count(len(gain.ratios), 'round')})"
+        ratio += f" in {count(len(gain.ratios), 'round')})"
         if len(gain.ratios) < ROUNDS_TO_TELL:
             return ratio + ": too little time to be sure"
         if not gain.certain and max(gain.ratios) >= 1:
@@ -191,7 +192,7 @@ class Tuning:
         if self.target:
             takes += f", so {self.target:,.0f} images/s need {self.target * cpu_ms / 1000:.1f} cores"
         if setting.cores >= self.budget.cpus:
-            return f"CPU time is the limit: {takes}; the budget is {_count(self.budget.cpus, 'core')}"
+            return f"CPU time is the limit: {takes}; the budget is {count(self.budget.cpus, 'core')}"
         if busy is not None and busy < _IDLE and setting.num_workers:
             return f"the caller is the limit: workers are idle {1 - busy:.0%} of the time"
         if any(p.problem is not None and p.setting.cores > setting.cores for p in self.outcome.points):
@@ -240,10 +241,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value)
     return text if isinstance(value, (bool, int, float, type(None))) else "..."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _memory(size_bytes: int) -> str:

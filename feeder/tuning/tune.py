@@ -16,6 +16,7 @@ from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader import DataLoader
 from feeder.order import Order, Window
+from feeder.text import count
 from feeder.transforms import Recipe
 from feeder.tuning.report import Budget, Tuning
 from feeder.tuning.search import MARGIN, Search, Space
@@ -240,15 +241,15 @@ def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
         slots = setting.num_workers * setting.prefetch_factor + HELD_BATCHES if setting.num_workers else 1
         if slots * layout.slot_bytes <= memory:
             return None
-        batches = f"{slots} batches take" if slots > 1 else "1 batch takes"
+        batches = count(slots, "batch takes", "batches take")
         return f"{batches} {slots * layout.slot_bytes / 2**20:,.1f} MiB, more than allowed"
 
     return refuse
 
 
 def _words(setting: Setting) -> str:
-    count = f"{setting.num_workers} worker{'' if setting.num_workers == 1 else 's'}"
-    parts = [f"{count} of {setting.worker_threads} threads" if setting.worker_threads > 1 else count]
+    workers = count(setting.num_workers, "worker")
+    parts = [f"{workers} of {setting.worker_threads} threads" if setting.worker_threads > 1 else workers]
     if setting.prefetch_factor != 2:
         parts.append(f"prefetch {setting.prefetch_factor}")
     if setting.backend is not None:
