@@ -6,17 +6,16 @@ import errno
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import DecodeError, SourceError
+from feeder.folders import class_names, is_folder, splits_advice, walk
 from feeder.imageinfo import image_info
 from feeder.index import INDEX_NAME
 from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
-from feeder.splits import splits_advice
 
 __all__ = ["FolderReader"]
 
@@ -69,7 +68,7 @@ class FolderReader:
                     data = file.read()
                 info = image_info(data)
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the sample's
                     raise
                 errors[row] = self.at(DecodeError(f"can't be read: {error.strerror}"), i)
                 continue
@@ -126,11 +125,10 @@ class FolderReader:
         to folders are followed, but not in circles.
 
         Raises:
-            SourceError: if there is no class folder, or one without an image.
+            SourceError: if there is no class folder, or one without an image, or one that can't be listed.
         """
         try:
-            with os.scandir(root) as entries:
-                classes = sorted(entry.name for entry in entries if entry.is_dir())
+            classes = class_names(root)
         except OSError as error:
             raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
         if not classes:
@@ -142,12 +140,11 @@ class FolderReader:
         labels: list[int] = []
         for label, name in enumerate(classes):
             before = len(labels)
-            for folder, files in sorted(_walk(root, name)):
+            for folder, files in sorted(_images(root, name, extensions).items()):
                 for file in sorted(files):
-                    if os.path.splitext(file)[1][1:].lower() in extensions:
-                        data += os.fsencode(os.path.relpath(os.path.join(folder, file), root))
-                        starts.append(len(data))
-                        labels.append(label)
+                    data += os.fsencode(os.path.join(folder, file))
+                    starts.append(len(data))
+                    labels.append(label)
             if len(labels) == before:
                 raise SourceError(
                     f"{os.path.join(root, name)}: found no image in this class folder; expected one of the extensions "
@@ -159,36 +156,22 @@ class FolderReader:
         return cls(root, *arrays, exif=exif, classes=classes)
 
 
-def _walk(root: str, name: str) -> Iterator[tuple[str, list[str]]]:
-    """A class folder and those below it, however deep, with their files' names; what can't be listed is left out.
+def _images(root: str, name: str, extensions: frozenset[str]) -> dict[str, list[str]]:
+    """The names of the image files below a class folder, by folder, relative to the root."""
+    found: dict[str, list[str]] = {}
 
-    Python's own walk calls itself for each level until 3.12, and follows links in circles.
-    """
-    ancestors = [_identity(root)]
-    pending = [(os.path.join(root, name), 1)]
-    while pending:
-        folder, depth = pending.pop()
-        del ancestors[depth:]
-        try:
-            identity = _identity(folder)
-            if identity in ancestors:
-                continue
-            with os.scandir(folder) as entries:
-                kinds = {entry.name: _is_folder(entry) for entry in entries}
-        except OSError:
-            continue
-        ancestors.append(identity)
-        pending += [(os.path.join(folder, name), depth + 1) for name, is_folder in kinds.items() if is_folder]
-        yield folder, [name for name, is_folder in kinds.items() if not is_folder]
+    def visit(relative: str) -> list[str]:
+        folders: list[str] = []
+        files = found[relative] = []
+        with os.scandir(os.path.join(root, relative)) as entries:
+            for entry in entries:
+                is_image = os.path.splitext(entry.name)[1][1:].lower() in extensions
+                # A link that claims to be an image is one, though its target may be unreadable: reading it says so.
+                if is_folder(entry, skip_unreadable=is_image):
+                    folders.append(entry.name)
+                elif is_image:
+                    files.append(entry.name)
+        return folders
 
-
-def _identity(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # such as a link to itself
-        return False
+    walk(root, name, visit, lambda path, reason: None)
+    return found

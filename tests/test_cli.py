@@ -118,6 +118,14 @@ def test_too_many_bad_images_end_with_3_and_the_way_out(tree: Path) -> None:
     assert json.loads((tree.parent / "images-shards" / "rejected.jsonl").read_text())["path"] == "class-0/bad.jpg"
 
 
+def test_quiet_hides_no_loss(tree: Path, tmp_path: Path) -> None:
+    (tree / "class-0" / "bad.jpg").write_text("x")
+    (tree / "class-0" / "notes.txt").write_text("x")
+    done = run("shard", tree, "--max-bad", "10%", "-q")
+    assert done.stdout == ""
+    assert done.stderr == f"feeder: 1 of 13 images left out, see {tmp_path}/images-shards/rejected.jsonl\n"
+
+
 def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     done = run("shard", tmp_path / "missing", code=1)
     assert done.stderr.startswith("feeder: ")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import gzip
 import io
 import json
@@ -11,6 +12,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -19,12 +21,13 @@ import pytest
 
 from feeder.dataset import FolderDataset
 from feeder.errors import ShardError, SourceError
+from feeder.folders import class_names
 from feeder.index import Index
 from feeder.inspect import verify
 from feeder.manifest import Manifest
 from feeder.shard import Progress, ShardOptions, shard
 from feeder.source import ManifestColumns
-from feeder.source.folder import class_names, open_folder
+from feeder.source.folder import open_folder
 from tests.images import encode, make_tree, pixels
 from tests.test_shard import kept, samples_of
 
@@ -185,16 +188,125 @@ def unprivileged() -> Iterator[Path]:
             os.seteuid(user)
 
 
-def test_unreadable_files_and_folders_are_listed(unprivileged: Path) -> None:
-    source = make_tree(unprivileged / "src", 2, 2)
+def test_an_unreadable_folder_ends_the_run_unless_it_is_to_be_skipped(unprivileged: Path) -> None:
+    source = make_tree(unprivileged / "src", 3, 2)
     (source / "class-0" / "img-000.jpg").chmod(0)
     (source / "class-1").chmod(0)
-    found = rejected(sharded(source, unprivileged))
-    (source / "class-1").chmod(0o755)
+    (source / "class-2").chmod(0o644)  # its names can be read, and nothing else of its files
+    (source / "linked").symlink_to(source / "class-1" / "below")
+    out = unprivileged / "out"
+    with pytest.raises(SourceError, match=r"src/linked: unreadable folder: Permission denied; .*--skip-unreadable"):
+        shard(str(source), str(out), kept(max_bad=1))
+    (source / "linked").unlink()
+    for name, mode in (("class-1", 0o755), ("class-2", 0o755)):
+        with pytest.raises(SourceError, match=f"src/{name}: unreadable folder: Permission denied; "):
+            shard(str(source), str(out), kept(max_bad=1))
+        (source / name).chmod(mode)
+    (source / "class-1").chmod(0)
+    (source / "class-2").chmod(0o644)
+    (source / "class-0" / "linked").symlink_to(source / "class-1" / "below")
+    summary = shard(str(source), str(out), kept(max_bad=1, skip_unreadable=True))
+    found = rejected(out)
+    for name in ("class-1", "class-2"):
+        (source / name).chmod(0o755)
     assert found == {
         "class-0/img-000.jpg": "unreadable: Permission denied",
+        "class-0/linked": "unreadable link: Permission denied",
         "class-1": "unreadable folder: Permission denied",
+        "class-2": "unreadable folder: Permission denied",
     }
+    assert (summary.samples, summary.bad, summary.unreadable_folders) == (1, 1, 3)
+    assert summary.loss == f"1 of 2 images and 3 unreadable folders left out, see {out}/rejected.jsonl"
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("call", ["scandir", "stat"])
+def test_an_error_of_the_machine_ends_the_listing_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+) -> None:
+    source = make_tree(tmp_path / "src", 2, 3)
+    options = kept(samples_per_shard=2, workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(source), str(tmp_path / "out"), options, progress=StopAtOnce())
+    real = getattr(os, call)
+
+    def fail(path: str, *args: object) -> object:
+        if str(path).endswith("class-1" if call == "scandir" else "class-1/img-001.jpg"):
+            raise OSError(code, os.strerror(code), path)
+        return real(path, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(SourceError, match=f"src/class-1: can't be listed: {os.strerror(code)}"):
+            shard(str(source), str(tmp_path / "out"), replace(options, skip_unreadable=True))
+        if call == "scandir":
+            with pytest.raises(SourceError, match=f"src/class-1: can't be listed: {os.strerror(code)}"):
+                FolderDataset(source)
+    assert shard(str(source), str(tmp_path / "out"), options).samples == 6
+
+
+def test_a_bad_spot_of_the_disk_ends_the_run_unless_its_file_is_to_be_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_tree(tmp_path / "src", 2, 3)
+    bad = source / "class-1" / "img-001.jpg"
+    real = os.read
+
+    def fail(descriptor: int, count: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(bad):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, count)
+
+    monkeypatch.setattr(os, "read", fail)
+    options = kept(samples_per_shard=1, max_bad=1)
+    with pytest.raises(ShardError, match=r"class-1/img-001\.jpg: can't be read: Input/output error; nothing is lost"):
+        shard(str(source), str(tmp_path / "out"), options)
+    summary = shard(str(source), str(tmp_path / "out"), replace(options, skip_unreadable=True))
+    assert (summary.samples, summary.bad) == (5, 1)
+    assert rejected(tmp_path / "out") == {"class-1/img-001.jpg": "unreadable: Input/output error"}
+
+
+def test_a_folder_that_vanishes_while_it_is_listed_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_tree(tmp_path / "src", 2, 3)
+    real = os.scandir
+
+    def scandir(path: str) -> object:
+        if str(path).endswith("class-0"):
+            shutil.rmtree(source / "class-1")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(SourceError, match="src/class-1: vanished while it was being listed"):
+        shard(str(source), str(tmp_path / "out"))
+
+
+def test_a_pattern_of_tars_passes_over_no_unreadable_folder(unprivileged: Path) -> None:
+    for name in "ab":
+        (unprivileged / name).mkdir()
+        write_tar(unprivileged / name / "x.tar", [("k.jpg", JPEG)])
+    (unprivileged / "b").chmod(0o300)
+    with pytest.raises(SourceError, match="/b: unreadable folder: Permission denied"):
+        shard(str(unprivileged / "*" / "*.tar"), str(unprivileged / "out"), kept())
+
+
+def test_a_folder_dataset_passes_over_no_unreadable_folder(unprivileged: Path) -> None:
+    source = make_tree(unprivileged / "src", 2, 2)
+    below = source / "class-0" / "below"
+    below.mkdir()
+    shutil.copy(source / "class-0" / "img-000.jpg", below)
+    below.chmod(0)
+    with pytest.raises(SourceError, match="class-0/below: unreadable folder: Permission denied"):
+        FolderDataset(source)
+    below.chmod(0o755)
+    assert len(FolderDataset(source)) == 5
+    secret = unprivileged / "secret"
+    (secret / "class-2").mkdir(parents=True)
+    (source / "class-2").symlink_to(secret / "class-2")
+    secret.chmod(0)
+    with pytest.raises(SourceError, match="src/class-2: unreadable folder: Permission denied"):
+        FolderDataset(source)
 
 
 def test_odd_names_are_no_reason_to_reject(tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ def add(commands: Any) -> None:
         help="tolerated share of bad images, such as 0.01 or 1%% (default: 1%%)",
     )
     command.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="leave out unreadable folders, and files that the disk can't give back, instead of ending the run",
+    )
+    command.add_argument(
         "--encode",
         choices=("seekable", "keep", "jpeg", "raw"),
         default="seekable",
@@ -89,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         ),
         dali_index=arguments.dali_index,
         columns=ManifestColumns(arguments.path_column, arguments.image_column, arguments.label_column),
+        skip_unreadable=arguments.skip_unreadable,
     )
     progress = terminal_progress(arguments.quiet)
     summary = shard(arguments.src, arguments.out, options, progress=progress, dry_run=arguments.dry_run)
@@ -96,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
     elif not arguments.quiet:
         _print_summary(summary, arguments.dry_run)
+    elif summary.loss and not summary.too_many_bad:
+        print(f"feeder: {summary.loss}", file=sys.stderr)
     if summary.too_many_bad and not arguments.dry_run:
         print(f"feeder: {summary.too_many_bad}", file=sys.stderr)
         return EXIT_TOO_MANY_BAD
@@ -118,4 +126,6 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     if set(summary.encoded) != {"kept"}:
         print("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
     if summary.rejected:
-        print(f"  rejected  {summary.rejected:,} of {summary.inputs:,} inputs, see rejected.jsonl")
+        folders = count(summary.unreadable_folders, "unreadable folder")
+        among = f" ({folders})" if summary.unreadable_folders else ""
+        print(f"  rejected  {summary.rejected:,} of {summary.inputs:,} inputs{among}, see rejected.jsonl")

@@ -48,7 +48,9 @@ def shard(
     """
     options = options or ShardOptions()
     out = out or default_out(path)
-    open_it: Callable[[str], Source] = lambda work: open_source(path, options.columns, work)  # noqa: E731
+    open_it: Callable[[str], Source] = lambda work: open_source(  # noqa: E731
+        path, options.columns, work, skip_unreadable=options.skip_unreadable
+    )
     if overlaps_source(path, out):
         raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
     return _run(open_it, out, options, progress or Progress(), dry_run)
@@ -124,6 +126,7 @@ def _run(
             samples=len(source.table),
             rejected=len(source.rejected),
             bad=sum(r.bad for r in source.rejected),
+            unreadable_folders=source.unreadable_folders,
             encoded={},
             shards=len(plan),
             bytes=int(source.table.sizes().sum()),

@@ -29,6 +29,8 @@ class ShardOptions:
         encode: What happens to the images' bytes.
         dali_index: Whether to write DALI's index files beside the shards.
         columns: Which columns of a manifest mean what.
+        skip_unreadable: Whether unreadable folders, and files that the disk can't give back, are rejected; they end
+            the run otherwise. Not one of the settings that a resumed run must share.
     """
 
     seed: int = 0
@@ -40,6 +42,7 @@ class ShardOptions:
     encode: EncodeOptions = field(default_factory=EncodeOptions)
     dali_index: bool = False
     columns: ManifestColumns = field(default_factory=ManifestColumns)
+    skip_unreadable: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
@@ -74,6 +77,7 @@ class ShardSummary:
         samples: Samples in the shard set.
         rejected: Inputs rejected; with ``samples`` they add up to ``inputs``.
         bad: Rejected inputs that claimed to be images.
+        unreadable_folders: Rejected inputs that are unreadable folders.
         encoded: Samples by what was done to their image.
         shards: Shards in the set.
         bytes: Bytes of all shards.
@@ -100,6 +104,7 @@ class ShardSummary:
     seconds: float
     max_bad: float
     notes: list[str]
+    unreadable_folders: int = 0
 
     @property
     def too_many_bad(self) -> str | None:
@@ -115,6 +120,15 @@ class ShardSummary:
             f"{self.max_bad:.2%} allows; the others are in the shards, the reasons in {self.out}/{REJECTED_NAME}: "
             "mend the images and shard into a new folder, or accept the loss with a higher --max-bad"
         )
+
+
+    @property
+    def loss(self) -> str | None:
+        """What was left out that may be missed; None if nothing was."""
+        lost = [f"{self.bad:,} of {self.samples + self.bad:,} images"] if self.bad else []
+        if self.unreadable_folders:
+            lost.append(f"{self.unreadable_folders:,} unreadable folder" + "s" * (self.unreadable_folders > 1))
+        return f"{' and '.join(lost)} left out, see {self.out}/{REJECTED_NAME}" if lost else None
 
 
 class Progress:

@@ -183,6 +183,7 @@ class Run:
             samples=manifest.samples,
             rejected=manifest.rejected,
             bad=manifest.bad,
+            unreadable_folders=self._source.unreadable_folders,
             encoded=manifest.encoded,
             shards=len(manifest.shards),
             bytes=sum(s.size_bytes for s in manifest.shards),

@@ -8,7 +8,8 @@ import os
 import zlib
 
 from feeder.decode.base import MAX_PIXELS
-from feeder.errors import SourceError
+from feeder.errors import ShardError, SourceError
+from feeder.folders import UNREADABLE
 from feeder.imageinfo import check_complete, image_info
 from feeder.index import IndexBuilder
 from feeder.rows import row_data
@@ -19,9 +20,6 @@ from feeder.source.tars import primary_image
 from feeder.tar import TarWriter
 
 __all__ = ["ShardWriter"]
-
-# Other errors, such as too many open files, say nothing about the sample, which must not get lost by them.
-_FAULTS_OF_A_FILE = (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class ShardWriter:
@@ -51,10 +49,17 @@ class ShardWriter:
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError):
                 raise SourceError(f"{error.filename!r}: vanished while it was being sharded; run again") from None
-            if isinstance(error, OSError) and error.errno not in _FAULTS_OF_A_FILE:
-                raise
+            if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.EISDIR):
+                # No fault of the sample's, which must not get lost by it; but a spot of a disk may be bad for good.
+                if error.errno != errno.EIO:
+                    raise
+                if not self._source.skip_unreadable:
+                    raise ShardError(
+                        f"{error.filename or self._path(i)}: can't be read: {error.strerror}; nothing is lost: mend "
+                        "the disk and run the same command again, or reject such files with --skip-unreadable"
+                    ) from None
             reason = f"unreadable: {error.strerror}" if isinstance(error, OSError) else str(error)
-            path = os.fsdecode(table.path(i))
+            path = self._path(i)
             bad = looks_like_image(path) or not self._source.kind.endswith(("folder", "folders"))
             self.rejected.append(Rejection(path, reason, bad))
             return table.size(i)
@@ -88,6 +93,9 @@ class ShardWriter:
             rows=row_data(data),
         )
         return table.size(i)
+
+    def _path(self, i: int) -> str:
+        return os.fsdecode(self._source.table.path(i))
 
     def _read(self, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
         """The image, whose field has no name if its bytes decide the extension, and the other fields."""

@@ -14,19 +14,24 @@ from feeder.source.tars import TAR_SUFFIXES, open_tars
 __all__ = ["ManifestColumns", "Rejection", "Source", "open_samples", "open_source", "overlaps_source"]
 
 
-def open_source(path: str, columns: ManifestColumns, work: str) -> Source:
+def open_source(path: str, columns: ManifestColumns, work: str, *, skip_unreadable: bool = False) -> Source:
     """Lists a dataset, whatever it is.
 
     Args:
         path: A class-per-folder tree, a flat folder, a folder of tars, a manifest, or a pattern of tars.
         columns: Which columns of a manifest mean what.
         work: Folder for scratch files.
+        skip_unreadable: Whether unreadable folders are rejected, where they would end the run otherwise.
 
     Raises:
         SourceError: if it is none of these, or can't be read.
     """
     if os.path.isdir(path):
-        return open_tars(path, work) if _is_tar_folder(path) else open_folder(path)
+        try:
+            is_tars = _is_tar_folder(path)
+        except OSError as error:
+            raise SourceError(f"{path}: can't be listed: {error.strerror}") from None
+        return open_tars(path, work) if is_tars else open_folder(path, skip_unreadable=skip_unreadable)
     if path.lower().endswith(MANIFEST_SUFFIXES):
         if not os.path.isfile(path):
             raise SourceError(f"{path}: no such manifest")
@@ -52,6 +57,6 @@ def overlaps_source(path: str, out: str) -> bool:
 def _is_tar_folder(path: str) -> bool:
     with os.scandir(path) as entries:
         listed = list(entries)
-    return any(e.name.endswith(TAR_SUFFIXES) and e.is_file() for e in listed) and not any(
-        e.is_dir() and not e.name.startswith(".") for e in listed
+    return any(e.name.endswith(TAR_SUFFIXES) and os.path.isfile(e.path) for e in listed) and not any(
+        os.path.isdir(e.path) and not e.name.startswith(".") for e in listed
     )

@@ -161,15 +161,19 @@ class Source:
         root: Folder that the table's paths are relative to.
         classes: Class names by label, or None where labels are plain numbers or missing.
         table: The samples.
+        skip_unreadable: Whether what can't be read is rejected, where it would end the run otherwise.
         rejected: Inputs that can't be samples, found while listing.
+        unreadable_folders: How many of these are folders.
         notes: Lines of advice for the user, found while listing.
         containers: Files that hold many samples.
         content_digest: SHA-256 of what was spooled, hexadecimal; empty if nothing was.
     """
 
-    def __init__(self, kind: str, root: str) -> None:
+    def __init__(self, kind: str, root: str, *, skip_unreadable: bool = False) -> None:
         self.kind = kind
         self.root = root
+        self.skip_unreadable = skip_unreadable
+        self.unreadable_folders = 0
         self.classes: list[str] | None = None
         self.table = SampleTable()
         self.rejected: list[Rejection] = []
@@ -187,6 +191,11 @@ class Source:
     def reject(self, path: str | bytes, reason: str, *, bad: bool = True) -> None:
         """Lists an input that can't be a sample."""
         self.rejected.append(Rejection(os.fsdecode(path), reason, bad))
+
+    def skip_folder(self, path: str, reason: str) -> None:
+        """Lists a folder that is left out with all that it may hold."""
+        self.unreadable_folders += 1
+        self.reject(path, reason, bad=False)
 
     def add_container(self, path: str) -> int:
         """Registers a file that holds many samples and returns its number."""

@@ -7,31 +7,29 @@ import os
 import stat
 
 from feeder.errors import SourceError
+from feeder.folders import UNREADABLE, class_names, splits_advice, unlistable, walk
 from feeder.source.base import Source, looks_like_image
-from feeder.splits import splits_advice
 
-__all__ = ["class_names", "open_folder"]
-
-
-def class_names(root: str) -> list[str]:
-    """The classes of a class-per-folder tree: its folders' names, sorted, as torchvision's ImageFolder finds them."""
-    with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
+__all__ = ["open_folder"]
 
 
-def open_folder(root: str) -> Source:
+def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
     """Lists a class-per-folder tree, or a flat folder if no file stands in a subfolder.
 
+    Args:
+        root: The folder.
+        skip_unreadable: Whether unreadable folders below it are rejected.
+
     Raises:
-        SourceError: if the folder can't be listed.
+        SourceError: if the folder, or one below it, can't be listed.
     """
     try:
-        classes = class_names(root)
-        tree = Source("class folders", root)
+        classes = class_names(root, skip_unreadable=skip_unreadable)
+        tree = Source("class folders", root, skip_unreadable=skip_unreadable)
         tree.classes = classes
         for label, name in enumerate(classes):
             before = len(tree.table)
-            _walk(tree, name, label)
+            _add_class(tree, name, label)
             if len(tree.table) == before:
                 tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
         if len(tree.table):
@@ -39,54 +37,63 @@ def open_folder(root: str) -> Source:
                 tree.notes.append(advice)
             _list_files(tree, "", -1, "stands outside the class folders")
             return tree
-        flat = Source("flat folder", root)
-        flat.rejected = tree.rejected
+        flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
+        flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
         _list_files(flat, "", -1, None)
         return flat
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
 
 
-def _identity(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
+def _add_class(source: Source, top: str, label: int) -> None:
+    """Adds the files below a class folder, names sorted."""
 
+    def leave_out(path: str, reason: str) -> None:
+        if reason.startswith("unreadable"):
+            source.skip_folder(path, reason)
+        else:
+            source.reject(path, reason)
 
-def _walk(source: Source, top: str, label: int) -> None:
-    """Adds the files below a folder, names sorted, following links as torchvision does, but not in circles.
-
-    A loop and no recursion, as folders may be nested deeper than Python's calls.
-    """
-    ancestors = [_identity(source.root)]
-    pending = [(top, 1)]
-    while pending:
-        relative, depth = pending.pop()
-        del ancestors[depth:]
-        try:
-            identity = _identity(os.path.join(source.root, relative))
-            if identity in ancestors:
-                source.reject(relative, "symlink loop")
-                continue
-            folders = _list_files(source, relative, label, None)
-        except OSError as error:
-            source.reject(relative, f"unreadable folder: {error.strerror}")
-            continue
-        ancestors.append(identity)
-        pending += [(os.path.join(relative, name), depth + 1) for name in reversed(folders)]
+    walk(
+        source.root,
+        top,
+        lambda relative: _list_files(source, relative, label, None),
+        leave_out,
+        skip_unreadable=source.skip_unreadable,
+    )
 
 
 def _list_files(source: Source, relative: str, label: int, refusal: str | None) -> list[str]:
-    """Adds a folder's files, or rejects them all with the reason ``refusal``; returns its subfolders, sorted."""
+    """Adds a folder's files, or rejects them all with the reason ``refusal``; returns its subfolders, sorted.
+
+    Raises:
+        OSError: if the folder can't be listed or searched.
+        SourceError: for a link whose target can't be looked at and may be a folder, unless these are to be skipped.
+    """
     with os.scandir(os.path.join(source.root, relative)) as entries:
         names = sorted(entry.name for entry in entries)
     folders = []
     for name in names:
         path = os.path.join(relative, name)
+        full = os.path.join(source.root, path)
         try:
-            status = os.stat(os.path.join(source.root, path))
+            status = os.stat(full)
         except OSError as error:
-            reasons = {errno.ELOOP: "symlink loop", errno.ENOENT: "broken symlink"}
-            source.reject(path, reasons.get(error.errno or 0, f"unreadable: {error.strerror}"))
+            is_link = os.path.islink(full)
+            if error.errno == errno.ELOOP:
+                source.reject(path, "symlink loop")
+            elif error.errno == errno.ENOENT and is_link:
+                source.reject(path, "broken symlink")
+            elif error.errno == errno.ENOENT:
+                raise SourceError(f"{full}: vanished while its folder was being listed; run again") from None
+            elif error.errno in UNREADABLE and is_link and looks_like_image(path):
+                source.reject(path, f"unreadable: {error.strerror}")
+            elif error.errno in UNREADABLE and is_link and source.skip_unreadable:
+                source.skip_folder(path, f"unreadable link: {error.strerror}")
+            elif error.errno in UNREADABLE and is_link:
+                raise unlistable(full, error) from None
+            else:  # its folder can't be searched, or the machine failed: no fault of this one file
+                raise
             continue
         if stat.S_ISDIR(status.st_mode):
             folders.append(name)

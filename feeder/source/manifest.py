@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import csv
+import errno
 import itertools
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ArgumentError, SourceError
+from feeder.folders import UNREADABLE
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
 from feeder.source.spool import Spool
 from feeder.text import count
@@ -123,10 +126,15 @@ class _Listing:
         else:
             try:
                 status = os.stat(os.path.join(self._source.root, image_path))
-            except (OSError, ValueError) as error:
-                self._source.reject(image_path, "not found" if isinstance(error, FileNotFoundError) else str(error))
+            except FileNotFoundError:
+                self._source.reject(image_path, "not found")
                 return
-            if not os.path.isfile(os.path.join(self._source.root, image_path)):
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.ENOTDIR):
+                    raise
+                self._source.reject(image_path, str(error))
+                return
+            if not stat.S_ISREG(status.st_mode):
                 self._source.reject(image_path, "not a regular file")
                 return
             file_bytes, mtime = status.st_size, status.st_mtime_ns

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import braceexpand
 
 from feeder.errors import SourceError
+from feeder.folders import unlistable
 from feeder.imageinfo import is_image_field
 from feeder.manifest import Manifest
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
@@ -57,11 +58,15 @@ def expand_pattern(pattern: str) -> list[str]:
     """
     if pattern.startswith("pipe:") or "://" in pattern:
         raise SourceError(f"{pattern}: only local files can be read, and nothing is executed; copy the tars here first")
-    if os.path.isdir(pattern):
-        paths = sorted(os.path.join(pattern, name) for name in os.listdir(pattern) if name.endswith(TAR_SUFFIXES))
-    else:
-        paths = list(braceexpand.braceexpand(pattern)) if "{" in pattern and not os.path.exists(pattern) else [pattern]
-        paths = [match for path in paths for match in (_glob(path) if not os.path.exists(path) else [path])]
+    try:
+        if os.path.isdir(pattern):
+            paths = sorted(os.path.join(pattern, name) for name in os.listdir(pattern) if name.endswith(TAR_SUFFIXES))
+        else:
+            is_brace = "{" in pattern and not os.path.exists(pattern)
+            paths = list(braceexpand.braceexpand(pattern)) if is_brace else [pattern]
+            paths = [match for path in paths for match in ([path] if os.path.exists(path) else _glob(path) or [path])]
+    except OSError as error:
+        raise unlistable(error.filename, error) from None
     missing = next((path for path in paths if not os.path.isfile(path)), None)
     if missing or not paths:
         raise SourceError(
@@ -105,8 +110,17 @@ def open_tars(pattern: str, work: str | None) -> Source:
     return source
 
 
-def _glob(path: str) -> list[str]:
-    return sorted(glob.glob(path)) or [path]
+def _glob(pattern: str) -> list[str]:
+    """The matches of a pattern, sorted; glob itself passes over folders that it can't list.
+
+    Raises:
+        OSError: for such a folder.
+    """
+    folder = os.path.dirname(pattern)
+    for path in _glob(folder) if glob.has_magic(folder) else [folder]:
+        if os.path.isdir(path or "."):
+            os.scandir(path or ".").close()
+    return sorted(glob.glob(pattern))
 
 
 def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:

@@ -1,0 +1,120 @@
+"""Class folders: their names, and a walk through all that lies below one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+
+from feeder.errors import SourceError
+
+__all__ = ["UNREADABLE", "class_names", "is_folder", "splits_advice", "unlistable", "walk"]
+
+# These say something about a path. Any other error, such as too many open files, a lack of memory or a server that is
+# gone, is the machine's, and what lies below the path must not get lost by it.
+UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
+
+_SPLITS = frozenset({"eval", "test", "testing", "train", "training", "val", "valid", "validation"})
+
+
+def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
+    """The classes of a class-per-folder tree: its folders' names, sorted, as torchvision's ImageFolder finds them.
+
+    Raises:
+        OSError: if the folder can't be listed.
+        SourceError: as :func:`is_folder` does.
+    """
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if is_folder(entry, skip_unreadable=skip_unreadable))
+
+
+def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool = False) -> bool:
+    """Tells a folder, or a link to one, from anything else.
+
+    Raises:
+        SourceError: if that can't be told. A link to itself is no folder, nor, with ``skip_unreadable``, one into an
+            unreadable folder.
+    """
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP or (skip_unreadable and error.errno in UNREADABLE):
+            return False
+        raise unlistable(entry.path, error) from None
+
+
+def walk(
+    root: str,
+    top: str,
+    visit: Callable[[str], Sequence[str]],
+    leave_out: Callable[[str, str], None],
+    *,
+    skip_unreadable: bool = False,
+) -> None:
+    """Visits a folder and those below it, following links as torchvision does, but not in circles.
+
+    A loop and no recursion, as folders may be nested deeper than Python's calls.
+
+    Args:
+        root: The folder that all paths are relative to.
+        top: The first folder to visit.
+        visit: Takes a folder's path; returns the names of its subfolders, in the order in which they are to be visited.
+        leave_out: Takes the path of a folder that is not visited, and the reason.
+        skip_unreadable: Whether an unreadable folder is left out.
+
+    Raises:
+        SourceError: if a folder can't be read; names it.
+    """
+    ancestors: list[tuple[int, int]] = []
+    pending = [(top, 1)]
+    while pending:
+        relative, depth = pending.pop()
+        full = os.path.join(root, relative)
+        try:
+            if not ancestors:
+                ancestors.append(_identity(root))
+            del ancestors[depth:]
+            identity = _identity(full)
+            if identity in ancestors:
+                leave_out(relative, "symlink loop")
+                continue
+            folders = visit(relative)
+        except OSError as error:
+            if not skip_unreadable or error.errno not in UNREADABLE:
+                raise unlistable(full, error) from None
+            leave_out(relative, f"unreadable folder: {error.strerror}")
+            continue
+        ancestors.append(identity)
+        pending += [(os.path.join(relative, name), depth + 1) for name in reversed(folders)]
+
+
+def unlistable(path: str, error: OSError) -> SourceError:
+    """The error for a folder whose contents can't be listed."""
+    if error.errno in UNREADABLE:
+        return SourceError(
+            f"{path}: unreadable folder: {error.strerror}; make it readable, move it away, or shard without it by "
+            "--skip-unreadable"
+        )
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return SourceError(f"{path}: vanished while it was being listed; run again")
+    return SourceError(f"{path}: can't be listed: {error.strerror}; nothing is lost: mend this, and run again")
+
+
+def splits_advice(root: str, classes: Sequence[str]) -> str | None:
+    """Advice if all class folders are named as splits of a dataset are, which are easily taken for classes; else None.
+
+    Args:
+        root: The folder.
+        classes: Names of the folders in it.
+    """
+    if not classes or not _SPLITS.issuperset(name.lower() for name in classes):
+        return None
+    return (
+        f"{root}: its folders {', '.join(classes)} are taken as classes; if they are parts of one dataset, name each "
+        f"by itself, {root.rstrip('/')}/{classes[0]} for example"
+    )
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
