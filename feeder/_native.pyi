@@ -29,12 +29,15 @@ class Unsupported(ValueError):
 
     status: Status
 
-def transcode(data: _Buffer, *, keep_metadata: bool, segment_px: int = 64, max_pixels: int = 0) -> bytes:
+def transcode(
+    data: _Buffer, *, keep_metadata: bool, orientation: int = 1, segment_px: int = 64, max_pixels: int = 0
+) -> bytes:
     """Rewrites a JPEG losslessly into a seekable one.
 
     Args:
         data: The JPEG.
-        keep_metadata: False drops APPn and COM but for what decides color and the EXIF orientation.
+        keep_metadata: False drops APPn and COM but for what decides color.
+        orientation: The EXIF orientation, 1-8, to write in their place.
         segment_px: Wanted width of a restart segment in pixels.
         max_pixels: Refuse larger images; 0 for no limit.
 

@@ -144,7 +144,7 @@ def test_an_image_that_must_be_decoded_and_cannot_be_is_rejected(tmp_path: Path)
     shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1, encode=EncodeOptions("raw")))
     (row,) = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
     assert row["path"] == "c/bad.jpg"
-    assert row["reason"].startswith("damaged jpg")
+    assert row["reason"].startswith("truncated jpg")
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import threading
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -20,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from feeder.decode.base import MAX_PIXELS, Buffer, check_batch, check_options
 from feeder.decode.pillow_ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.imageinfo import quiet_pillow
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
 from feeder.transforms.choice import Branches
 from feeder.transforms.values import compose_affine
@@ -95,7 +93,7 @@ class PillowDecoder:
         errors: list[DecodeError | None] = []
         self.spent_ns = np.zeros((len(buffers), 3), np.int64)
         clock = time.perf_counter_ns
-        with _quiet_pillow():
+        with quiet_pillow():
             for row, buffer in enumerate(buffers):
                 try:
                     started = clock()
@@ -128,7 +126,7 @@ class PillowDecoder:
         Raises:
             DecodeError: if it can't be decoded.
         """
-        with _quiet_pillow():
+        with quiet_pillow():
             image = self._upright(buffer, orientation, draws, row)
             result = self._run(image, recipe, draws, row, 0)
         size = result.shape[1:] if isinstance(result, np.ndarray) else (result.height, result.width)
@@ -284,32 +282,3 @@ def _bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     quiet_nan = bits >> np.uint32(16) | np.uint32(0x40)
     halves: npt.NDArray[np.uint16] = np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
     return halves
-
-
-_quiet_lock = threading.Lock()
-_quiet_depth = 0
-_quiet_context: warnings.catch_warnings[Any] | None = None
-
-
-@contextmanager
-def _quiet_pillow() -> Iterator[None]:
-    """Silences Pillow's warnings about odd files, for all threads that are inside at once.
-
-    ``warnings.catch_warnings`` restores what it found, so with overlapping threads only the first may enter it and
-    only the last may leave it.
-    """
-    global _quiet_context, _quiet_depth
-    with _quiet_lock:
-        _quiet_depth += 1
-        if _quiet_depth == 1:
-            _quiet_context = warnings.catch_warnings()
-            _quiet_context.__enter__()
-            warnings.filterwarnings("ignore", module=r"PIL\.")
-    try:
-        yield
-    finally:
-        with _quiet_lock:
-            _quiet_depth -= 1
-            if _quiet_depth == 0 and _quiet_context is not None:
-                _quiet_context.__exit__(None, None, None)
-                _quiet_context = None

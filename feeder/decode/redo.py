@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from feeder.decode.base import Buffer
 from feeder.decode.staged import by_size
 from feeder.errors import DecodeError
+from feeder.imageinfo import quiet_pillow
 
 __all__ = ["decode_on_cpu"]
 
@@ -80,12 +80,10 @@ def _with_pillow(row: np.void, payload: Buffer) -> npt.NDArray[np.uint8]:
     left, top, right, bottom = row["window"].tolist()
     height, width = row["size"].tolist()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(payload), formats=["JPEG"]) as stored:
-                window = stored.convert("RGB").crop((left, top, right, bottom))
-            box = (row["source"] - (left, top, left, top)).tolist()
-            resized = window.resize((width, height), Image.Resampling.BILINEAR, box=box)
+        with quiet_pillow(), Image.open(io.BytesIO(payload), formats=["JPEG"]) as stored:
+            window = stored.convert("RGB").crop((left, top, right, bottom))
+        box = (row["source"] - (left, top, left, top)).tolist()
+        resized = window.resize((width, height), Image.Resampling.BILINEAR, box=box)
     except Exception as error:  # Pillow raises nearly every kind on damaged files
         raise DecodeError(str(error) or type(error).__name__) from None
     return np.asarray(resized).reshape(-1)

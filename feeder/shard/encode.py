@@ -10,12 +10,13 @@ import numpy as np
 
 from feeder.decode.base import MAX_PIXELS
 from feeder.errors import ArgumentError, BackendError
-from feeder.imageinfo import ImageInfo
+from feeder.imageinfo import EXIF_HEAD, ImageInfo, jpeg_orientation, quiet_pillow
 
 __all__ = ["ENCODINGS", "EncodeOptions", "Encoded", "check_encoder", "encode"]
 
 ENCODINGS = ("seekable", "keep", "jpeg", "raw")
 _NEEDS_NATIVE = ("seekable", "jpeg")
+_MOST_EXIF_BYTES = 65_533  # what a marker segment has room for
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
 
     try:
         # The limit is that of decoding: a header of a few bytes may claim gigabytes of coefficients.
-        rewritten = transcode(data, keep_metadata=options.keep_metadata, max_pixels=MAX_PIXELS)
+        rewritten = transcode(
+            data, keep_metadata=options.keep_metadata, orientation=info.orientation, max_pixels=MAX_PIXELS
+        )
         return Encoded(rewritten, info, outcome)
     except Unsupported as error:
         if error.status == Status.UNSUPPORTED:
@@ -125,9 +128,12 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(data)) as opened:
-            metadata = {name: opened.info[name] for name in ("exif", "icc_profile") if opened.info.get(name)}
+        with quiet_pillow(), Image.open(io.BytesIO(data)) as opened:
             image = opened.convert("RGB")
+            metadata = {name: opened.info[name] for name in ("exif", "icc_profile") if opened.info.get(name)}
+        exif = metadata.get("exif", b"")
+        if exif and not exif.startswith(EXIF_HEAD):  # WebP has it without
+            exif = metadata["exif"] = EXIF_HEAD + exif
     except Exception as error:  # Pillow raises nearly every kind on damaged files
         raise ValueError(f"damaged {info.extension}: {error}") from None
     if options.max_side is not None and max(image.size) > options.max_side:
@@ -138,9 +144,10 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
     if options.mode == "raw":
         np.save(buffer, np.asarray(image), allow_pickle=False)
         return Encoded(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
-    if info.orientation != 1 and "exif" not in metadata:  # what it says is recorded, never baked in
-        exif = Image.Exif()
-        exif[0x0112] = info.orientation
-        metadata["exif"] = exif.tobytes()
+    # What the file says of its orientation is recorded, never baked in.
+    if len(exif) > _MOST_EXIF_BYTES or info.orientation != jpeg_orientation([exif] if exif else [], None):
+        oriented = Image.Exif()
+        oriented[0x0112] = info.orientation
+        metadata["exif"] = oriented.tobytes()
     image.save(buffer, "JPEG", quality=options.quality, **metadata)
     return _seekable(buffer.getvalue(), ImageInfo("jpg", image.width, image.height, info.orientation), options, "jpeg")

@@ -29,11 +29,13 @@ void raise_unsupported(const Outcome& outcome) {
 
 namespace {
 
-nb::bytes transcode(nb::handle data, bool keep_metadata, int segment_px, int64_t max_pixels) {
+nb::bytes transcode(nb::handle data, bool keep_metadata, int orientation, int segment_px, int64_t max_pixels) {
+    if (orientation < 1 || orientation > 8) throw nb::value_error("orientation must be 1 to 8");
     if (segment_px < 1) throw nb::value_error("segment_px must be at least 1");
     const BufferView file(data);
     TranscodeOptions options;
     options.keep_metadata = keep_metadata;
+    options.orientation = orientation;
     options.segment_px = segment_px;
     options.max_pixels = max_pixels;
     Bytes out;
@@ -100,12 +102,13 @@ void add_transcode(nb::module_& module) {
     module.attr("Unsupported") = type;
     unsupported_type = type.release().ptr();  // lives as long as the process
 
-    module.def("transcode", &transcode, "data"_a, nb::kw_only(), "keep_metadata"_a, "segment_px"_a = 64,
-               "max_pixels"_a = 0,
+    module.def("transcode", &transcode, "data"_a, nb::kw_only(), "keep_metadata"_a, "orientation"_a = 1,
+               "segment_px"_a = 64, "max_pixels"_a = 0,
                "Rewrites a JPEG losslessly into a seekable one.\n\n"
                "Args:\n"
                "    data: The JPEG, bytes-like.\n"
-               "    keep_metadata: False drops APPn and COM but for what decides color and the EXIF orientation.\n"
+               "    keep_metadata: False drops APPn and COM but for what decides color.\n"
+               "    orientation: The EXIF orientation, 1-8, to write in their place.\n"
                "    segment_px: Wanted width of a restart segment in pixels.\n"
                "    max_pixels: Refuse larger images; 0 for no limit.\n\n"
                "Returns:\n"

@@ -279,18 +279,20 @@ void append_header(ByteSpan file, const JpegHeader& header, const RewriteOptions
                    const HuffmanCode* codes, Bytes& out) {
     out.append(0xFF);
     out.append(0xD8);
+    bool needs_orientation = !options.keep_metadata && options.orientation != 1;
     MarkerWalker walker(file);
     MarkerSegment segment;
     while (walker.next(segment)) {
         const uint8_t* const bytes = file.data() + segment.offset;
         if (segment.code == 0xC4 || segment.code == 0xDD || segment.code == 0xDA) continue;
-        if (!options.keep_metadata && is_metadata(segment, bytes)) {
-            if (segment.code != 0xE1) continue;
-            const int orientation = exif_orientation({bytes, segment.length});
-            if (orientation == 1) continue;
+        if (needs_orientation && segment.code != 0xE0) {  // JFIF comes first
             uint8_t payload[32];
-            write_exif_orientation(orientation, payload);
+            write_exif_orientation(options.orientation, payload);
             append_segment(out, 0xE1, payload, sizeof(payload));
+            needs_orientation = false;
+        }
+        if (!options.keep_metadata && is_metadata(segment, bytes)) {
+            continue;
         } else if (segment.code == 0xE0 && !options.keep_metadata) {
             uint8_t payload[14];
             std::memcpy(payload, bytes, sizeof(payload));

@@ -11,6 +11,7 @@ namespace feeder {
 
 struct RewriteOptions {
     bool keep_metadata = true;
+    int orientation = 1;
     int segment_px = 64;
 };
 

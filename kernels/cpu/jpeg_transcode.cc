@@ -151,7 +151,7 @@ Outcome transcode_jpeg(ByteSpan file, const TranscodeOptions& options, Bytes& ou
                                        " pixels, more than max_pixels=" + std::to_string(options.max_pixels)};
     }
 
-    const RewriteOptions rewrite{options.keep_metadata, options.segment_px};
+    const RewriteOptions rewrite{options.keep_metadata, options.orientation, options.segment_px};
     if (rewrite_jpeg(file, header, rewrite, out)) return {};
 
     // Progressive, several scans, or something wrong with it; then libjpeg says what.
