@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feeder.decode.base import Buffer
     from feeder.engine import Engine
 
-__all__ = ["HELD_BATCHES", "Assembly", "Finished", "Request", "assemble_here", "part_rows"]
+__all__ = ["HELD_BATCHES", "Assembly", "Finished", "Request", "assemble_here", "callers_level", "part_rows"]
 
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
@@ -250,7 +250,7 @@ class Assembly:
                     f"{held} batches are held at a time, so further ones are copied to ordinary memory; "
                     "if they are kept by mistake, let go of them, or copy what is needed",
                     RuntimeWarning,
-                    stacklevel=_callers_level(),
+                    stacklevel=callers_level(),
                 )
             arrays = SlotView.of(ring.layout, ring.whole[making.slot], rows).copy()
             ring.put_back(making.slot)
@@ -267,7 +267,7 @@ class Assembly:
         )
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """The ``stacklevel`` of the first frame that is not this package's."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, cast
@@ -13,12 +14,14 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from feeder.dataset import FeederDataset, as_feeder
+from feeder.assembly import callers_level
+from feeder.dataset import as_feeder
 from feeder.device import StaticBuffers, checked_device
 from feeder.errors import ArgumentError
 from feeder.fastpath import FastPath, current_ranks
 from feeder.generic_meters import GenericMeters
 from feeder.generic_path import GenericPath
+from feeder.generic_reason import GenericReason, generic_reason
 from feeder.generic_state import draw_seed, make_resumable
 from feeder.metrics import Metrics
 from feeder.order import Window
@@ -191,6 +194,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             and (batch_size is not None or batch_sampler is not None)
             and self._source.recipe.output_size is not None
         )
+        self._generic_reason: GenericReason | None = None
+        if not self._is_fast:
+            is_batched = batch_size is not None or batch_sampler is not None
+            self._generic_reason = generic_reason(dataset, collate_fn, is_batched=is_batched)
         self._choice: Choice | None = None
         if isinstance(num_workers, str):
             if num_workers != "auto":
@@ -236,14 +243,41 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix, "
                 "gpu_memory_limit_bytes and hw_decoder_load are for feeder's datasets, in batches, with a recipe of "
                 "fixed output size and no collate_fn of your own; elsewhere torch's random state and samplers rule. "
-                "Here " + _why_generic(dataset, collate_fn)
+                f"Here {self._generic_reason}"
             )
+        self._warn_of_torchs_path(own_order)
         self.generic_meters  # noqa: B018  made before another thread may ask for it
         self._serve_metrics()
+
+    def _warn_of_torchs_path(self, own_order: bool) -> None:
+        """Says that a feeder dataset goes without the fast path: nothing else would show it."""
+        reason = self._path_reason
+        if reason is None:
+            return
+        world_size = current_ranks(self)[1]
+        unsplit = ""
+        if world_size > 1 and own_order:
+            unsplit = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
+        warnings.warn(
+            f"this loader runs torch's path, without feeder's order, rank split and speed: {reason}{unsplit}",
+            UserWarning,
+            stacklevel=callers_level(),
+        )
+
+    @property
+    def _path_reason(self) -> str | None:
+        """Why feeder's samples go without the fast path; None if they don't, or are not feeder's."""
+        reason = self._generic_reason
+        return None if reason is None or not reason.way_out else str(reason)
 
     def _serve_metrics(self) -> None:
         if self.metrics_port is not None and self._metrics is None:
             self._metrics = Metrics(self, self.metrics_port, self.metrics_address)
+
+    @property
+    def path(self) -> Literal["fast", "generic"]:
+        """The engine: "fast" for feeder's own, "generic" for torch's way; ``stats()["path_reason"]`` says why."""
+        return "fast" if self._is_fast else "generic"
 
     @property
     def metrics_url(self) -> str | None:
@@ -381,6 +415,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Returns:
             For every loader:
 
+            - ``path``: "fast" or "generic", see :attr:`path`; ``path_reason``: why a feeder dataset goes
+              without the fast path, and the way out; else None;
             - ``stages``: see above; ``fused``: by stage without a time of its own the one whose time contains it;
             - ``workers``: for each worker ``worker`` (its number), ``respawns`` and its ``stages``;
             - ``respawns``: how many workers were replaced; ``replaced_workers``: each of these, with ``worker``,
@@ -402,6 +438,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.
         """
         stats = self._generic.stats(self.generic_meters) if self._fast is None else self._fast.stats()
+        stats |= {"path": self.path, "path_reason": self._path_reason}
         return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
 
     def worker_pids(self) -> list[int]:
@@ -425,21 +462,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._fast is None:
             raise ArgumentError(f"{name}() is for feeder's datasets; this loader runs torch's own path")
         return self._fast
-
-
-def _why_generic(dataset: Any, collate_fn: Any) -> str:
-    """What a loader lacks for the fast path, and the way out."""
-    source = as_feeder(dataset)
-    if source is None:
-        kinds = [type(dataset).__name__]
-        while type(dataset) is torch.utils.data.Subset:
-            dataset = dataset.dataset
-            kinds.append(type(dataset).__name__)
-        own = ", whose samples or length are not a feeder dataset's" if isinstance(dataset, FeederDataset) else ""
-        return f"the dataset is a {' of a '.join(kinds)}{own}"
-    if source.recipe.output_size is None:
-        return "images have sizes of their own: end the geometry of the recipe with a crop, or Resize((height, width))"
-    return "batch_size is None" if collate_fn is None else "there is a collate_fn: leave it out"
 
 
 def _length(iterator: Any) -> int | None:

@@ -93,6 +93,15 @@ def test_a_slow_step_is_the_limit(shards: Path) -> None:
     assert "it is the limit" in str(found)
 
 
+def test_headroom_says_that_a_feeder_dataset_goes_without_the_fast_path(shards: Path) -> None:
+    with pytest.warns(UserWarning, match="runs torch's path"):
+        loader = DataLoader(_dataset(shards, "nothing"), batch_size=None)
+    found = feeder.headroom(loader, lambda batch: None, seconds=0.1)
+    assert found.path_reason == "batch_size is None: give batch_size"
+    assert str(found).endswith("runs torch's path, not feeder's fast one: batch_size is None: give batch_size")
+    assert feeder.headroom(_loader(shards, "nothing", 0), lambda batch: None, seconds=0.1).path_reason is None
+
+
 @undisturbed
 def test_a_dataset_that_is_not_feeders_can_be_judged_too() -> None:
     loader = DataLoader(SlowItems(400, _SLOW_S), batch_size=_BATCH, num_workers=1)

@@ -556,11 +556,61 @@ def test_threads_share_an_iterator(shards: Path, workers: int) -> None:
 
 def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:
     dataset = ShardDataset(shards, Resize(8))
-    images, labels = next(iter(DataLoader(dataset, batch_size=4)))
+    with pytest.warns(UserWarning, match="runs torch's path"):
+        loader = DataLoader(dataset, batch_size=4)
+    images, labels = next(iter(loader))
     assert images.shape == (4, 3, 8, 10)
     assert labels.tolist() == [0, 1, 2, 3]
-    doubled = DataLoader(ShardDataset(shards, RECIPE), batch_size=2, collate_fn=len)
+    with pytest.warns(UserWarning, match="runs torch's path"):
+        doubled = DataLoader(ShardDataset(shards, RECIPE), batch_size=2, collate_fn=len)
     assert list(doubled)[:2] == [2, 2]
+
+
+class _AsDict(torch.utils.data.Dataset[Any]):
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, i: int) -> Any:
+        return {"label": self.inner[i][1]}
+
+
+def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_the_way_out(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    subset = torch.utils.data.Subset(dataset, [1, 2])
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (_AsDict(dataset), {}, "the dataset is a _AsDict around a ShardDataset: give the ShardDataset itself"),
+        (_AsDict(_AsDict(subset)), {"num_workers": 1}, "a _AsDict around a ShardDataset"),
+        (_AsDict([dataset]), {}, "a _AsDict around a ShardDataset"),
+        (ShardDataset(shards, Resize(8)), {}, r"images have sizes of their own: .*Resize\(\(height, width\)\)$"),
+        (dataset, {"batch_size": None}, "batch_size is None: give batch_size"),
+    ]
+    for given, arguments, message in cases:
+        with pytest.warns(UserWarning, match=message) as caught:
+            loader = DataLoader(given, **arguments)
+        assert [warning.filename for warning in caught] == [__file__]
+        assert loader.path == loader.stats()["path"] == "generic"
+        assert loader.stats()["path_reason"] in str(caught[0].message)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="Each of the 2 ranks gets all samples, unless a sampler splits them"):
+        DataLoader(_AsDict(dataset))
+    for quiet in (DataLoader(dataset), DataLoader(subset), DataLoader(torch.arange(3))):
+        assert quiet.stats()["path"] == quiet.path
+        assert quiet.stats()["path_reason"] is None
+    assert DataLoader(subset).path == "fast"
+    assert DataLoader(torch.arange(3)).path == "generic"
+
+
+def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tuning.auto._RUN_S", 0.01)
+    with pytest.warns(UserWarning, match="runs torch's path") as caught:
+        DataLoader(_AsDict(ShardDataset(shards, RECIPE)), batch_size=8, num_workers="auto")
+    assert len(caught) == 1
 
 
 def test_a_script_without_a_main_guard_runs(shards: Path) -> None:

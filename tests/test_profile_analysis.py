@@ -185,6 +185,25 @@ def test_decoding_in_the_training_process_is_told_apart(in_trainer: bool, tmp_pa
     assert record.stage_ns == {"read": 3, TRAINER_DECODE if in_trainer else "decode": 3}
 
 
+@pytest.mark.parametrize(("wait_ms", "gain"), [(30.0, 4.0), (0.1, None)])
+def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
+    tmp_path: Path, wait_ms: float, gain: float | None
+) -> None:
+    class Loader:
+        def stats(self) -> dict[str, Any]:
+            return {"stages": {}, "path": "generic", "path_reason": "batch_size is None: give batch_size"}
+
+    meter, each, record = Meter(str(tmp_path)), Loader(), loader([wait_ms] * 21, 10, workers=8)
+    meter._records[each] = record
+    meter._note_stats(each)
+    found = analyse(process(record), cores=8)
+    (advice,) = [advice for advice in found.advice if advice.title == "feeder's fast path"]
+    assert advice.text.endswith("batch_size is None: give batch_size.")
+    assert advice.gain == pytest.approx(gain)
+    assert "give batch_size" in render(found, [], [], None, 200)
+    assert "give batch_size" in render_page("train.py", found, [], [], None, 0)
+
+
 def test_the_starts_of_epochs_are_worth_persistent_workers() -> None:
     record = loader([1.0] * 10, 99, workers=4, made_ms=500)
     for epoch in range(1, 4):

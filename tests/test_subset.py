@@ -257,6 +257,7 @@ class _Doubled(Subset[Any]):
         return [self[i] for i in indices]
 
 
+@pytest.mark.filterwarnings("ignore:this loader runs torch's path")
 @pytest.mark.parametrize("loader", [DataLoader, torch.utils.data.DataLoader])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_of_a_class_of_the_users_own_are_not_passed_over(shards: Path, loader: Any, workers: int) -> None:

@@ -18,12 +18,14 @@ _CANONICAL = {
     "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader": "torchdata.stateful_dataloader."
     "StatefulDataLoader",
     "feeder.loader.DataLoader": "feeder.DataLoader",
+    "feeder.dataset.ShardDataset": "feeder.ShardDataset",
+    "feeder.dataset.FolderDataset": "feeder.FolderDataset",
 }
 _STARRED = {
     "torch.utils.data": ("DataLoader", "TensorDataset", "DistributedSampler", "Dataset"),
     "torch": ("nn", "optim", "cuda", "zeros", "ones", "randn", "rand", "tensor", "arange", "load", "save"),
     "torch.nn": ("Module", "DataParallel"),
-    "feeder": ("DataLoader",),
+    "feeder": ("DataLoader", "FolderDataset", "ShardDataset"),
 }
 
 

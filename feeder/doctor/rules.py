@@ -17,6 +17,7 @@ __all__ = ["RULES", "check"]
 
 RULES = {
     "num-workers": "the loader has no workers",
+    "feeder-path": "a feeder dataset without feeder's fast path",
     "pin-memory": "the loader's batches are not page-locked",
     "blocking-copy": "a copy to the GPU that the loop waits for",
     "cpu-then-move": "a tensor made on the CPU and then moved",
@@ -46,6 +47,8 @@ _LOADERS = {
     "torch_geometric.loader.DataLoader",
     "feeder.DataLoader",
 }
+_FEEDER_DATASETS = ("feeder.ShardDataset", "feeder.FolderDataset")
+_TORCH_WRAPPERS = ("torch.utils.data.Subset", "torch.utils.data.random_split", "torch.utils.data.ConcatDataset")
 _PRECISION = re.compile(
     r"autocast|\bamp\b|amp_|GradScaler|bfloat16|float16|\.half\(|fp16|bf16|fp8|mixed_precision|precision|deepspeed|apex",
     re.IGNORECASE,
@@ -84,6 +87,7 @@ class _Checker:
             if name in _LOADERS and not self._is_one_batch(call):
                 given, is_all = arguments_of(call, *_LOADER)
                 self._workers(call, name, given, is_all)
+                self._path(call, name, given)
                 if trains:
                     self._pinned(call, name, given, is_all)
             elif name.endswith("TrainingArguments") and name.startswith("transformers"):
@@ -117,6 +121,45 @@ class _Checker:
                 self.add("num-workers", call, why, f"another default for {value.option}: 4 or more", "note", what)
         elif value == 0 and type(value) is int and not self._is_in_memory(given.get("dataset"), 0):
             self.add("num-workers", call, why, remedy)
+
+    def _path(self, call: ast.Call, name: str, given: dict[str, ast.expr]) -> None:
+        wrapper = self._around_feeder(given.get("dataset"), 0)
+        if wrapper is None:
+            return
+        why = "Its workers decode without feeder's order, rank split and speed."
+        if name != "feeder.DataLoader":
+            remedy = "feeder.DataLoader with the same arguments"
+            self.add("feeder-path", call, why, remedy, what="a feeder dataset in a loader that is not feeder's")
+        elif wrapper:
+            remedy = "give the feeder dataset itself to the loader, and change what comes out in the training loop"
+            self.add("feeder-path", call, why, remedy, what=f"{wrapper} around a feeder dataset: the fast path is off")
+        elif "batch_size" in given and self.names.value(given["batch_size"]) is None:
+            what = "batch_size=None: the fast path is off"
+            self.add("feeder-path", call, why, "batch_size=32 or more, without batches of your own", what=what)
+
+    def _around_feeder(self, node: ast.expr | None, depth: int) -> str | None:
+        """The class of this file that hides a feeder dataset; "" for one that is none or torch's, None for no
+        feeder dataset."""
+        if node is None or depth > 4:
+            return None
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        node = self.names.definition(node)
+        if isinstance(node, ast.List | ast.Tuple):
+            found = [self._around_feeder(item, depth + 1) for item in node.elts]
+            return next((each for each in found if each is not None), None)
+        if not isinstance(node, ast.Call):
+            return None
+        name = self.names.called(node) or ""
+        if name in _FEEDER_DATASETS:
+            return ""
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if name in _TORCH_WRAPPERS:
+            return self._around_feeder(arguments[0], depth + 1) if arguments else None
+        if name in self.script.classes:
+            inside = [self._around_feeder(argument, depth + 1) for argument in arguments]
+            return name if any(each is not None for each in inside) else None
+        return None
 
     def _pinned(self, call: ast.Call, name: str, given: dict[str, ast.expr], is_all: bool) -> None:
         script = self.script

@@ -234,6 +234,7 @@ class Meter:
                 times = {name: before.get(name, 0) + times.get(name, 0) for name in {**before, **times}}
                 record.stage_ns = {name: value for name, value in times.items() if value}
                 record.bottleneck = found.get("bottleneck")
+                record.path_reason = found.get("path_reason")
 
     def _is_inside(self) -> bool:
         return bool(getattr(self._local, "inside", False))

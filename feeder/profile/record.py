@@ -93,6 +93,7 @@ class LoaderRecord:
         fetches: How torch's workers made the batches.
         stage_ns: feeder's own meters: time by stage, over all workers; decoding in the caller under a name of its own.
         bottleneck: feeder's own verdict.
+        path_reason: Why a feeder loader of a feeder dataset goes without the fast path, and the way out; else None.
     """
 
     place: str
@@ -106,6 +107,7 @@ class LoaderRecord:
     fetches: list[Fetch] = field(default_factory=list)
     stage_ns: dict[str, int] = field(default_factory=dict)
     bottleneck: str | None = None
+    path_reason: str | None = None
 
 
 @dataclass

@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -106,7 +107,10 @@ def choose(
             work["generator"] = torch.Generator()
 
         def probe(workers: int, left_s: float) -> float:
-            return run(make(dataset, **work, num_workers=workers, timeout=left_s), _RUN_S).images_per_s
+            with warnings.catch_warnings():  # the caller's own loader says it
+                warnings.simplefilter("ignore")
+                loader = make(dataset, **work, num_workers=workers, timeout=left_s)
+            return run(loader, _RUN_S).images_per_s
 
         def measure() -> Choice:
             return measured(probe, most, given, rule)

@@ -60,14 +60,21 @@ class Headroom:
         limit: The stage that holds the loop up: of :meth:`feeder.DataLoader.stats`, "step", "prefetch" (workers are
             idle and the step waits), or "hand out" (what the loader does in the caller's process).
         remedies: Best first.
+        path_reason: Why a loader of a feeder dataset goes without the fast path, and the way out; else None.
     """
 
     fit: Fit
     input_bound_share: float
     limit: str
     remedies: tuple[Remedy, ...] = ()
+    path_reason: str | None = None
 
     def __str__(self) -> str:
+        if self.path_reason is None:
+            return self._verdict()
+        return f"{self._verdict()}. The loader runs torch's path, not feeder's fast one: {self.path_reason}"
+
+    def _verdict(self) -> str:
         fit = self.fit
         if self.limit == "step":
             return (
@@ -128,7 +135,7 @@ def headroom(
         drained = _run(loader, None, 0.25 * seconds)
         fed = _run(loader, step, 0.5 * seconds)
         fit = _fit(loader, alone, drained, fed)
-        return _judged(loader, fit)
+        return dataclasses.replace(_judged(loader, fit), path_reason=loader.stats()["path_reason"])
     finally:
         loader.close()
         loader.progress = view
