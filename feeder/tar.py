@@ -1,15 +1,21 @@
 """The tar container: deterministic writing, and reading that trusts nothing.
 
 Note [Hostile tars]
-Links, devices, sparse members, absolute names and names with ".." are refused one by one; a member that claims more
-bytes than the file has, or a damaged header, ends the reading with the byte where it happened, so that nothing is
-dropped in silence. Contents are bytes: never unpickled, never executed.
+Links, devices, sparse members, absolute names and names with ".." are refused one by one, and so is a member that
+claims more bytes than the file has. Contents are bytes: never unpickled, never executed.
+
+Note [Damaged tars]
+Two blocks of zeros end an archive. What follows them and is not zero is another archive, as in ``cat a.tar b.tar``.
+Anything else where a header is due is damage, a single block of zeros too: it is listed with its byte, and reading goes
+on at the next block that is a valid header. Members that stood in between are lost, so a sample beside the damage may
+lack fields.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import io
 import os
 import tarfile
 from collections.abc import Iterator
@@ -19,6 +25,8 @@ __all__ = ["BLOCK_BYTES", "Member", "Refused", "TarWriter", "member_bytes", "rea
 
 BLOCK_BYTES = 512
 _FLUSH_BYTES = 1 << 20
+_SCAN_BYTES = 1 << 20
+_EXTENDED_HEADER_BYTES = 1 << 20  # names and attributes, of a few KiB at most; a file of zeros may claim gigabytes
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = ctypes.CDLL(None).sync_file_range
 _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -35,10 +43,17 @@ class Member(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A member that was refused, or the place where the tar can't be read on."""
+    """A member that was refused or, without a name, damage between members.
+
+    Attributes:
+        name: The member's name; empty for damage.
+        reason: Why, with the byte.
+        bad: Whether something is known to be lost.
+    """
 
     name: str
     reason: str
+    bad: bool = True
 
 
 def member_bytes(size: int) -> int:
@@ -47,47 +62,101 @@ def member_bytes(size: int) -> int:
 
 
 def read_members(path: str) -> Iterator[Member | Refused]:
-    """Lists a plain (not compressed) tar in file order; see Note [Hostile tars].
+    """Lists a plain (not compressed) tar in file order; see Note [Hostile tars] and Note [Damaged tars].
 
     Raises:
         OSError: if the file can't be opened.
     """
     with open(path, "rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
-        position = 0
-        try:
-            archive = tarfile.TarFile(fileobj=file, mode="r")
-        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-            yield Refused("", f"not a readable tar: {error}")
-            return
-        while True:
+        # It lends what it knows of headers; the reading is ours, as its own ends at the first zeros or damage.
+        archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
+        archive.fileobj = _HeaderFile(file)  # type: ignore[assignment]
+        position, ended, damage = 0, False, ""
+        while position < file_bytes:
+            zeros = _zero_blocks(file, position)
+            if zeros > 1:
+                position, ended = position + zeros * BLOCK_BYTES, True
+                continue
+            file.seek(position)
+            archive.offset = position
             try:
-                info = archive.next()
+                if zeros:
+                    raise tarfile.HeaderError("a single block of zeros, two end an archive")
+                info = tarfile.TarInfo.fromtarfile(archive)
+                if info.size < 0 or archive.offset <= position:
+                    raise tarfile.HeaderError(f"a header with size {info.size}")
             except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
-                yield Refused("", f"damaged tar: {error} at or after byte {position}; the rest can't be read")
-                return
-            archive.members = []  # type: ignore[attr-defined]  # or it would keep every header in memory
-            if info is None:
-                break
-            if info.size < 0 or archive.offset <= position:
-                yield Refused(info.name, f"damaged tar: header with size {info.size} after byte {position}")
-                return
-            position = archive.offset
+                damage = damage or f"damaged tar: no valid header at byte {position} ({error})"
+                position, ended = _next_header(file, max(position + BLOCK_BYTES, file.tell())), True
+                continue
+            if damage:
+                yield Refused("", f"{damage}; reading went on at byte {position}")
+            position, ended, damage = archive.offset, False, ""
             reason = _refusal(info)
             if reason:
                 yield Refused(info.name, reason)
             elif info.isreg() and info.offset_data + info.size > file_bytes:
-                yield Refused(
-                    info.name,
-                    f"truncated tar: needs {info.size} bytes at byte {info.offset_data}, the file ends at {file_bytes}",
-                )
-                return
+                place = f"{info.size} bytes at byte {info.offset_data}"
+                damage = f"truncated tar: needs {place}, the file ends at {file_bytes}"
+                yield Refused(info.name, damage)
+                position, ended = _next_header(file, info.offset_data), True
+                damage = damage if position < file_bytes else ""
             elif info.isreg():
                 yield Member(info.name, info.offset_data, info.size)
-        # tarfile takes a damaged header for the end of the archive; the real end is a block of zeros, or the file's.
-        file.seek(position)
-        if file.read(BLOCK_BYTES).strip(b"\0"):
-            yield Refused("", f"damaged tar: no valid header at byte {position}; the rest can't be read")
+        if damage:
+            yield Refused("", f"{damage}; no header follows, the rest can't be read")
+        elif not file_bytes:
+            yield Refused("", "empty file")
+        elif not ended:
+            reason = f"truncated tar: ends at byte {file_bytes} without the two blocks of zeros that end an archive"
+            yield Refused("", reason, bad=position > file_bytes)
+
+
+class _HeaderFile:
+    """A file of which tarfile reads headers, and no more than an extended header may take."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if size > _EXTENDED_HEADER_BYTES:
+            raise tarfile.HeaderError(f"an extended header of {size} bytes")
+        return self._file.read(size)
+
+
+def _zero_blocks(file: BinaryIO, position: int) -> int:
+    """Number of zero blocks from ``position`` on; what is left at the file's end counts as one if it is zero."""
+    file.seek(position)
+    chunk = file.read(BLOCK_BYTES)
+    if not chunk or chunk.strip(b"\0"):
+        return 0
+    zeros = len(chunk)
+    while chunk := file.read(_SCAN_BYTES):
+        rest = chunk.lstrip(b"\0")
+        zeros += len(chunk) - len(rest)
+        if rest:
+            return zeros // BLOCK_BYTES
+    return -(-zeros // BLOCK_BYTES)
+
+
+def _next_header(file: BinaryIO, position: int) -> int:
+    """Byte of the first valid header from ``position`` on, in whole blocks; the file's end if there is none."""
+    position = -(-position // BLOCK_BYTES) * BLOCK_BYTES
+    file.seek(position)
+    while chunk := file.read(_SCAN_BYTES):
+        for start in range(0, len(chunk), BLOCK_BYTES):
+            # Nearly all blocks of data are told by this alone, in a hundredth of the time.
+            if not chunk[start + 148 : start + 156].strip(b" \0").isdigit():
+                continue
+            try:
+                tarfile.TarInfo.frombuf(chunk[start : start + BLOCK_BYTES], "utf-8", "surrogateescape")
+            except (tarfile.HeaderError, ValueError):
+                continue
+            return position + start
+        position += len(chunk)
+    return position
 
 
 def _refusal(info: tarfile.TarInfo) -> str | None:

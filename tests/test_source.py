@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import tarfile
@@ -28,6 +29,7 @@ from feeder.manifest import Manifest
 from feeder.shard import Progress, ShardOptions, shard
 from feeder.source import ManifestColumns
 from feeder.source.folder import open_folder
+from feeder.tarindex import index_tars
 from tests.images import encode, make_tree, pixels
 from tests.test_shard import kept, samples_of
 
@@ -685,8 +687,49 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path: Path)
     data[header : header + 20] = b"\xff" * 20
     path.write_bytes(data)
     out = sharded(path, tmp_path)
-    assert rejected(out) == {"t.tar": f"damaged tar: no valid header at byte {header}; the rest can't be read"}
-    assert [path for path, _, _ in samples_of(out)] == ["t.tar/dir/0000"]
+    assert rejected(out) == {
+        "t.tar": f"damaged tar: no valid header at byte {header} (bad checksum); "
+        f"reading went on at byte {header + 1536}",
+        "t.tar/dir/0001": "may be incomplete: the tar is damaged beside it, and other samples have 'jpg' too",
+    }
+    assert sorted(path for path, _, _ in samples_of(out)) == ["t.tar/dir/0000", "t.tar/dir/0002"]
+
+
+def test_a_zeroed_header_takes_one_sample_and_no_label(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "t.tar", tar_members(4))
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        headers = [tar.getmember(name).offset for name in ("dir/0001.cls", "dir/0003.jpg")]
+    for header in headers:
+        data[header : header + 512] = bytes(512)
+    path.write_bytes(data)
+    for mode in ("shard", "index"):
+        if mode == "shard":
+            out = sharded(path, tmp_path)
+            found, index = rejected(out), Index(out / "index.bin")
+            rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+            assert {row["path"]: row["bad"] for row in rows} == dict.fromkeys(
+                ["t.tar", "t.tar/dir/0001", "t.tar/dir/0003"], True
+            )
+        else:
+            summary = index_tars(str(path))
+            found, index = {r.path: r.reason for r in summary.rejected}, Index(summary.path)
+            damages = [r.reason for r in summary.rejected if r.path == "t.tar"]
+            assert [int(re.findall(r"byte (\d+)", reason)[0]) for reason in damages] == headers
+        assert found["t.tar/dir/0001"].endswith("'cls' too")
+        assert found["t.tar/dir/0003"].endswith("'jpg' too")
+        labels = {index.source_path(i): int(index.label[i]) for i in range(len(index))}
+        assert labels == {"t.tar/dir/0000": 0, "t.tar/dir/0002": 2}
+
+
+def test_concatenated_tars_are_read_to_the_end(tmp_path: Path) -> None:
+    parts = [write_tar(tmp_path / f"{i}.tar", tar_members(2, 2 * i)).read_bytes() for i in range(3)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "t.tar").write_bytes(b"".join(parts))
+    out = sharded(tmp_path / "in", tmp_path)
+    assert rejected(out) == {}
+    assert {path for path, _, _ in samples_of(out)} == {f"t.tar/dir/{i:04d}" for i in range(6)}
+    assert index_tars(str(tmp_path / "in")).samples == 6
 
 
 def test_a_damaged_gzip_gives_what_comes_before(tmp_path: Path) -> None:

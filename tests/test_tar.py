@@ -117,6 +117,69 @@ def test_a_pax_header_that_claims_gigabytes_is_refused(tmp_path: Path) -> None:
     assert all(isinstance(m, Refused) for m in read_members(str(tmp_path / "t.tar")))
 
 
+def test_zeros_and_damage_are_told_apart(tmp_path: Path) -> None:
+    first, offsets, _ = written([("a.jpg", b"x" * 700), ("b.jpg", b"y")])
+    second, more, _ = written([("c.jpg", b"z")])
+    path = tmp_path / "t.tar"
+
+    def listed(data: bytes) -> tuple[list[tuple[str, int]], list[tuple[str, bool]]]:
+        path.write_bytes(data)
+        found = list(read_members(str(path)))
+        members = [(m.name, m.offset) for m in found if isinstance(m, Member)]
+        return members, [(m.reason, m.bad) for m in found if isinstance(m, Refused)]
+
+    a, b, end = ("a.jpg", offsets[0]), ("b.jpg", offsets[1]), len(first)
+    c = ("c.jpg", end + more[0])
+    assert listed(first + bytes(3 << 20) + second) == ([a, b, ("c.jpg", c[1] + (3 << 20))], [])
+    assert listed(first + bytes(100)) == ([a, b], [])
+    # A single block of zeros, in the middle and at the end.
+    lone = "damaged tar: no valid header at byte {} (a single block of zeros, two end an archive); "
+    assert listed(first[:-512] + second) == (
+        [a, b, ("c.jpg", c[1] - 512)],
+        [(lone.format(end - 1024) + f"reading went on at byte {end - 512}", True)],
+    )
+    assert listed(first[:-512]) == (
+        [a, b],
+        [(lone.format(end - 1024) + "no header follows, the rest can't be read", True)],
+    )
+    # No block of zeros at all: nothing is known to be lost, but for what the last member's padding was.
+    cut = "truncated tar: ends at byte {} without the two blocks of zeros that end an archive"
+    assert listed(first[:-1024]) == ([a, b], [(cut.format(end - 1024), False)])
+    assert listed(first[:-1030]) == ([a, b], [(cut.format(end - 1030), True)])
+    # Garbage behind the end, and before the next header.
+    garbage = f"damaged tar: no valid header at byte {end} (invalid header); "
+    assert listed(first + b"?" * 700) == ([a, b], [(garbage + "no header follows, the rest can't be read", True)])
+    assert listed(first + b"?" * 1024 + second) == (
+        [a, b, ("c.jpg", c[1] + 1024)],
+        [(garbage + f"reading went on at byte {end + 1024}", True)],
+    )
+    assert listed(b"") == ([], [("empty file", True)])
+
+
+def test_a_truncated_member_hides_none_that_follows(tmp_path: Path) -> None:
+    data = bytearray(written([("a.jpg", b"x" * 600), ("b.jpg", b"y")])[0])
+    data[124:136] = b"77777777777\0"
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "t.tar").write_bytes(data)
+    found = list(read_members(str(tmp_path / "t.tar")))
+    assert found[-1] == Member("b.jpg", 2048, 1)
+    assert [(m.name, "needs 8589934591 bytes at byte 512" in m.reason) for m in found if isinstance(m, Refused)] == [
+        ("a.jpg", True),
+        ("", True),
+    ]
+
+
+def test_no_more_is_read_of_an_extended_header_than_a_name_takes(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    whole = written([("a.jpg", b"123")])[0]
+    (tmp_path / "t.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + whole)
+    found = list(read_members(str(tmp_path / "t.tar")))
+    assert [type(member) for member in found] == [Refused, Member]
+    assert "an extended header of 1099511627776 bytes" in found[0].reason  # type: ignore[union-attr]
+
+
 BASE = written([("a.jpg", b"x" * 700), ("a.cls", b"1"), ("b.jpg", b"y" * 100)])[0]
 
 

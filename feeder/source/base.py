@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,17 @@ import numpy.typing as npt
 from feeder.errors import SourceError
 from feeder.imageinfo import IMAGE_EXTENSIONS
 
-__all__ = ["NO_FILE", "Container", "Part", "Rejection", "SampleTable", "Source", "drop_duplicates", "looks_like_image"]
+__all__ = [
+    "NO_FILE",
+    "Container",
+    "Part",
+    "Rejection",
+    "SampleTable",
+    "Source",
+    "drop_duplicates",
+    "looks_like_image",
+    "reject_samples",
+]
 
 NO_FILE = -(2**63)
 _CHUNK = 1 << 16
@@ -122,6 +132,18 @@ class SampleTable:
             Part(names[self._part_fields[k]], self._part_containers[k], self._part_offsets[k], self._part_lengths[k])
             for k in range(self._part_starts[i], self._part_starts[i + 1])
         ]
+
+    def by_fields(self) -> dict[frozenset[str], array[int]]:
+        """Numbers of the samples by the names of their fields."""
+        names = list(self.fields)
+        found: dict[bytes, array[int]] = {}
+        for i in range(len(self)):
+            fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]].tobytes()
+            found.setdefault(fields, array("q")).append(i)
+        groups: dict[frozenset[str], array[int]] = {}
+        for fields, ids in found.items():  # the same fields may stand in several orders
+            groups.setdefault(frozenset(names[k] for k in array("H", fields)), array("q")).extend(ids)
+        return groups
 
     def relabel(self, mapping: npt.NDArray[np.int64]) -> None:
         """Replaces each label l >= 0 by ``mapping[l]``."""
@@ -285,17 +307,31 @@ def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason:
     if not suspects:
         return
     seen: set[bytes] = set()
-    kept = SampleTable()
+    repeated: dict[int, str] = {}
+    for i in np.flatnonzero(np.isin(hashes, list(suspects))).tolist():
+        name = canonical(table.path(i))
+        if name in seen:
+            repeated[i] = reason
+        seen.add(name)
+    reject_samples(source, repeated)
+
+
+def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
+    """Moves samples to the rejected ones.
+
+    Args:
+        source: The source to clean.
+        reasons: Reason by the sample's number.
+    """
+    if not reasons:
+        return
+    table, kept = source.table, SampleTable()
     columns = table.columns()
     for i in range(len(table)):
-        path = table.path(i)
-        if int(hashes[i]) in suspects:
-            name = canonical(path)
-            if name in seen:
-                source.reject(path, reason)
-                continue
-            seen.add(name)
-        kept.add(path, table.size(i), int(columns["mtimes"][i]), table.label(i), table.parts(i))
+        if i in reasons:
+            source.reject(table.path(i), reasons[i])
+        else:
+            kept.add(table.path(i), table.size(i), int(columns["mtimes"][i]), table.label(i), table.parts(i))
     source.table = kept
 
 

@@ -15,7 +15,7 @@ from feeder.errors import SourceError
 from feeder.folders import unlistable
 from feeder.imageinfo import is_image_field
 from feeder.manifest import Manifest
-from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
+from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples
 from feeder.tar import Refused, read_members
 
 __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "parse_label", "primary_image", "split_name"]
@@ -90,14 +90,18 @@ def open_tars(pattern: str, work: str | None) -> Source:
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
     without_label = 0
+    doubtful: list[int] = []
     for path in paths:
         name = os.path.relpath(path, source.root)
         try:
-            without_label += _list_tar(source, name, _plain_tar(source, name, path, work), path)
+            group = _list_tar(source, name, _plain_tar(source, name, path, work), path)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):  # where it is unpacked to; nothing is wrong with the tar
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
+        without_label += group.without_label
+        doubtful += group.doubtful
+    _reject_incomplete(source, doubtful)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
     if without_label:
         source.notes.append(
@@ -140,8 +144,8 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     return unpacked
 
 
-def _list_tar(source: Source, name: str, plain: str, original: str) -> int:
-    """Adds a tar's samples; returns how many have a cls field that is no class index."""
+def _list_tar(source: Source, name: str, plain: str, original: str) -> _Group:
+    """Adds a tar's samples; returns what took them in."""
     container = source.add_container(plain)
     if plain != original:  # what must not change is the user's file, not our copy
         status = os.stat(original)
@@ -153,18 +157,43 @@ def _list_tar(source: Source, name: str, plain: str, original: str) -> int:
         for member in read_members(plain):
             split = split_name(member.name)
             if split is None:
-                reason = member.reason if isinstance(member, Refused) else "no key and extension in its name"
-                source.reject(f"{name}/{member.name}".rstrip("/"), reason, bad=isinstance(member, Refused))
+                path = f"{name}/{member.name}".rstrip("/")
+                if isinstance(member, Refused):
+                    source.reject(path, member.reason, bad=member.bad)
+                else:
+                    source.reject(path, "no key and extension in its name", bad=False)
+                if not member.name:
+                    group.damage()
             elif isinstance(member, Refused):
                 group.add(split[0], member.reason)
             else:
                 group.add(split[0], Part(split[1], container, member.offset, member.size))
         group.finish()
-    return group.without_label
+    return group
+
+
+def _reject_incomplete(source: Source, doubtful: list[int]) -> None:
+    """Rejects samples beside damage that lack a field which another sample has, such as the label."""
+    if not doubtful:
+        return
+    groups = source.table.by_fields()
+    known = frozenset().union(*groups)
+    reasons: dict[int, str] = {}
+    for fields, ids in groups.items():
+        if fields != known:
+            lacking = ", ".join(repr(field) for field in sorted(known - fields))
+            reason = f"may be incomplete: the tar is damaged beside it, and other samples have {lacking} too"
+            reasons |= dict.fromkeys(set(ids).intersection(doubtful), reason)
+    reject_samples(source, reasons)
 
 
 class _Group:
-    """Neighbouring members with one key: a sample, unless one of them is refused."""
+    """Neighbouring members with one key: a sample, unless one of them is refused.
+
+    Attributes:
+        without_label: Number of samples with a cls field that is no class index.
+        doubtful: Numbers of the samples beside damage, which may lack a field.
+    """
 
     def __init__(self, source: Source, tar: str, descriptor: int) -> None:
         self._source = source
@@ -173,13 +202,22 @@ class _Group:
         self._key = ""
         self._parts: dict[str, Part] = {}
         self._broken: str | None = None
+        self._damaged = False
+        self._is_doubtful = False
         self.without_label = 0
+        self.doubtful: list[int] = []
+
+    def damage(self) -> None:
+        """Takes note that members are lost here."""
+        self._damaged = self._is_doubtful = True
 
     def add(self, key: str, part: Part | str) -> None:
         """Takes the next member, or the reason why it was refused."""
         if key != self._key:
             self.finish()
             self._key = key
+            self._is_doubtful = self._damaged
+        self._damaged = False
         if isinstance(part, str):
             self._broken = part
         elif part.field in self._parts:
@@ -202,5 +240,7 @@ class _Group:
         number = parse_label(os.pread(self._descriptor, min(label.length, 64), label.offset)) if label else -1
         if label and number < 0:
             self.without_label += 1
+        if self._is_doubtful:
+            self.doubtful.append(len(self._source.table))
         size = sum(part.length for part in parts.values())
         self._source.table.add(os.fsencode(path), size, NO_FILE, number, list(parts.values()))
