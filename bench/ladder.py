@@ -8,7 +8,7 @@ window of each row starts after its first batches, and holds whole rounds of its
 turn, `--repeats` times over. The result is saved after every run; a row that fails says so in it, and the others go on.
 
 What it does not show: storage. After the first pass the images are warm in the page cache, the 250 photos behind the
-README's table as much as the 2,000 that are made here, so the fourth row, pre-shuffled shards, has nothing to win: it
+documented table as much as the 2,000 that are made here, so the fourth row, pre-shuffled shards, has nothing to win: it
 pays where a data set does not fit into memory.
 
 On a GPU this trains ResNet-50 and reads its utilisation by NVML. Without one the device is

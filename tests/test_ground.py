@@ -64,9 +64,30 @@ def test_pillow_and_pillow_simd_are_of_one_version() -> None:
 
 def test_every_make_command_of_the_documents_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for name in ("README.md", ".ci/run", "CHANGELOG.md"):
-        called = set(re.findall(r"(?:^\s*|`)make ([a-z-]+)", (ROOT / name).read_text(), re.MULTILINE))
-        assert called <= targets, name
+    for path in (*documents(), ROOT / ".ci/run"):
+        called = set(re.findall(r"(?:^\s*|`)make ([a-z-]+)", path.read_text(), re.MULTILINE))
+        assert called <= targets, path
+
+
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_between_the_documents_leads_somewhere() -> None:
+    for path in documents():
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            if re.match(r"https?://", target):
+                continue
+            file, _, anchor = target.partition("#")
+            to = path.parent / file if file else path
+            assert to.exists(), f"{path.relative_to(ROOT)}: {target}"
+            assert not anchor or anchor in anchors(to.read_text()), f"{path.relative_to(ROOT)}: {target}"
 
 
 @pytest.mark.parametrize("script", [".ci/run", "scripts/env.sh", "scripts/system.sh", "scripts/demo.sh"])
@@ -104,6 +125,7 @@ def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
     make_images(tmp_path / "images", count=6, classes=3)
     assert main(["shard", str(tmp_path / "images"), "-q"]) == 0
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = "def train_step(images, labels): pass\n" + code
     shorter = {"range(90)": "range(2)", "num_workers=8": "num_workers=1", "batch_size=256": "batch_size=4"}
     for long, short in shorter.items():
         assert long in code
@@ -136,15 +158,19 @@ def committed(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "bench/results" / f"{name}.json").read_text())
 
 
-def test_readmes_ladder_is_the_committed_one() -> None:
-    assert ladder.render(committed("ladder"), markdown=True) in (ROOT / "README.md").read_text()
+def performance() -> str:
+    return (ROOT / "docs/performance.md").read_text()
 
 
-def test_readmes_bench_session_is_the_committed_one() -> None:
-    assert f"\n{show.render(committed('throughput'))}\n" in (ROOT / "README.md").read_text()
+def test_the_documented_ladder_is_the_committed_one() -> None:
+    assert ladder.render(committed("ladder"), markdown=True) in performance()
 
 
-def test_readmes_decode_table_is_the_committed_one() -> None:
+def test_the_documented_bench_session_is_the_committed_one() -> None:
+    assert f"\n{show.render(committed('throughput'))}\n" in performance()
+
+
+def test_the_documented_decode_table_is_the_committed_one() -> None:
     found = committed("decode")
     rates = {name: spread["median"] for name, spread in found["images_per_cpu_s"].items()}
     beside = {(entry["name"], entry["rival"]): entry["ratio"] for entry in found["ratios"]}
@@ -154,7 +180,7 @@ def test_readmes_decode_table_is_the_committed_one() -> None:
         "DALI 2.4, CPU, ordinary JPEGs": "dali",
         "torch DataLoader with Pillow": "torch",
     }
-    lines = (ROOT / "README.md").read_text().splitlines()
+    lines = performance().splitlines()
     for label, name in cells.items():
         rate, beside_torch, beside_dali = next(
             [cell.strip() for cell in line.split("|")[2:5]] for line in lines if line.startswith(f"| {label} |")
@@ -163,6 +189,9 @@ def test_readmes_decode_table_is_the_committed_one() -> None:
         for shown, rival in ((beside_torch, "torch"), (beside_dali, "dali")):
             if shown and shown != "1":
                 assert shown == f"{beside.get((name, rival), rates[name] / rates[rival]):.1f}x"
+    speed = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{beside['feeder-seekable', 'torch']:.1f} times torch's `DataLoader` with Pillow" in speed
+    assert f"{beside['feeder-seekable', 'dali']:.1f} times DALI on the CPU" in speed
 
 
 def test_kernels_readme_has_the_committed_tables() -> None:

@@ -94,7 +94,7 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             f"{said}, not a SIMD build",
             "Whatever resizes with Pillow (torchvision's transforms, feeder's pillow backend) does so without AVX2. "
             "feeder's native backend is not affected.",
-            "pillow-simd, over pillow of the version that it was made from: see Install in the README",
+            "pillow-simd, over pillow of the version that it was made from: see pillow-simd in docs/operations.md",
         )
     elif simd == "SSE4":
         why = "Built without AVX2, it does half of what this processor can in an instruction."
