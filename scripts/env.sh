@@ -101,6 +101,7 @@ fi
 if ! packages_done; then
     say "installing what feeder needs${extras:+ with $extras}"
     install_in_place -e ".$extras"
+    [ "$level" = run ] || install --no-deps fastai  # why without: pyproject.toml
 fi
 
 # The last step, as it overwrites files of pillow. -msse4 is in its build files, so x86 only. The wheels of both stay
