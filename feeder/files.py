@@ -13,6 +13,7 @@ from typing import BinaryIO
 from feeder.errors import ArgumentError, LockedError
 
 __all__ = [
+    "DISK_FULL",
     "TEMPORARY_SUFFIX",
     "atomic_file",
     "check_writable",
@@ -22,6 +23,7 @@ __all__ = [
     "write_text",
 ]
 
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TEMPORARY_SUFFIX = ".tmp"
 _BUFFER_BYTES = 1 << 20
 
@@ -31,10 +33,11 @@ def atomic_file(path: str) -> Iterator[BinaryIO]:
     """Opens a temporary file that takes the name ``path`` once its bytes are on disk.
 
     On an exception the temporary file is removed and ``path`` stays as it was. A killed process leaves only the
-    temporary file, which the next writer of the same path overwrites.
+    temporary file, whose name, ``path``, a random part and TEMPORARY_SUFFIX, no other writer shares. Write with the
+    file's own methods: what writes to its descriptor, as ``numpy.save`` and ``tofile`` do, may lose errors.
     """
-    temporary = path + TEMPORARY_SUFFIX
-    file = open(temporary, "wb", buffering=_BUFFER_BYTES)
+    temporary = _temporary_name(path)
+    file = open(temporary, "xb", buffering=_BUFFER_BYTES)
     try:
         yield file
         file.flush()
@@ -82,10 +85,15 @@ def check_writable(path: str) -> None:
         if os.path.exists(path):
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
         else:
-            os.close(os.open(path + TEMPORARY_SUFFIX, os.O_WRONLY | os.O_CREAT, 0o644))
-            os.unlink(path + TEMPORARY_SUFFIX)
+            temporary = _temporary_name(path)
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            os.unlink(temporary)
     except OSError as error:
         raise ArgumentError(f"{path}: can't be written: {error.strerror}; name another file") from error
+
+
+def _temporary_name(path: str) -> str:
+    return f"{path}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}"
 
 
 def fsync_folder(path: str) -> None:
@@ -108,6 +116,8 @@ def exclusive_lock(path: str) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                raise FileNotFoundError  # the one who held it has removed it meanwhile, and others may hold a new one
         except OSError:
             raise LockedError(
                 f"{os.path.dirname(path)}: another feeder process is writing this folder; wait until it is done, or "

@@ -10,9 +10,10 @@ from typing import Any
 from feeder.errors import FormatError
 from feeder.files import atomic_file
 
-__all__ = ["MANIFEST_NAME", "Manifest", "ShardRecord"]
+__all__ = ["MANIFEST_NAME", "PLAN_NAME", "Manifest", "ShardRecord", "is_shard_set"]
 
 MANIFEST_NAME = "manifest.json"
+PLAN_NAME = os.path.join(".work", "plan.json")  # while a set is being written
 _VERSION = 1
 
 
@@ -96,3 +97,13 @@ class Manifest:
         data = {"format": "feeder-shards", "format_version": _VERSION, **asdict(self)}
         with atomic_file(os.path.join(folder, MANIFEST_NAME)) as file:
             file.write(json.dumps(data, indent=1).encode() + b"\n")
+
+
+def is_shard_set(folder: str) -> bool:
+    """Tells a folder that ``feeder shard`` wrote or is writing, by its manifest or plan."""
+    if os.path.isfile(os.path.join(folder, PLAN_NAME)):
+        return True
+    try:
+        return os.path.isfile(os.path.join(folder, MANIFEST_NAME)) and Manifest.read(folder) is not None
+    except (FormatError, OSError):
+        return False

@@ -50,3 +50,12 @@ def test_an_exception_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         fail()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_of_one_path_do_not_write_into_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    with atomic_file(str(path)) as first, atomic_file(str(path)) as second:
+        first.write(b"first")
+        second.write(b"second, longer")
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]

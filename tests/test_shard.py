@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -437,6 +438,134 @@ def test_a_dry_run_says_that_the_real_one_would_be_refused(tree: Path, tmp_path:
     shard(str(tree), str(tmp_path / "out"))
     with pytest.raises(ShardError, match="seed=0, asked for seed=4"):
         shard(str(tree), str(tmp_path / "out"), ShardOptions(seed=4), dry_run=True)
+
+
+def test_a_plan_that_does_not_fit_on_the_disk_is_not_published(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(out), kept(), progress=StopAfter(0))
+    size_bytes = (out / ".work" / "inputs.npy").stat().st_size
+    shutil.rmtree(out)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The end of the inputs does not fit, which numpy.save, with a buffer of its own, keeps for itself.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes - 8, hard))
+    try:
+        with pytest.raises(ShardError, match="the disk is full"):
+            shard(str(tree), str(out), kept())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not out.exists()
+    assert shard(str(tree), str(out), kept()).samples == 60
+
+
+def test_a_damaged_plan_or_record_is_named_or_made_anew(tree: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "out", kept(samples_per_shard=5, workers=1)
+    shard(str(tree), str(tmp_path / "unbroken"), options)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(out), options, progress=StopAfter(20))
+    (out / ".work" / "shard-000000.tar.json").write_text("{")
+    os.truncate(out / ".work" / "shard-000001.tar.idx", 30)
+    inputs = (out / ".work" / "inputs.npy").read_bytes()
+    (out / ".work" / "inputs.npy").write_bytes(inputs[:-8])
+    with pytest.raises(ShardError, match=r"plan is damaged .*--force"):
+        shard(str(tree), str(out), options)
+    (out / ".work" / "inputs.npy").write_bytes(inputs)
+    shard(str(tree), str(out), options)
+    assert contents(out) == contents(tmp_path / "unbroken")
+
+
+def test_what_a_killed_run_left_of_a_file_goes(tree: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "out", kept(samples_per_shard=5, workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(out), options, progress=StopAfter(20))
+    for name in ("shard-000003.tar.0123abcd.tmp", ".work/spool.0123abcd.tmp", "index.bin.0123abcd.tmp", "mine.tmp"):
+        (out / name).touch()
+    shard(str(tree), str(out), options)
+    assert [path.name for path in out.rglob("*.tmp")] == ["mine.tmp"]
+
+
+def test_force_replaces_a_shard_set(tree: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", make_tree(tmp_path / "other", classes=2, per_class=3, first_seed=77)
+    shard(str(other), str(tmp_path / "expected"), kept())
+    shard(str(tree), str(out), kept(samples_per_shard=7, dali_index=True))
+    before = contents(out)
+    with pytest.raises(SourceError, match="no such file"):
+        shard(str(tmp_path / "typo"), str(out), kept(), force=True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(SourceError, match="no image found"):
+        shard(str(empty), str(out), kept(), force=True)
+    shard(str(other), str(out), kept(), force=True, dry_run=True)
+    assert contents(out) == before
+    shard(str(other), str(out), kept(), force=True)
+    assert contents(out) == contents(tmp_path / "expected")
+
+
+def test_force_replaces_an_unfinished_run_and_resumes_its_own(tree: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "out", kept(samples_per_shard=5, workers=1)
+    shard(str(tree), str(tmp_path / "expected"), options)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(out), kept(samples_per_shard=1, workers=1), progress=StopAfter(30))
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(out), options, progress=StopAfter(20), force=True)
+    assert shard(str(tree), str(out), options, force=True).written_shards < 12
+    assert contents(out) == contents(tmp_path / "expected")
+
+
+def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "manifest.json").write_text('{"name": "a web page"}')
+    with pytest.raises(ShardError, match=r"holds 'manifest\.json' and no shard set"):
+        shard(str(tree), str(out), kept(), force=True)
+    (out / "manifest.json").unlink()
+    shard(str(tree), str(out), kept())
+    (out / "thesis.tex").write_text("years of work")
+    before = contents(out)
+    for dry_run in (True, False):
+        with pytest.raises(ShardError, match=r"holds 'thesis\.tex' beside a shard set"):
+            shard(str(tree), str(out), kept(seed=1), force=True, dry_run=dry_run)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("typo", "no such file or folder"),
+        ("images/class-0/img-000.jpg", "is no dataset that we know"),
+        ("s3://bucket/train", "only local files"),
+        ("images/typo-{00..09}.tar", "no tar at"),
+        ("typo.csv", "no such manifest"),
+        ("pipe.csv", "is no regular file"),
+        ("bad.csv", "no column for the images"),
+        ("images/text", "no image found"),
+        ("images/broken", r"no image found \(2 inputs, all rejected, first a\.jpg: not an image"),
+    ],
+)
+def test_a_wrong_source_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    make_tree(tmp_path / "images", 2, 2)
+    (tmp_path / "images" / "text").mkdir()
+    (tmp_path / "images" / "broken").mkdir()
+    for name in "ab":
+        (tmp_path / "images" / "broken" / f"{name}.jpg").write_text("x")
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    os.mkfifo(tmp_path / "pipe.csv")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for out in (None, "a/b/c"):
+        with pytest.raises(SourceError, match=message):
+            shard(source, out, kept())
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_shard_set_in_the_source_is_no_class(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "images", 2, 2)
+    (source / "list.csv").write_text("path\nclass-0/img-000.jpg\n")
+    shard(str(source / "list.csv"), options=kept())
+    with pytest.raises(SourceError, match="images/list-shards: is a shard set of feeder, and no class"):
+        shard(str(source), str(tmp_path / "out"), kept())
 
 
 def test_a_refused_run_leaves_nothing_to_resume(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def add(commands: Any) -> None:
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path")
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
     command.add_argument("--label-column", metavar="NAME", help="manifest column with the class")
+    command.add_argument(
+        "--force", action="store_true", help="replace the shard set that is in the output folder, and nothing else"
+    )
     command.add_argument("--dry-run", action="store_true", help="list and plan only; write nothing")
     add_output(command)
     command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command goes on from there")
@@ -97,7 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
         skip_unreadable=arguments.skip_unreadable,
     )
     progress = terminal_progress(arguments.quiet)
-    summary = shard(arguments.src, arguments.out, options, progress=progress, dry_run=arguments.dry_run)
+    summary = shard(
+        arguments.src, arguments.out, options, progress=progress, dry_run=arguments.dry_run, force=arguments.force
+    )
     if arguments.json:
         print(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
     elif not arguments.quiet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 import time
@@ -10,16 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from feeder.errors import ShardError, SourceError
+from feeder.files import DISK_FULL
 from feeder.shard.encode import EncodeOptions, check_encoder
 from feeder.shard.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
 from feeder.shard.output import OutputFolder
 from feeder.shard.plan import plan_shards
 from feeder.shard.run import Run
-from feeder.source import Source, open_samples, open_source, overlaps_source
+from feeder.source import Source, open_samples, open_source, overlaps_source, source_kind
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def shard(
@@ -29,6 +27,7 @@ def shard(
     *,
     progress: Progress | None = None,
     dry_run: bool = False,
+    force: bool = False,
 ) -> ShardSummary:
     """Turns a dataset into pre-shuffled WebDataset shards; resumes an unfinished run.
 
@@ -38,6 +37,7 @@ def shard(
         options: How to shard.
         progress: Hears how the run goes on.
         dry_run: Only list and plan; write nothing.
+        force: Replace the shard set that is in the output folder, if it is one of feeder's and nothing else is there.
 
     Returns:
         What was done, or with ``dry_run`` what would be.
@@ -51,9 +51,10 @@ def shard(
     open_it: Callable[[str], Source] = lambda work: open_source(  # noqa: E731
         path, options.columns, work, skip_unreadable=options.skip_unreadable
     )
+    source_kind(path)  # before anything is made for it
     if overlaps_source(path, out):
         raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
-    return _run(open_it, out, options, progress or Progress(), dry_run)
+    return _run(open_it, out, options, progress or Progress(), dry_run=dry_run, force=force)
 
 
 def write_shards(
@@ -89,7 +90,7 @@ def write_shards(
         seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode or EncodeOptions(), dali_index
     )
     open_it: Callable[[str], Source] = lambda work: open_samples(samples, os.path.join(work, "spool"))  # noqa: E731
-    summary = _run(open_it, os.fspath(out), options, Progress(), False)
+    summary = _run(open_it, os.fspath(out), options, Progress())
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
     return summary
@@ -110,11 +111,13 @@ def _run(
     out: str,
     options: ShardOptions,
     progress: Progress,
-    dry_run: bool,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
 ) -> ShardSummary:
     started = time.monotonic()
     if dry_run:
-        OutputFolder.preview(out, options.settings())
+        OutputFolder.preview(out, options.settings(), force=force)
         with tempfile.TemporaryDirectory() as scratch:
             source = open_it(scratch)
             plan = plan_shards(source, options)
@@ -139,14 +142,14 @@ def _run(
         )
     check_encoder(options.encode)
     try:
-        with OutputFolder.locked(out) as folder:
+        with OutputFolder.locked(out, force=force) as folder:
             source = open_it(folder.work)
             try:
                 return Run(folder, source, options, progress, started).run()
             finally:
                 source.close()
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if error.errno not in DISK_FULL:
             raise ShardError(f"{error.filename or out}: {error.strerror or error}") from error
         raise ShardError(
             f"{out}: the disk is full ({error.strerror}); nothing is lost: free some space and run the same "

@@ -121,7 +121,6 @@ class ShardSummary:
             "mend the images and shard into a new folder, or accept the loss with a higher --max-bad"
         )
 
-
     @property
     def loss(self) -> str | None:
         """What was left out that may be missed; None if nothing was."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.cores import cores
-from feeder.errors import ShardError, SourceError
+from feeder.errors import FormatError, ShardError, SourceError
 from feeder.files import atomic_file, file_sha256
 from feeder.index import INDEX_NAME, Index, ShardEntry, merge_indexes
 from feeder.manifest import Manifest, ShardRecord
@@ -28,6 +28,8 @@ from feeder.tar import TarWriter
 from feeder.text import count
 
 __all__ = ["Run"]
+
+_SHOWN_REASONS = 3
 
 
 class _Stopped(Exception):
@@ -52,19 +54,14 @@ class Run:
         source, folder, settings = self._source, self._folder, self._options.settings()
         for note in source.notes:
             self._progress.note(note)
-        manifest = Manifest.read(folder.path)
+        manifest = None if folder.force else Manifest.read(folder.path)
         if manifest is not None:
             folder.check_complete(manifest, settings, source)
             self._write_dali_indexes()
             folder.finish()
             return self._summary(manifest, [])
         if not len(source.table):
-            reasons = "; ".join(f"{r.path}: {r.reason}" for r in source.rejected[:3])
-            hint = " (paths with backslashes? use /)" if "\\" in reasons else ""
-            raise SourceError(
-                f"{source.root}: no image found ({count(len(source.rejected), 'input')}, all rejected"
-                + (f", first {reasons}{hint})" if reasons else ")")
-            )
+            raise _no_image(source, source.rejected)
         if folder.begin(settings, source):
             self._progress.note(f"resuming the unfinished run in {folder.path}")
         plan = plan_shards(source, self._options)
@@ -77,6 +74,9 @@ class Run:
             results = self._write_all(plan, done)
         finally:
             self._progress.end()
+        if not any(written.record.samples for written in results.values()):
+            folder.discard()
+            raise _no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
         manifest = self._finish([results[number] for number in range(len(plan))])
         advice = decode_advice(Index(folder.file(INDEX_NAME)), manifest)
         if advice:
@@ -92,7 +92,7 @@ class Run:
             with open(self._folder.part(f"{name}.json"), "rb") as file:
                 written = _Written.from_json(file.read())
             Index(self._folder.part(f"{name}.idx"))
-        except FileNotFoundError:
+        except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
             return None
         return written if written.record.size_bytes == size else None
 
@@ -194,6 +194,15 @@ class Run:
             max_bad=self._options.max_bad,
             notes=self._source.notes,
         )
+
+
+def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
+    reasons = "; ".join(f"{r.path}: {r.reason}" for r in rejected[:_SHOWN_REASONS])
+    hint = " (paths with backslashes? use /)" if "\\" in reasons else ""
+    return SourceError(
+        f"{source.root}: no image found ({count(len(rejected), 'input')}, all rejected"
+        + (f", first {reasons}{hint})" if reasons else ")")
+    )
 
 
 def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:

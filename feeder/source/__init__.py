@@ -9,9 +9,17 @@ from feeder.source.base import Rejection, Source
 from feeder.source.folder import open_folder
 from feeder.source.manifest import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
 from feeder.source.samples import open_samples
-from feeder.source.tars import TAR_SUFFIXES, open_tars
+from feeder.source.tars import TAR_SUFFIXES, expand_pattern, open_tars
 
-__all__ = ["ManifestColumns", "Rejection", "Source", "open_samples", "open_source", "overlaps_source"]
+__all__ = [
+    "ManifestColumns",
+    "Rejection",
+    "Source",
+    "open_samples",
+    "open_source",
+    "overlaps_source",
+    "source_kind",
+]
 
 
 def open_source(path: str, columns: ManifestColumns, work: str, *, skip_unreadable: bool = False) -> Source:
@@ -26,23 +34,36 @@ def open_source(path: str, columns: ManifestColumns, work: str, *, skip_unreadab
     Raises:
         SourceError: if it is none of these, or can't be read.
     """
+    kind = source_kind(path)
+    if kind == "tars":
+        return open_tars(path, work)
+    if kind == "manifest":
+        return open_manifest(path, columns, os.path.join(work, "spool"))
+    return open_folder(path, skip_unreadable=skip_unreadable)
+
+
+def source_kind(path: str) -> str:
+    """Says by names alone which kind of source a path is: "folder", "manifest" or "tars".
+
+    Raises:
+        SourceError: if it is none of these, or isn't there.
+    """
     if os.path.isdir(path):
         try:
-            is_tars = _is_tar_folder(path)
+            return "tars" if _is_tar_folder(path) else "folder"
         except OSError as error:
             raise SourceError(f"{path}: can't be listed: {error.strerror}") from None
-        return open_tars(path, work) if is_tars else open_folder(path, skip_unreadable=skip_unreadable)
     if path.lower().endswith(MANIFEST_SUFFIXES):
         if not os.path.isfile(path):
-            raise SourceError(f"{path}: no such manifest")
-        return open_manifest(path, columns, os.path.join(work, "spool"))
+            raise SourceError(f"{path}: " + ("is no regular file" if os.path.exists(path) else "no such manifest"))
+        return "manifest"
     if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:") or "://" in path:
-        return open_tars(path, work)
+        expand_pattern(path)
+        return "tars"
     raise SourceError(
         f"{path}: "
         + ("is no dataset that we know" if os.path.exists(path) else "no such file or folder")
-        + "; expected "
-        "a folder of images, a manifest (.csv, .tsv, .jsonl, .parquet) or "
+        + "; expected a folder of images, a manifest (.csv, .tsv, .jsonl, .parquet) or "
         "WebDataset tars ('train-{000..009}.tar')"
     )
 

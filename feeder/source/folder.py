@@ -8,6 +8,7 @@ import stat
 
 from feeder.errors import SourceError
 from feeder.folders import UNREADABLE, class_names, splits_advice, unlistable, walk
+from feeder.manifest import is_shard_set
 from feeder.source.base import Source, looks_like_image
 
 __all__ = ["open_folder"]
@@ -21,12 +22,16 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
         skip_unreadable: Whether unreadable folders below it are rejected.
 
     Raises:
-        SourceError: if the folder, or one below it, can't be listed.
+        SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set.
     """
     try:
         classes = class_names(root, skip_unreadable=skip_unreadable)
         tree = Source("class folders", root, skip_unreadable=skip_unreadable)
         tree.classes = classes
+        if (shards := next((name for name in classes if is_shard_set(os.path.join(root, name))), None)) is not None:
+            raise SourceError(
+                f"{os.path.join(root, shards)}: is a shard set of feeder, and no class; move it out of the source"
+            )
         for label, name in enumerate(classes):
             before = len(tree.table)
             _add_class(tree, name, label)

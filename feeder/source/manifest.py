@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ArgumentError, SourceError
+from feeder.files import DISK_FULL
 from feeder.folders import UNREADABLE
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
 from feeder.source.spool import Spool
@@ -66,21 +67,21 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     """
     source = Source("manifest", os.path.dirname(os.path.abspath(path)))
     source.add_container(os.path.abspath(path))
-    spool = Spool(source, spool_path)
-    listing = _Listing(source, spool, path, columns)
-    try:
-        rows = enumerate(_rows(path), 1)
-        first = list(itertools.islice(rows, _SNIFFED_ROWS))
-        listing.resolve([row for _, row in first if isinstance(row, dict)])
-        for number, row in itertools.chain(first, rows):
-            if isinstance(row, str):
-                source.reject(f"{os.path.basename(path)}#{number}", row)
-            else:
-                listing.add(number, row)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"{path}: can't be read: {error}") from None
-    finally:
-        spool.close()
+    with Spool(source, spool_path) as spool:
+        listing = _Listing(source, spool, path, columns)
+        try:
+            rows = enumerate(_rows(path), 1)
+            first = list(itertools.islice(rows, _SNIFFED_ROWS))
+            listing.resolve([row for _, row in first if isinstance(row, dict)])
+            for number, row in itertools.chain(first, rows):
+                if isinstance(row, str):
+                    source.reject(f"{os.path.basename(path)}#{number}", row)
+                else:
+                    listing.add(number, row)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:  # the spool's
+                raise
+            raise SourceError(f"{path}: can't be read: {error}") from None
     listing.finish()
     drop_duplicates(source, os.path.normpath, "duplicate path")
     return source

@@ -29,8 +29,7 @@ def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str) -> Sourc
         SourceError: for a sample that is no such dict, or a value that can't be encoded.
     """
     source = Source("samples", os.path.dirname(spool_path))
-    spool = Spool(source, spool_path)
-    try:
+    with Spool(source, spool_path) as spool:
         for number, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise SourceError(f"sample {number}: expected a dict of fields, got {type(sample).__name__}")
@@ -48,8 +47,6 @@ def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str) -> Sourc
             parts = [spool.add(field, data) for field, data in fields.items()]
             size = sum(part.length for part in parts)
             source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
-    finally:
-        spool.close()
     drop_duplicates(source, lambda path: path, "duplicate __key__")
     return source
 

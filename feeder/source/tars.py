@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import gzip
 import os
@@ -12,6 +11,7 @@ from collections.abc import Iterable
 import braceexpand
 
 from feeder.errors import SourceError
+from feeder.files import DISK_FULL, atomic_file
 from feeder.folders import unlistable
 from feeder.imageinfo import is_image_field
 from feeder.manifest import Manifest
@@ -96,7 +96,7 @@ def open_tars(pattern: str, work: str | None) -> Source:
         try:
             group = _list_tar(source, name, _plain_tar(source, name, path, work), path)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # where it is unpacked to; nothing is wrong with the tar
+            if error.errno in DISK_FULL:  # where it is unpacked to; nothing is wrong with the tar
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
         without_label += group.without_label
@@ -135,7 +135,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     if work is None:
         raise SourceError(f"{path}: is compressed, and can't be indexed as it is; unpack it, or shard it anew")
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
-    with gzip.open(path) as compressed, open(unpacked, "wb") as plain:
+    with gzip.open(path) as compressed, atomic_file(unpacked) as plain:
         try:
             while chunk := compressed.read1(1 << 20):  # read() would lose what comes before the damage
                 plain.write(chunk)
