@@ -274,12 +274,14 @@ def _disk_bytes() -> int:
 
 
 def index_without_rows(path: str, to: str) -> None:
-    """Writes an index that says nothing of where rows lie in the images, as older ones do."""
+    """Writes an index that says nothing of where rows lie in the images, and has no checksums, as older ones do."""
     data = Path(path).read_bytes()
     end = 16 + int.from_bytes(data[8:16], "little")
     header = json.loads(data[16:end])
     for name in ("row_start", "row_data"):
         del header["columns"][name]
+    for entry in (header, *header["columns"].values()):
+        entry.pop("header_crc32" if entry is header else "crc32")
     text = json.dumps(header, separators=(",", ":")).encode()
     Path(to).write_bytes(data[:16] + text.ljust(end - 16) + data[end:])
 

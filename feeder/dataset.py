@@ -170,6 +170,7 @@ class ShardDataset(FeederDataset):
         for name in self.fields:
             if name not in known:
                 raise ArgumentError(f"field {name!r} is in no sample of {index}; it has {', '.join(sorted(known))}")
+        reader.index.check_fields(self.fields)
 
 
 class FolderDataset(FeederDataset):

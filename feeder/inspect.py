@@ -101,6 +101,7 @@ def inspect(path: str) -> Report:
         FormatError: if index or manifest is missing or damaged.
     """
     index = open_index(path)
+    index.check()
     manifest = Manifest.read(os.path.dirname(index.path)) if os.path.basename(index.path) == INDEX_NAME else None
     labels = np.asarray(index.label)
     values, counts = np.unique(labels[labels >= 0], return_counts=True)
@@ -174,6 +175,7 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
     Raises:
         FormatError: if index or manifest is missing or damaged.
     """
+    progress = progress or Progress()
     index = open_index(path)
     folder = os.path.dirname(index.path)
     manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
@@ -185,6 +187,8 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
         damages.append(Damage(INDEX_NAME, None, f"names {shards}, {MANIFEST_NAME} {len(manifest.shards)}"))
         return damages
     damages += _verify_index(index)
+    if not index.has_checksums and not manifest:
+        progress.note(f"{index.path}: has no checksums of its own, as it is older than these; `feeder index` adds them")
     # Rows stand in the order of their shards, unless the index is damaged.
     order = np.argsort(index.shard, kind="stable")
     starts = np.searchsorted(index.shard[order], np.arange(len(index.shards) + 1))
@@ -193,7 +197,6 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
         checksum = manifest.shards[number].sha256 if manifest else None
         return _verify_shard(index, number, order[starts[number] : starts[number + 1]].tolist(), checksum)
 
-    progress = progress or Progress()
     progress.begin(len(index), sum(shard.size_bytes for shard in index.shards), 0, 0)
     with ThreadPoolExecutor(workers or cores().usable) as pool:
         for number, found_damages in enumerate(pool.map(check, range(len(index.shards)))):
@@ -204,9 +207,13 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
 
 
 def _verify_index(index: Index) -> list[Damage]:
-    """Compares the index with itself: numbers that name nothing, orientations that do not exist, texts that overlap."""
+    """Compares the index with its checksums, and with itself: numbers that name nothing, orientations that do not
+    exist, texts that overlap."""
     name, last = os.path.basename(index.path), len(index) - 1
-    damages: list[Damage] = []
+    damages = [
+        Damage(name, None, f"the bytes of column {column!r} do not match their checksum")
+        for column in index.damaged_columns()
+    ]
 
     def add(rows: npt.NDArray[np.int64], reason: Callable[[int], str]) -> None:
         damages.extend(Damage(name, index.key(i), reason(i)) for i in rows.tolist())

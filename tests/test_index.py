@@ -4,7 +4,9 @@ import contextlib
 import json
 import pickle
 import tempfile
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,25 +94,48 @@ def test_cut_off_at_any_byte_it_is_refused_by_name(tmp_path: Path) -> None:
             Index(cut)
 
 
-def damage(path: str, change: dict[str, object], column: str | None = None) -> None:
-    data = Path(path).read_bytes()
+def header_of(data: bytes) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    return header
+
+
+def with_header(data: bytes, header: dict[str, Any], *, checksums: bool = True) -> bytes:
+    """An index file with another header, of the same length, and with checksums that match, or with none as of old."""
     length = int.from_bytes(data[8:16], "little")
-    header = json.loads(data[16 : 16 + length])
+    columns = header["columns"].items() if isinstance(header["columns"], dict) else ()
+    for name, entry in columns:
+        column = header_of(data)["columns"][name]
+        start, size = column["offset"], column["count"] * np.dtype(column["dtype"]).itemsize
+        entry.pop("crc32", None)
+        if checksums:
+            entry["crc32"] = f"{zlib.crc32(data[start : start + size]):08x}"
+    header = {name: value for name, value in header.items() if name != "header_crc32"}
+    if checksums:
+        header = {"header_crc32": "00000000"} | header
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    if checksums:
+        text = text.replace(b"00000000", b"%08x" % zlib.crc32(data[:16] + text), 1)
+    return data[:16] + text + data[16 + length :]
+
+
+def damage(path: str, change: dict[str, object], column: str | None = None) -> None:
+    """Changes the header of an index file, as someone would who knows its checksums."""
+    data = Path(path).read_bytes()
+    header = header_of(data)
     (header["columns"][column] if column else header).update(change)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    assert len(text) <= length
-    Path(path).write_bytes(data[:16] + text.ljust(length) + data[16 + length :])
+    Path(path).write_bytes(with_header(data, header))
 
 
 def damage_row(path: str, column: str, row: int, value: int) -> None:
-    """Writes another value into a column of an index file."""
+    """Writes another value into a column of an index file, as someone would who knows its checksums."""
     data = bytearray(Path(path).read_bytes())
-    header = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    header = header_of(data)
     entry = header["columns"][column]
     size = np.dtype(entry["dtype"]).itemsize
     start = entry["offset"] + row * size
     data[start : start + size] = value.to_bytes(size, "little")
-    Path(path).write_bytes(data)
+    Path(path).write_bytes(with_header(bytes(data), header))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +162,47 @@ def test_a_hostile_header_is_refused(tmp_path: Path, column: str | None, change:
         Index(path)
 
 
+def test_every_byte_that_counts_is_under_a_checksum(tmp_path: Path) -> None:
+    path = Path(build(tmp_path / "index.bin", 0, 4))
+    data = path.read_bytes()
+    header_bytes = 16 + int.from_bytes(data[8:16], "little")
+    for position in range(header_bytes):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
+        with pytest.raises(FormatError, match=r"index\.bin.*feeder index"):
+            Index(path)
+    for name, column in header_of(data)["columns"].items():
+        start, size = column["offset"], column["count"] * np.dtype(column["dtype"]).itemsize
+        for position in range(start, start + size, 5):
+            path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+            with contextlib.suppress(FormatError):  # that the columns do not fit each other is seen before
+                index = Index(path)
+                assert index.damaged_columns() == [name]
+                assert index.damaged_columns({*SPANS} - {name}) == []
+                with pytest.raises(FormatError, match=f"column '{name}' do not match their checksum"):
+                    index.check()
+
+
+def test_damaged_parts_are_not_merged(tmp_path: Path) -> None:
+    parts = [build(tmp_path / name, 0, 3) for name in ("a", "b")]
+    data = bytearray(Path(parts[1]).read_bytes())
+    data[header_of(data)["columns"]["label"]["offset"]] ^= 1
+    Path(parts[1]).write_bytes(data)
+    with pytest.raises(FormatError, match="column 'label'"):
+        merge_indexes(parts, str(tmp_path / "index.bin"))
+    assert not (tmp_path / "index.bin").exists()
+
+
+def test_an_index_without_checksums_opens_as_before(tmp_path: Path) -> None:
+    path = Path(build(tmp_path / "index.bin", 0, 4))
+    labels = Index(path).label.tolist()
+    data = path.read_bytes()
+    assert Index(path).has_checksums
+    path.write_bytes(with_header(data, header_of(data), checksums=False))
+    index = Index(path)
+    index.check()
+    assert (index.label.tolist(), index.has_checksums) == (labels, False)
+
+
 def test_a_missing_index_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="feeder shard"):
         Index(tmp_path / "index.bin")
@@ -146,7 +212,7 @@ def fuzz_base() -> tuple[bytes, dict[str, tuple[int, int]]]:
     """An index of two samples, and where its columns start and end."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(build(Path(folder) / "index.bin", 0, 2)).read_bytes()
-    header = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    header = header_of(data)
     spans = {
         name: (column["offset"], column["offset"] + column["count"] * np.dtype(column["dtype"]).itemsize)
         for name, column in header["columns"].items()
@@ -166,14 +232,19 @@ IN_A_COLUMN = st.sampled_from(sorted(SPANS.values())).flatmap(lambda span: st.in
     edits=st.one_of(
         st.lists(st.tuples(IN_A_COLUMN, VALUES), min_size=1, max_size=3),
         st.lists(st.tuples(st.integers(0, len(BASE) - 1), VALUES), min_size=1, max_size=6),
-    )
+    ),
+    sealed=st.booleans(),
 )
 def test_no_damage_makes_reading_do_worse_than_a_named_error(
-    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]], sealed: bool
 ) -> None:
-    data = bytearray(BASE)
+    damaged = bytearray(BASE)
     for position, value in edits:
-        data[position] = value
+        damaged[position] = value
+    data = bytes(damaged)
+    if sealed:  # so that the damage gets past the checksums
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, AssertionError):
+            data = with_header(data, header_of(data))
     folder = tmp_path_factory.getbasetemp() / "fuzzed-index"
     folder.mkdir(exist_ok=True)
     (folder / "index.bin").write_bytes(data)

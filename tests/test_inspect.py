@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from feeder.dataset import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.index import Index, IndexBuilder, ShardEntry
 from feeder.inspect import Damage, inspect, render, verify
@@ -13,7 +14,7 @@ from feeder.shard import ShardOptions, shard
 from feeder.shard.options import Progress
 from feeder.tarindex import index_tars
 from tests.images import encode, make_tree, pixels
-from tests.test_index import damage_row
+from tests.test_index import damage_row, header_of, with_header
 from tests.test_source import write_tar
 
 
@@ -103,6 +104,64 @@ def test_a_changed_index_is_noticed(shards: Path) -> None:
     data[-200] ^= 1
     (shards / "index.bin").write_bytes(data)
     assert any(d.shard == "index.bin" for d in verify(str(shards)))
+
+
+@pytest.mark.parametrize(
+    ("column", "fields"),
+    [
+        ("label", []),
+        ("orientation", []),
+        ("field", []),
+        ("width", []),
+        ("offset", []),
+        ("path_data", ["path"]),
+        ("key_data", ["key"]),
+        ("member_offset", ["cls"]),
+        ("member_length", ["cls"]),
+        ("crc32", None),
+        ("source_bytes", None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["shard", "index"])
+def test_one_changed_bit_of_an_index_is_noticed(
+    shards: Path, foreign: Path, kind: str, column: str, fields: list[str] | None
+) -> None:
+    folder = shards if kind == "shard" else foreign
+    if kind == "index":
+        index_tars(str(foreign))
+    path = folder / "index.bin"
+    data = bytearray(path.read_bytes())
+    data[header_of(data)["columns"][column]["offset"] + 1] ^= 1
+    path.write_bytes(data)
+    message = f"column {column!r} do not match their checksum"
+    assert [d for d in verify(str(folder)) if d.shard == "index.bin" and message in d.reason]
+    with pytest.raises(FormatError, match=message):
+        inspect(str(folder))
+    if fields is None:  # nothing that a dataset gives depends on it
+        assert len(ShardDataset(folder)) == len(Index(path))
+        return
+    with pytest.raises(FormatError, match=rf"index\.bin.*{message}"):
+        ShardDataset(folder, fields=fields)
+    if fields:
+        assert len(ShardDataset(folder)) == len(Index(path))
+
+
+def test_an_index_without_checksums_is_noted_when_it_is_verified(foreign: Path) -> None:
+    index_tars(str(foreign))
+    path = foreign / "index.bin"
+    data = path.read_bytes()
+    path.write_bytes(with_header(data, header_of(data), checksums=False))
+    notes: list[str] = []
+
+    class Notes(Progress):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    assert verify(str(foreign), progress=Notes()) == []
+    assert ["has no checksums of its own" in note for note in notes] == [True]
+    assert len(ShardDataset(foreign)) == len(Index(path))
+    index_tars(str(foreign))
+    assert Index(path).has_checksums
 
 
 @pytest.mark.parametrize(
