@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ from feeder.closing import Use
 from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, map_tensors, slot_guard
 from feeder.engine import Engine
+from feeder.errors import ArgumentError
 from feeder.order import Split
+from feeder.replay import Replay
 
 if TYPE_CHECKING:
     from feeder.fastpath import FastPath
@@ -32,10 +34,12 @@ class Place:
     Args:
         epoch: The epoch.
         start: What was consumed of it before: positions of the whole job, or, with an explicit sampler, batches.
+        sampler: Of an explicit sampler, see :meth:`feeder.replay.Replay.state`; None: nothing is known.
     """
 
     epoch: int = 0
     start: int = 0
+    sampler: Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Progress:
     Attributes:
         place: Where it started.
         split: This rank's part of the epoch from there; None with an explicit sampler.
+        replay: The explicit sampler's epoch from there; None with feeder's own order.
         steps: How many batches it has handed out.
         exhausted: Whether the epoch is over.
         asked: Whether a batch was asked for.
@@ -52,6 +57,7 @@ class Progress:
 
     place: Place
     split: Split | None
+    replay: Replay | None = None
     steps: int = 0
     exhausted: bool = False
     asked: bool = False
@@ -94,10 +100,12 @@ class FastIterator:
         self._end()
         self._use.is_over = False
         path, loader = self._path, self._loader
-        self._progress = path.progress = Progress(place, split)
+        replay = path.replay(place)
+        self._progress = path.progress = Progress(place, split, replay)
+        self._refusal: Exception | None = None
         self._asked_ns = time.monotonic_ns()
         self._given_ns = 0
-        requests = path.requests(place, split)
+        requests = path.requests(place, split, replay)
         self._closed = False
         self._batches: Iterator[Finished | BaseException]
         if loader.num_workers:
@@ -105,7 +113,12 @@ class FastIterator:
             self._engine.busy = True
             self._assembly = Assembly(self._engine, requests, loader.timeout, loader.batch_size, self._use)
             self._batches = self._assembly
-            self._assembly.fill()
+            try:
+                self._assembly.fill()
+            except ArgumentError as error:
+                if replay is None or error is not replay.refusal:
+                    raise
+                self._refusal = error  # a resume fails with the first batch, as without workers
         else:
             self._batches = assemble_here(path.work, requests, path.meters_here)
         # Pixels that workers make stand in page-locked slots.
@@ -143,6 +156,8 @@ class FastIterator:
         if self._given_ns:
             self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:
+            if self._refusal is not None:
+                raise self._refusal
             finished, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:
             self._progress.exhausted = not self._closed  # closed before its end, it has not come to it
@@ -227,6 +242,8 @@ class FastIterator:
     def _account(self, finished: Finished | BaseException) -> None:
         path, split, step = self._path, self._progress.split, self._progress.steps
         self._progress.steps += 1
+        if self._progress.replay is not None:
+            self._progress.replay.handed_out()
         now = time.monotonic_ns()
         path.counts["elapsed_ns"] += now - self._asked_ns
         self._asked_ns = now

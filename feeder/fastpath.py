@@ -7,6 +7,7 @@ import dataclasses
 import operator
 import os
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from feeder.generic_worker import introduce
 from feeder.meter import Meter
 from feeder.order import Order, Split, Window
 from feeder.read_part import PartReader
+from feeder.replay import Replay, check_replay_state
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.transforms.mixing import check_mix
 from feeder.work import Substitution, Work
@@ -97,6 +99,7 @@ class FastPath:
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
         self._fingerprint: str | None = None
+        self._has_warned = False
 
     def _stage_for(self, decoder: TrainerDecoder) -> None:
         """Has workers stage images for a decoder in this process."""
@@ -169,12 +172,23 @@ class FastPath:
         progress = self.progress
         goes_on = progress is not None and (progress.is_midway if iterator is None else not progress.exhausted)
         place = progress.now() if progress is not None and goes_on else self._next
-        return {
-            "version": _STATE_VERSION,
-            "epoch": place.epoch,
-            "consumed" if self.own_order else "batches": place.start,
-            **self._identity(),
-        }
+        state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity()}
+        if self.own_order:
+            return state | {"consumed": place.start}
+        replay = progress.replay if progress is not None else None
+        if replay is not None and replay.drawn and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{replay.name} draws the order of each epoch from {' and '.join(replay.drawn)}'s global random state, "
+                "which is not saved: a resumed run finishes the epoch as it would have been, but its next ones are in "
+                "another order. Give the sampler a generator: generator=torch.Generator().manual_seed(0)",
+                UserWarning,
+                stacklevel=3,
+            )
+        if replay is None or not goes_on:
+            replay = self.replay(place)
+        assert replay is not None
+        return state | {"batches": place.start, "sampler": replay.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
@@ -196,7 +210,17 @@ class FastPath:
                 f"this state does not fit: it was saved {'with' if self.own_order else 'without'} an explicit sampler, "
                 f"or is damaged (at {start!r} of {len(self.dataset)})"
             )
-        self._next = Place(epoch, start)
+        sampler = None if self.own_order else state.get("sampler")
+        if sampler is not None:
+            check_replay_state(sampler)
+        elif start and not self.own_order:
+            warnings.warn(
+                "this state was saved by an older version of feeder, which saved no random state of samplers and no "
+                "digest of their samples: batches are counted off, and what they were is not checked",
+                UserWarning,
+                stacklevel=3,
+            )
+        self._next = Place(epoch, start, sampler)
         self._iterator = self.progress = None
 
     def stats(self) -> dict[str, Any]:
@@ -277,7 +301,14 @@ class FastPath:
         """Process ids of the workers that run now."""
         return [] if self._engine is None else self._engine.worker_pids()
 
-    def requests(self, place: Place, split: Split | None) -> Iterator[Request]:
+    def replay(self, place: Place) -> Replay | None:
+        """The explicit sampler's epoch from a place on; None with feeder's own order."""
+        loader = self._loader
+        if self.own_order:
+            return None
+        return Replay(loader.batch_sampler, len(self.dataset), current_ranks(loader)[0], place.start, place.sampler)
+
+    def requests(self, place: Place, split: Split | None, replay: Replay | None) -> Iterator[Request]:
         """The batches from a place on."""
         if split is not None:
             # The ids of several batches at once: most of what they cost is there however few they are.
@@ -289,20 +320,9 @@ class FastPath:
                 for positions, chosen in zip(batches, np.split(ids, ends[:-1]), strict=True):
                     yield Request(place.epoch, positions, chosen)
             return
-        first, count = 0, len(self.dataset)
-        times = np.zeros(count, np.int64)
-        sampler = self._loader.batch_sampler
-        assert sampler is not None
-        for number, batch in enumerate(sampler):
-            ids = np.array([int(i) for i in batch], np.int64)
-            if not ids.size:
-                raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
-            if ids.min() < -count or ids.max() >= count:
-                raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {count}")
-            ids = _told_apart(ids % count, times)
-            if number >= place.start:
-                yield Request(place.epoch, first + np.arange(len(ids), dtype=np.int64), ids)
-            first += len(ids)
+        assert replay is not None
+        for first, chosen in replay.batches():
+            yield Request(place.epoch, first + np.arange(len(chosen), dtype=np.int64), chosen)
 
     def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
         """The last steps on ``(images, labels, *fields)``, where they are wanted."""
@@ -343,21 +363,6 @@ def current_ranks(loader: DataLoader[Any]) -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _told_apart(ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The ids with ``len(times)`` added for each time that the sample came before, and those times counted on.
-
-    Samplers that weight or repeat samples count on another augmentation each time.
-    """
-    order = np.argsort(ids, kind="stable")
-    ordered, again = ids[order], np.zeros(len(ids), np.int64)
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    again[order] = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))
-    before = times[ids] + again
-    np.add.at(times, ids, 1)
-    told_apart: npt.NDArray[np.int64] = ids + before * len(times)
-    return told_apart
 
 
 def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:

@@ -375,8 +375,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Where the iteration stands; batches that were made ahead and not handed out yet do not count. After a
         ``break`` it is where the loop was broken off, although the next iterator goes on to the next epoch.
 
-        For a feeder dataset a few numbers, as JSON, the same on every rank. For any other dataset the state of
-        torchdata's StatefulDataLoader: the sampler's place, and what dataset and iterators give as theirs.
+        For a feeder dataset a few numbers, as JSON, the same on every rank. With an explicit sampler also the state of
+        its generator, or its own, and a digest of the samples handed out, which are of this rank. For any other dataset
+        the state of torchdata's StatefulDataLoader: the sampler's place, and what dataset and iterators give as theirs.
+
+        Warns:
+            UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
+                epoch that is going on can be resumed as it would have been.
         """
         return self._generic.state_dict(self) if self._fast is None else self._fast.state_dict()
 
@@ -384,8 +389,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Goes on where a state was taken; the world size, batch size and number of workers may be others.
 
         Raises:
-            ArgumentError: if the state is of another dataset, order, seed or backend; for any other dataset, if
-                workers have states of their own and their number is another (then on the next iteration).
+            ArgumentError: if the state is of another dataset, order, seed or backend. With the next batch: if an
+                explicit sampler gives other samples than were handed out; for any other dataset, if workers have states
+                of their own and their number is another.
         """
         if self._fast is None:
             self._generic.load_state_dict(self, state_dict)
