@@ -73,9 +73,16 @@ class WorkersIterator(_BaseDataLoaderIter):
         loader: The loader.
         state: Where to go on; None: at the beginning.
         base_seed: The workers' base seed where it is drawn already; None: it is drawn as torch draws it.
+        replacements: Workers that are replaced are added to it.
     """
 
-    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None, base_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        state: dict[str, Any] | None,
+        base_seed: int | None,
+        replacements: list[dict[str, Any]],
+    ) -> None:
         self.meters = loader.generic_meters
         self.delivers = True
         self.view: LiveView | None = None
@@ -93,7 +100,7 @@ class WorkersIterator(_BaseDataLoaderIter):
         self._init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             self._init_fn = functools.partial(_sharding_worker_init_fn, self._init_fn, self._world_size, self._rank)
-        self.replacements: list[dict[str, Any]] = []
+        self._replacements = replacements
         self.progress = Progress()
         self._slots: Slots | None = None
         self._failed_starts: collections.Counter[int] = collections.Counter()
@@ -105,15 +112,16 @@ class WorkersIterator(_BaseDataLoaderIter):
         if state is not None and "_snapshot" not in state:
             state = with_workers(state, self._num_workers)
         snapshot = None if state is None else state["_snapshot"]
-        worker_states: dict[str, Any] = {}
+        self._first_states: dict[str, Any] = {}
         if snapshot is not None:
-            worker_states = fitting_states(snapshot, self._num_workers, self._dataset_kind == _DatasetKind.Iterable)
+            is_iterable = self._dataset_kind == _DatasetKind.Iterable
+            self._first_states = fitting_states(snapshot, self._num_workers, is_iterable)
             main = snapshot["_main_snapshot"]
             self._base_seed = main.get("_base_seed", self._base_seed)
             self._shared_seed = main.get("_shared_seed", self._shared_seed)
         try:
             for number in range(self._num_workers):
-                self._processes.start(number, self._job(number, worker_states.get(worker_key(number))))
+                self._processes.start(number, self._job(number))
             self._begin(None if snapshot is None else snapshot["_main_snapshot"])
             if state is None:
                 self._fill()  # before the workers have begun, so that the first batch waits for one round less
@@ -452,13 +460,18 @@ class WorkersIterator(_BaseDataLoaderIter):
             if result is None:
                 self._look(None, number)
                 continue
-            worker.beginning = None
-            if isinstance(result.data, ExceptionWrapper):
-                result.data.reraise()  # type: ignore[no-untyped-call]
-            worker.state, worker.has_begun = result.state, True
-            self._failed_starts[number] = 0
+            self._note_beginning(number, result)
 
-    def _job(self, number: int, state: dict[str, Any] | None) -> Job:
+    def _note_beginning(self, number: int, result: Result) -> None:
+        worker = self._processes.workers[number]
+        worker.beginning = None
+        if isinstance(result.data, ExceptionWrapper):
+            result.data.reraise()  # type: ignore[no-untyped-call]
+        worker.state, worker.has_begun = result.state, True
+        self._failed_starts[number] = 0
+
+    def _job(self, number: int, state: dict[str, Any] | None = None) -> Job:
+        """What a worker is for; it begins with the state, or with the one that this iterator began with."""
         return Job(
             self._dataset_kind,
             self._dataset,
@@ -470,33 +483,37 @@ class WorkersIterator(_BaseDataLoaderIter):
             number,
             self._num_workers,
             None if self._shared_seed is None else int(self._shared_seed),
-            state or None,
+            state or self._first_states.get(worker_key(number)) or None,
         )
 
     def _died(self, number: int) -> None:
-        """Replaces a dead worker of a map-style dataset, and has its batches made again."""
+        """Replaces a dead worker, and has its batches made again; of an iterable dataset only if it had not begun."""
         worker = self._processes.workers[number]
         cause = self._processes.end(number)
+        if worker.beginning is not None and worker.beginning.state is not None:  # else the next one will fail likewise
+            self._note_beginning(number, worker.beginning)
         numbers = [n for n in sorted(self._pending) if self._pending[n].worker == number]
         lost = [n for n in numbers if self._pending[n].result is None and self._pending[n].is_wanted]
         # The batch that it died at is the first that it had not made.
         first = next((self._pending[n] for n in lost if not self._pending[n].was_made), None)
         if first is not None:
             first.failures += worker.has_begun
-        has_begun = worker.state is not None  # it, or one in whose place it was
+        has_begun = worker.state is not None  # in any epoch: it, or one in whose place it was
         self._failed_starts[number] += not worker.has_begun
+        advice = self._processes.failed_start(number)
         if (
-            self._dataset_kind == _DatasetKind.Iterable
-            or not has_begun
+            (self._dataset_kind == _DatasetKind.Iterable and has_begun)
+            or advice is not None
             or self._failed_starts[number] >= _SAME_BATCH_LIMIT
             or (first is not None and first.failures >= _SAME_BATCH_LIMIT)
         ):
             has_ids = has_begun and self._dataset_kind != _DatasetKind.Iterable
             what = f"; at work on the samples {_short(first.index)}" if first is not None and has_ids else ""
+            what += "" if advice is None else f"; {advice}"
             self._shutdown_workers()
             self._failure = _DeadWorkerError(cause + what)
             raise self._failure
-        self.replacements.append({"worker": number, "pid": worker.process.pid, "cause": cause})
+        self._replacements.append({"worker": number, "pid": worker.process.pid, "cause": cause})
         try:
             self._processes.start(number, self._job(number, worker.state))
         except BaseException:

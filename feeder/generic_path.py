@@ -130,8 +130,7 @@ class GenericPath:
             self._here, self._progress = HereIterator(loader, state, base_seed), None
             return self._here
         loader.check_worker_number_rationality()
-        iterator = WorkersIterator(loader, state, base_seed)
-        iterator.replacements = self._replacements
+        iterator = WorkersIterator(loader, state, base_seed, self._replacements)
         self._here, self._progress = None, iterator.progress
         self._with_workers = weakref.ref(iterator)
         if loader.persistent_workers:

@@ -21,7 +21,7 @@ from feeder.batch import Slots
 from feeder.ends import check_owner, handing_over
 from feeder.generic_meters import Spent
 from feeder.generic_worker import HEAD_BYTES, Job, Result, Task, decode_head, encode_task, worker_main
-from feeder.worker_process import start_in, wait_for
+from feeder.worker_process import failed_start, start_in, wait_for
 
 __all__ = ["Message", "Process", "Processes"]
 
@@ -156,7 +156,7 @@ class Processes:
             return
         except ConnectionResetError:
             data = b""
-        worker.heard_s, worker.has_spoken = time.monotonic(), True
+        worker.heard_s, worker.has_spoken = time.monotonic(), worker.has_spoken or bool(data)
         worker.buffer += data
         yield from self._complete(number)
         if not data:
@@ -212,6 +212,11 @@ class Processes:
         if worker.was_hung:
             return f"DataLoader worker (pid {process.pid}) was silent for more than {self._hang_timeout_s:g} s"
         return _cause(process.pid, process.exitcode)
+
+    def failed_start(self, number: int) -> str | None:
+        """The likely cause, if a worker has ended and another one in its place would do so, too; else None."""
+        worker = self.workers[number]
+        return None if worker.has_spoken else failed_start(self._context, worker.process.exitcode)
 
     def kill(self) -> None:
         """Kills the workers, and leaves it to others to find them dead; for any thread."""

@@ -13,9 +13,10 @@ from feeder.errors import ArgumentError, WorkerError
 from feeder.forkserver import ForkServer
 from feeder.worker import work_loop
 
-__all__ = ["Forked", "InContext", "Process", "start_in", "wait_for"]
+__all__ = ["Forked", "InContext", "Process", "failed_start", "start_in", "wait_for"]
 
 _JOIN_S = 1.0
+_SERVER_GONE = 255  # multiprocessing's code for a process whose fork server has ended
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
 
@@ -92,6 +93,21 @@ def start_in(context: Any, target: Callable[..., None], arguments: tuple[Any, ..
             "multiprocessing_context='fork'"
         ) from error
     return process
+
+
+def failed_start(context: Any, code: int | None) -> str | None:
+    """The likely cause and the way out, for a process of a multiprocessing context that ended before it said anything.
+
+    Returns:
+        None where another one may fare better.
+    """
+    method = context.get_start_method()
+    if code is None or code <= 0 or method == "fork" or (method == "forkserver" and code == _SERVER_GONE):
+        return None
+    return (
+        "what it printed says why. Where workers are started by 'spawn' or 'forkserver', they run the script's file "
+        "first: what it does, and not only defines, belongs under `if __name__ == '__main__':`"
+    )
 
 
 def wait_for(processes: Sequence[Any], timeout_s: float) -> list[Any]:

@@ -30,7 +30,7 @@ from feeder.parcel import pack
 from feeder.text import count
 from feeder.work import Report, Work
 from feeder.worker import FAILED_START, HEAD
-from feeder.worker_process import Forked, InContext, Process
+from feeder.worker_process import Forked, InContext, Process, failed_start
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -388,12 +388,10 @@ class Pool:
             return []
         was_silent = worker.hung or worker.process.pid() in self._board.evicted
         cause = f"silent for {self.options.hang_timeout_s:g} s" if was_silent else _cause(code)
-        if self.options.context is not None and code > 0 and not self._board.beat_ns(number):
-            raise WorkerError(
-                f"worker {number} could not start: {cause}; what it printed says why. Where workers are started by "
-                "'spawn' or 'forkserver', they run the script's file first: what it does, and not only defines, "
-                "belongs under `if __name__ == '__main__':`"
-            )
+        if self.options.context is not None and not self._board.beat_ns(number):
+            advice = failed_start(self.options.context, code)
+            if advice is not None:
+                raise WorkerError(f"worker {number} could not start: {cause}; {advice}")
         keys = self._keys(part) if part is not None else ()
         event = Replacement(number, worker.process.pid(), cause, keys)
         self.replacements.append(event)
@@ -429,10 +427,11 @@ class Pool:
 
     def _hopeless(self, cause: str, keys: tuple[str, ...]) -> str:
         names = ", ".join(keys) if keys else "none"
+        advice = ["at these samples with `feeder inspect --verify`"] if keys else []
+        advice.append("at what they printed, and at the system's log for the out-of-memory killer")
         return (
             f"{self._fruitless} workers in a row ended without finishing anything; the last one: {cause}. Samples in "
-            f"hand: {names}. Look at these samples with `feeder inspect --verify`, and at the system's log for the "
-            "out-of-memory killer"
+            f"hand: {names}. Look {', '.join(advice)}"
         )
 
     def _keys(self, part: Part) -> tuple[str, ...]:

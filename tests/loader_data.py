@@ -153,6 +153,30 @@ class WideReader(ShardReader):
         return np.random.default_rng(i).bytes(100_000)
 
 
+def die_if_told(word: str) -> None:
+    """Kills this process if the file is there, and no other process has taken it away."""
+    try:
+        os.unlink(word)
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ToldReader(ShardReader):
+    """Dies at work when told."""
+
+    def __init__(self, index: str, word: str) -> None:
+        super().__init__(index)
+        self.word = word
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ToldReader, (self.index.path, self.word)
+
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:  # type: ignore[type-arg]
+        die_if_told(self.word)
+        return super().read(ids, wanted)
+
+
 class DyingAndWaitingReader(ShardReader):
     """At sample 12, waits until sample 8 was read twice. At the first time that 8 is, waits for a word, and kills its
     process."""

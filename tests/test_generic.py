@@ -330,16 +330,78 @@ def test_a_worker_that_died_between_two_epochs_is_replaced() -> None:
 
 
 class _Mortal:
-    """Ends its process as it begins, the given number of times after the first."""
+    """Ends its process as it begins: the first starts do not, the given number of those after them do."""
 
-    def __init__(self, folder: str, times: int) -> None:
-        self.folder, self.times = folder, times
+    def __init__(self, folder: str, times: int, spared: int = 1) -> None:
+        self.folder, self.times, self.spared = folder, times, spared
 
     def __call__(self, worker: int) -> None:
-        starts = len(os.listdir(self.folder))
-        open(os.path.join(self.folder, str(starts)), "w").close()
-        if 0 < starts <= self.times:
+        starts = 0
+        while not _is_first(os.path.join(self.folder, str(starts))):
+            starts += 1
+        if self.spared <= starts < self.spared + self.times:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _StatefulStream(_Stream):
+    """Goes on after the numbers that it has given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for i in [*super().__iter__()][self.given :]:
+            self.given += 1
+            yield i
+        self.given = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.given = state["given"]
+
+
+@pytest.mark.parametrize("dataset", [_Counting(), _Stream(), _StatefulStream()])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_worker_that_dies_before_its_first_epoch_began_is_replaced(
+    tmp_path: Path, dataset: Any, is_resumed: bool
+) -> None:
+    whole = DataLoader(dataset, batch_size=2, num_workers=2)
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, worker_init_fn=_Mortal(str(tmp_path), 2, spared=0))
+    expected = iter(whole)
+    if is_resumed:
+        for _ in range(3):
+            next(expected)
+        loader.load_state_dict(whole.state_dict())
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in expected]
+    assert len(loader.stats()["replaced_workers"]) == 2
+
+
+def test_workers_that_always_die_before_their_first_epoch_began_are_an_error(tmp_path: Path) -> None:
+    loader = DataLoader(_Tensors(), batch_size=2, num_workers=2, worker_init_fn=_Mortal(str(tmp_path), 99, spared=0))
+    with pytest.raises(RuntimeError, match=r"is killed by signal: Killed\.$"):
+        list(loader)
+
+
+def test_a_first_sample_that_kills_every_worker_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"Killed\.; at work on the samples \[0, 1\]$"):
+        list(DataLoader(_Tensors(at=0), batch_size=2, num_workers=1))
+
+
+def test_a_script_without_a_main_guard_under_spawn_learns_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+from feeder import DataLoader
+list(DataLoader(range(8), num_workers=1, multiprocessing_context='spawn'))
+""")
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "exited unexpectedly with exit code 1; what it printed says why" in last
+    assert "if __name__ == '__main__':" in last
+    assert ended.stderr.count("bootstrapping phase") == 1
 
 
 def test_a_worker_that_dies_as_it_begins_in_a_dead_ones_place_is_replaced_but_not_for_ever(tmp_path: Path) -> None:
