@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from feeder.errors import ArgumentError
+from feeder.metrics_http import HttpServer
 from feeder.stats import stage_histograms
 
 if TYPE_CHECKING:
@@ -73,7 +74,12 @@ def _leave(server: _Server, number: int) -> None:
 
 
 def _see_off() -> None:
-    """Does what Note [Loaders that go] says."""
+    """Does what Note [Connections]
+    Whoever can reach the port can open connections and say nothing, or read nothing. Each takes a thread and a
+    descriptor, so there are a few at most, and none lasts for longer than a scrape can take. One more than that takes
+    the place of the oldest: scrapes, which take milliseconds, go on.
+
+Note [Loaders that go] says."""
     while _leaving and _lock.acquire(blocking=False):
         ended = []
         try:
@@ -116,13 +122,16 @@ class _Server:
         registry = prometheus_client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self))
         try:
-            self._server, self._thread = prometheus_client.start_http_server(port, address, registry)
+            self._server = HttpServer(address, port)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ArgumentError(
                 f"can't serve metrics on {address} port {port}: {reason}; take another metrics_port (each rank of a "
                 "host needs its own: add the local rank), or 0 for a free one, or another metrics_address"
             ) from None
+        self._server.set_app(prometheus_client.make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
         self.address, self.port = address, int(self._server.server_port)
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
@@ -141,9 +150,10 @@ class _Server:
         self._thread.join()
 
     def drop(self) -> None:
-        """In a forked child: its copy of the socket would keep the port taken."""
-        with contextlib.suppress(OSError):
-            self._server.socket.close()
+        """In a forked child: its copies of the sockets would keep the port taken, and connections open."""
+        for copy in (self._server.socket, *self._server.connections):
+            with contextlib.suppress(OSError):
+                copy.close()
 
 
 class _Collector:

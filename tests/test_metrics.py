@@ -17,7 +17,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from feeder import metrics
+from feeder import metrics, metrics_http
 from feeder.dataset import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader import DataLoader
@@ -130,6 +130,39 @@ def test_a_port_that_another_program_has_is_refused(shards: Path) -> None:
 def test_a_port_that_there_is_not_is_refused(shards: Path, port: int) -> None:
     with pytest.raises(ArgumentError, match="metrics_port must be 0 to 65535"):
         _loader(shards, metrics_port=port)
+
+
+def _say_nothing(loader: DataLoader[Any], times: int) -> list[socket.socket]:
+    """Connections that ask for something and never come to its end."""
+    assert loader.metrics_url is not None
+    port = int(loader.metrics_url.split(":")[2].split("/")[0])
+    connections = []
+    for _ in range(times):
+        connections.append(socket.create_connection(("127.0.0.1", port), timeout=60))
+        connections[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
+    return connections
+
+
+def test_connections_that_say_nothing_take_few_threads_and_descriptors_and_keep_out_nobody(shards: Path) -> None:
+    loader = _loader(shards)
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    silent = _say_nothing(loader, 50)
+    assert _samples(loader.metrics_url)["feeder_batches_total", "0", ""] == 0
+    assert threading.active_count() - threads <= 8
+    assert len(os.listdir("/proc/self/fd")) - len(silent) - descriptors <= 8
+    loader.close()
+    for connection in silent:
+        connection.recv(1)  # all are ended
+        connection.close()
+
+
+def test_a_connection_that_says_nothing_is_ended(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http, "_CONNECTION_S", 0)
+    loader = _loader(shards)
+    (connection,) = _say_nothing(loader, 1)
+    assert connection.recv(1) == b""
+    connection.close()
+    loader.close()
 
 
 def test_without_the_package_the_error_says_what_to_install(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,97 @@
+"""The HTTP server of a loader's meters, with few connections that are short.
+
+Note [Connections]
+    Whoever can reach the port can open connections and say nothing, or read nothing. Each takes a thread and a
+    descriptor, so there are a few at most, and none lasts for longer than a scrape can take. One more than that takes
+    the place of the oldest: scrapes, which take milliseconds, go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import socketserver
+import threading
+import time
+from typing import Any
+from wsgiref import simple_server
+
+__all__ = ["HttpServer"]
+
+_MOST_CONNECTIONS = 8
+_CONNECTION_S = 10.0  # Prometheus' own limit for a scrape
+_ENDING_S = 1.0  # the longest wait for the thread of a connection that was ended
+_PAUSE_S = 0.1
+
+
+class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    """Answers requests, see Note [Connections].
+
+    Args:
+        address: To listen on.
+        port: TCP port; 0 for a free one.
+
+    Attributes:
+        connections: Those that are open, the oldest first, each with the end of its time on the monotonic clock.
+
+    Raises:
+        OSError: if the address or port can't be had.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128  # a connection that the kernel turns away is tried again a second later
+
+    def __init__(self, address: str, port: int) -> None:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, (host, *_) = found[0]
+        self.connections: dict[socket.socket, float] = {}
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        super().__init__((str(host), port), _SilentHandler)
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is left: the connection waits, and would be tried again at once
+            time.sleep(_PAUSE_S)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Makes room for a connection; whether there is any."""
+        if not self._free.acquire(blocking=False):
+            _end(next(iter(self.connections.copy()), None))
+            if not self._free.acquire(timeout=_ENDING_S):
+                return False
+        self.connections[request] = time.monotonic() + _CONNECTION_S
+        return True
+
+    def service_actions(self) -> None:
+        """Ends the connections whose time is over; called all the while."""
+        now = time.monotonic()
+        for connection, until in self.connections.copy().items():
+            if until < now:
+                _end(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        if self.connections.pop(request, None) is not None:
+            self._free.release()
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in self.connections.copy():
+            _end(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: the other side has gone, or was ended."""
+
+
+class _SilentHandler(simple_server.WSGIRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Requests are nobody's news."""
+
+
+def _end(connection: socket.socket | None) -> None:
+    """Has a connection's thread see its end, and close it."""
+    if connection is not None:
+        with contextlib.suppress(OSError):  # closed already
+            connection.shutdown(socket.SHUT_RDWR)
