@@ -40,7 +40,8 @@ class Manifest:
 
     Attributes:
         settings: What was asked for: seed, shuffle, shard_size_bytes, samples_per_shard, encode.
-        source: What was sharded: kind, and a digest over paths, sizes and labels.
+        source: What was sharded: kind, a digest over paths, sizes and labels, and of fields by name the one that holds
+            the image (image_field; several with ";" between them, of which each sample has one).
         inputs: Inputs found; each is a sample or stands in ``rejected.jsonl``.
         samples: Samples written.
         rejected: Inputs rejected.

@@ -14,7 +14,7 @@ from feeder.manifest import MANIFEST_NAME
 from feeder.rows import row_data
 from feeder.shard.options import Progress
 from feeder.source import Rejection, Source
-from feeder.source.tars import open_tars, primary_image
+from feeder.source.tars import open_tars
 
 __all__ = ["IndexSummary", "index_tars"]
 
@@ -36,19 +36,22 @@ class IndexSummary:
     rejected: list[Rejection]
 
 
-def index_tars(pattern: str, out: str | None = None, *, progress: Progress | None = None) -> IndexSummary:
+def index_tars(
+    pattern: str, out: str | None = None, *, image_field: str | None = None, progress: Progress | None = None
+) -> IndexSummary:
     """Builds ``index.bin`` for existing WebDataset tars; the tars stay as they are.
 
     Args:
         pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
         out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder.
+        image_field: Field that holds the image, such as "rgb.jpg"; None chooses it by the names of the fields.
         progress: Hears of each sample.
 
     Raises:
         SourceError: if there is no such tar, or none has a sample.
         ShardError: if the index would replace one that is not for these tars.
     """
-    source = open_tars(pattern, None)
+    source = open_tars(pattern, None, image_field)
     path = os.path.abspath(out or os.path.join(source.root, INDEX_NAME))
     folder = os.path.dirname(path)
     names = [os.path.relpath(container.path, folder) for container in source.containers]
@@ -89,7 +92,7 @@ def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it can't be one."""
     parts = {part.field: part for part in source.table.parts(i)}
     data = {name: value for name, value in source.read(i) if name is not None}
-    image = parts.pop(primary_image(parts) or "")
+    image = parts.pop(next(name for name in source.image_fields if name in parts))
     try:
         info = image_info(data[image.field])
         check_complete(data[image.field], info)

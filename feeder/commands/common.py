@@ -13,6 +13,7 @@ __all__ = [
     "EXIT_SHORT",
     "EXIT_TOO_MANY_BAD",
     "EXIT_USAGE",
+    "IMAGE_FIELD_HELP",
     "add_output",
     "mib",
     "share",
@@ -25,6 +26,8 @@ EXIT_USAGE = 2
 EXIT_SHORT = 3
 EXIT_TOO_MANY_BAD = 3
 EXIT_INTERRUPTED = 130
+
+IMAGE_FIELD_HELP = "of tars, the field that holds the image, such as rgb.jpg (default: chosen by the fields' names)"
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
-from feeder.commands.common import EXIT_TOO_MANY_BAD, add_output, share
+from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_output, share
 from feeder.text import count
 
 __all__ = ["add", "run"]
@@ -24,6 +24,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--max-bad", type=share, default=0.01, metavar="SHARE", help="tolerated share of bad samples (default: 1%%)"
     )
+    command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
     add_output(command)
     command.set_defaults(run=run)
 
@@ -32,7 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.progress import terminal_progress
     from feeder.tarindex import index_tars
 
-    summary = index_tars(arguments.src, arguments.out, progress=terminal_progress(arguments.quiet))
+    summary = index_tars(
+        arguments.src,
+        arguments.out,
+        image_field=arguments.image_field,
+        progress=terminal_progress(arguments.quiet),
+    )
     rejected = [rejection._asdict() for rejection in summary.rejected]
     if arguments.json:
         print(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))

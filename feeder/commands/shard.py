@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from feeder.commands.common import EXIT_TOO_MANY_BAD, add_output, mib, share, size
+from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_output, mib, share, size
 from feeder.text import count
 
 __all__ = ["add", "run"]
@@ -74,6 +74,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--force", action="store_true", help="replace the shard set that is in the output folder, and nothing else"
     )
+    command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
     command.add_argument("--dry-run", action="store_true", help="list and plan only; write nothing")
     add_output(command)
     command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command goes on from there")
@@ -98,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         dali_index=arguments.dali_index,
         columns=ManifestColumns(arguments.path_column, arguments.image_column, arguments.label_column),
         skip_unreadable=arguments.skip_unreadable,
+        image_field=arguments.image_field,
     )
     progress = terminal_progress(arguments.quiet)
     summary = shard(

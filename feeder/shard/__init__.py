@@ -48,8 +48,8 @@ def shard(
     """
     options = options or ShardOptions()
     out = out or default_out(path)
-    open_it: Callable[[str], Source] = lambda work: open_source(  # noqa: E731
-        path, options.columns, work, skip_unreadable=options.skip_unreadable
+    open_it: Callable[[str, str | None], Source] = lambda work, image_field: open_source(  # noqa: E731
+        path, options.columns, work, skip_unreadable=options.skip_unreadable, image_field=image_field
     )
     source_kind(path)  # before anything is made for it
     if overlaps_source(path, out):
@@ -69,6 +69,7 @@ def write_shards(
     max_bad: float = 0.01,
     encode: EncodeOptions | None = None,
     dali_index: bool = False,
+    image_field: str | None = None,
 ) -> ShardSummary:
     """Shards any iterable of WebDataset-style dicts, shuffled.
 
@@ -79,7 +80,7 @@ def write_shards(
         samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
             bytes, text, integers, and JSON values for ``json``.
         out: Output folder; new or empty.
-        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode, dali_index: As in
+        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode, dali_index, image_field: As in
             :class:`ShardOptions`.
 
     Raises:
@@ -87,9 +88,19 @@ def write_shards(
         ShardError: if the output folder can't be used.
     """
     options = ShardOptions(
-        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode or EncodeOptions(), dali_index
+        seed,
+        shuffle,
+        shard_size_bytes,
+        samples_per_shard,
+        workers,
+        max_bad,
+        encode or EncodeOptions(),
+        dali_index,
+        image_field=image_field,
     )
-    open_it: Callable[[str], Source] = lambda work: open_samples(samples, os.path.join(work, "spool"))  # noqa: E731
+    open_it: Callable[[str, str | None], Source] = lambda work, image_field: open_samples(  # noqa: E731
+        samples, os.path.join(work, "spool"), image_field
+    )
     summary = _run(open_it, os.fspath(out), options, Progress())
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
@@ -107,7 +118,7 @@ def default_out(path: str) -> str:
 
 
 def _run(
-    open_it: Callable[[str], Source],
+    open_it: Callable[[str, str | None], Source],
     out: str,
     options: ShardOptions,
     progress: Progress,
@@ -119,7 +130,7 @@ def _run(
     if dry_run:
         OutputFolder.preview(out, options.settings(), force=force)
         with tempfile.TemporaryDirectory() as scratch:
-            source = open_it(scratch)
+            source = open_it(scratch, options.image_field or OutputFolder(out, force=force).image_field())
             plan = plan_shards(source, options)
             source.close()
         return ShardSummary(
@@ -143,7 +154,7 @@ def _run(
     check_encoder(options.encode)
     try:
         with OutputFolder.locked(out, force=force) as folder:
-            source = open_it(folder.work)
+            source = open_it(folder.work, options.image_field or folder.image_field())
             try:
                 return Run(folder, source, options, progress, started).run()
             finally:

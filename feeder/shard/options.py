@@ -8,6 +8,7 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.shard.encode import EncodeOptions
 from feeder.source import ManifestColumns
+from feeder.source.imagefield import split_fields
 from feeder.text import count
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary"]
@@ -31,6 +32,7 @@ class ShardOptions:
         columns: Which columns of a manifest mean what.
         skip_unreadable: Whether unreadable folders, and files that the disk can't give back, are rejected; they end
             the run otherwise. Not one of the settings that a resumed run must share.
+        image_field: Of tars and iterables, the field that holds the image; None chooses it by the names of the fields.
     """
 
     seed: int = 0
@@ -43,12 +45,15 @@ class ShardOptions:
     dali_index: bool = False
     columns: ManifestColumns = field(default_factory=ManifestColumns)
     skip_unreadable: bool = False
+    image_field: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
             raise ArgumentError(f"seed must be 0 to 2**64-1, got {self.seed}")
         if self.shard_size_bytes < 1:
             raise ArgumentError(f"shard_size_bytes must be at least 1, got {self.shard_size_bytes}")
+        if self.image_field is not None and not split_fields(self.image_field):
+            raise ArgumentError(f"image_field must name a field, such as 'rgb.jpg', got {self.image_field!r}")
         if self.samples_per_shard is not None and self.samples_per_shard < 1:
             raise ArgumentError(f"samples_per_shard must be at least 1, got {self.samples_per_shard}")
         if self.workers is not None and self.workers < 1:
@@ -63,6 +68,7 @@ class ShardOptions:
             "shuffle": self.shuffle,
             "shard_size_bytes": self.shard_size_bytes if self.samples_per_shard is None else None,
             "samples_per_shard": self.samples_per_shard,
+            "image_field": self.image_field,
         } | self.encode.settings()
 
 

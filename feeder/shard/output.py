@@ -93,6 +93,17 @@ class OutputFolder:
         """Full path of something that an unfinished run needs."""
         return os.path.join(self.work, name)
 
+    def image_field(self) -> str | None:
+        """The image field of the set in the folder, finished or not, which a further run keeps; None if it has none."""
+        if not self.force and (manifest := Manifest.read(self.path)) is not None:
+            return manifest.source.get("image_field")
+        try:
+            with open(self._plan_path, encoding="utf-8") as file:
+                recorded = json.load(file).get("image_field")
+        except (OSError, ValueError, AttributeError):  # none, or it is damaged, as it is found again
+            return None
+        return recorded if isinstance(recorded, str) else None
+
     def check_complete(self, manifest: Manifest, settings: dict[str, Any], source: Source) -> None:
         """Checks that a finished shard set is what is being asked for.
 
@@ -110,7 +121,7 @@ class OutputFolder:
                     "damage), or replace the set with --force"
                 )
         now = len(source.table) + len(source.rejected)
-        if manifest.source != {"kind": source.kind, "digest": source.digest()}:
+        if (manifest.source.get("kind"), manifest.source.get("digest")) != (source.kind, source.digest()):
             raise ShardError(
                 f"{self.path}: holds the shards of another dataset, or of this one before it changed (its paths, "
                 f"sizes, labels or columns differ; {manifest.inputs} inputs then, {now} now); nothing is "
@@ -143,6 +154,7 @@ class OutputFolder:
         plan = {
             "settings": settings,
             "kind": source.kind,
+            "image_field": ";".join(source.image_fields) or None,
             "containers": [[c.path, c.size_bytes, c.mtime_ns] for c in source.containers],
             "rejected": sorted([r.path, r.reason] for r in source.rejected),
         }
@@ -191,6 +203,11 @@ class OutputFolder:
             raise ShardError(
                 f"{self.path}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
                 "can't be compared; remove the folder and run again"
+            )
+        if "image_field" not in recorded and source.other_images:
+            raise ShardError(
+                f"{self.path}: holds an unfinished run of an older feeder, which chose the image of each sample by "
+                "itself, so it can't be resumed; start again with --force"
             )
         changed = _first_difference(recorded, plan, before, source.table.columns())
         if changed:

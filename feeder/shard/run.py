@@ -91,7 +91,7 @@ class Run:
             size = os.stat(self._folder.file(name)).st_size
             with open(self._folder.part(f"{name}.json"), "rb") as file:
                 written = _Written.from_json(file.read())
-            Index(self._folder.part(f"{name}.idx"))
+            Index(self._folder.part(f"{name}.idx")).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
             return None
         return written if written.record.size_bytes == size else None
@@ -149,7 +149,8 @@ class Run:
         samples = sum(w.record.samples for w in written)
         manifest = Manifest(
             settings=self._options.settings(),
-            source={"kind": source.kind, "digest": source.digest()},
+            source={"kind": source.kind, "digest": source.digest()}
+            | ({"image_field": ";".join(source.image_fields)} if source.image_fields else {}),
             inputs=len(source.table) + len(source.rejected),
             samples=samples,
             rejected=len(rejected),

@@ -16,7 +16,6 @@ from feeder.rows import row_data
 from feeder.shard.encode import EncodeOptions, encode
 from feeder.source import Rejection, Source
 from feeder.source.base import looks_like_image
-from feeder.source.tars import primary_image
 from feeder.tar import TarWriter
 
 __all__ = ["ShardWriter"]
@@ -65,7 +64,8 @@ class ShardWriter:
             return table.size(i)
         key = f"{position:0{self._digits}d}"
         data = encoded.data
-        field = image[0] if image[0] and encoded.info.extension == info.extension else encoded.info.extension
+        is_same_format = encoded.info.extension == info.extension
+        field = image[0] if image[0] and is_same_format else self._renamed(encoded.info.extension)
         label = table.label(i)
         if label >= 0 and all(name != "cls" for name, _ in fields):
             fields.insert(0, ("cls", b"%d" % label))
@@ -104,6 +104,14 @@ class ShardWriter:
         unnamed = [(name, data) for name, data in fields if name is None]
         if unnamed:
             return unnamed[0], named
-        primary = primary_image(name for name, _ in named)
+        names = [name for name, _ in named]
+        primary = next(name for name in self._source.image_fields if name in names)
         image = next((name, data) for name, data in named if name == primary)
         return image, [(name, data) for name, data in named if name != primary]
+
+    def _renamed(self, extension: str) -> str:
+        """Name of the image's field where its format is another than before: the extension, unless a field has it."""
+        others = self._source.table.fields.keys() - set(self._source.image_fields)
+        while extension in others:
+            extension = f"image.{extension}"
+        return extension

@@ -22,7 +22,14 @@ __all__ = [
 ]
 
 
-def open_source(path: str, columns: ManifestColumns, work: str, *, skip_unreadable: bool = False) -> Source:
+def open_source(
+    path: str,
+    columns: ManifestColumns,
+    work: str,
+    *,
+    skip_unreadable: bool = False,
+    image_field: str | None = None,
+) -> Source:
     """Lists a dataset, whatever it is.
 
     Args:
@@ -30,13 +37,16 @@ def open_source(path: str, columns: ManifestColumns, work: str, *, skip_unreadab
         columns: Which columns of a manifest mean what.
         work: Folder for scratch files.
         skip_unreadable: Whether unreadable folders are rejected, where they would end the run otherwise.
+        image_field: Of tars, as :func:`open_tars` takes it.
 
     Raises:
         SourceError: if it is none of these, or can't be read.
     """
     kind = source_kind(path)
     if kind == "tars":
-        return open_tars(path, work)
+        return open_tars(path, work, image_field)
+    if image_field is not None:
+        raise SourceError(f"{path}: has no fields to choose the image from; leave --image-field out, it is for tars")
     if kind == "manifest":
         return open_manifest(path, columns, os.path.join(work, "spool"))
     return open_folder(path, skip_unreadable=skip_unreadable)

@@ -188,6 +188,8 @@ class Source:
         unreadable_folders: How many of these are folders.
         notes: Lines of advice for the user, found while listing.
         containers: Files that hold many samples.
+        image_fields: Fields that hold the image, of which each sample has one; empty if it is no field of the sample's.
+        other_images: Fields that are named as images, and are not the chosen ones.
         content_digest: SHA-256 of what was spooled, hexadecimal; empty if nothing was.
     """
 
@@ -201,6 +203,8 @@ class Source:
         self.rejected: list[Rejection] = []
         self.notes: list[str] = []
         self.containers: list[Container] = []
+        self.image_fields: tuple[str, ...] = ()
+        self.other_images: tuple[str, ...] = ()
         self.content_digest = ""
         self._descriptors: dict[int, int] = {}
 

@@ -11,19 +11,21 @@ from typing import Any
 
 from feeder.errors import SourceError
 from feeder.source.base import NO_FILE, Source, drop_duplicates
+from feeder.source.imagefield import choose_image, lacks_image, split_fields
 from feeder.source.spool import Spool
-from feeder.source.tars import parse_label, primary_image
+from feeder.source.tars import parse_label
 
 __all__ = ["open_samples"]
 
 
-def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str) -> Source:
+def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str, image_field: str | None = None) -> Source:
     """Spools samples: dicts of fields by extension, with ``__key__`` for their name.
 
     Args:
         samples: Each maps fields ("jpg", "cls", "json", ...) to bytes; text, integers, and for ``json`` any JSON value
             are encoded. Keys that start with ``__`` are not fields.
         spool_path: Scratch file.
+        image_field: As :func:`open_tars` takes it.
 
     Raises:
         SourceError: for a sample that is no such dict, or a value that can't be encoded.
@@ -35,8 +37,9 @@ def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str) -> Sourc
                 raise SourceError(f"sample {number}: expected a dict of fields, got {type(sample).__name__}")
             name = str(sample.get("__key__", number))
             fields = {str(k): _encoded(v, str(k), name) for k, v in sample.items() if not str(k).startswith("__")}
-            if primary_image(fields) is None:
-                source.reject(name, f"no image among its fields: {', '.join(fields) or 'none'}")
+            lacking = lacks_image(fields, None if image_field is None else split_fields(image_field))
+            if lacking is not None:
+                source.reject(name, lacking)
                 continue
             label = parse_label(fields["cls"]) if "cls" in fields else -1
             if label < 0 and fields.get("cls", b"-1") != b"-1":
@@ -47,6 +50,7 @@ def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str) -> Sourc
             parts = [spool.add(field, data) for field, data in fields.items()]
             size = sum(part.length for part in parts)
             source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
+    choose_image(source, "the samples", image_field)
     drop_duplicates(source, lambda path: path, "duplicate __key__")
     return source
 

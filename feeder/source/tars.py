@@ -6,19 +6,18 @@ import glob
 import gzip
 import os
 import zlib
-from collections.abc import Iterable
 
 import braceexpand
 
 from feeder.errors import SourceError
 from feeder.files import DISK_FULL, atomic_file
 from feeder.folders import unlistable
-from feeder.imageinfo import is_image_field
 from feeder.manifest import Manifest
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples
+from feeder.source.imagefield import choose_image, lacks_image, split_fields
 from feeder.tar import Refused, read_members
 
-__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "parse_label", "primary_image", "split_name"]
+__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "parse_label", "split_name"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -33,12 +32,6 @@ def split_name(name: str) -> tuple[str, str] | None:
     folder, slash, base = name.rpartition("/")
     stem, dot, field = base.partition(".")
     return (folder + slash + stem, field.lower()) if stem and dot and field else None
-
-
-def primary_image(fields: Iterable[str]) -> str | None:
-    """The field that holds a sample's image: the first named by a bare extension, else the first that ends in one."""
-    images = [field for field in fields if is_image_field(field)]
-    return next((field for field in images if "." not in field), images[0] if images else None)
 
 
 def parse_label(text: bytes) -> int:
@@ -77,24 +70,27 @@ def expand_pattern(pattern: str) -> list[str]:
     return paths
 
 
-def open_tars(pattern: str, work: str | None) -> Source:
+def open_tars(pattern: str, work: str | None, image_field: str | None = None) -> Source:
     """Lists the samples of WebDataset tars.
 
     Args:
         pattern: As :func:`expand_pattern` takes it.
         work: Folder where gzipped tars are unpacked to; None refuses them.
+        image_field: Field that holds the image, or several with ";" between them, of which each sample has one; None
+            chooses it by the names of the fields, for all samples alike.
 
     Raises:
         SourceError: if a tar can't be opened.
     """
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
+    asked = None if image_field is None else image_field.lower()
     without_label = 0
     doubtful: list[int] = []
     for path in paths:
         name = os.path.relpath(path, source.root)
         try:
-            group = _list_tar(source, name, _plain_tar(source, name, path, work), path)
+            group = _list_tar(source, name, _plain_tar(source, name, path, work), path, asked)
         except OSError as error:
             if error.errno in DISK_FULL:  # where it is unpacked to; nothing is wrong with the tar
                 raise
@@ -102,6 +98,7 @@ def open_tars(pattern: str, work: str | None) -> Source:
         without_label += group.without_label
         doubtful += group.doubtful
     _reject_incomplete(source, doubtful)
+    choose_image(source, pattern, asked)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
     if without_label:
         source.notes.append(
@@ -144,7 +141,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     return unpacked
 
 
-def _list_tar(source: Source, name: str, plain: str, original: str) -> _Group:
+def _list_tar(source: Source, name: str, plain: str, original: str, image_field: str | None) -> _Group:
     """Adds a tar's samples; returns what took them in."""
     container = source.add_container(plain)
     if plain != original:  # what must not change is the user's file, not our copy
@@ -153,7 +150,7 @@ def _list_tar(source: Source, name: str, plain: str, original: str) -> _Group:
             size_bytes=status.st_size, mtime_ns=status.st_mtime_ns
         )
     with open(plain, "rb") as file:
-        group = _Group(source, name, file.fileno())
+        group = _Group(source, name, file.fileno(), None if image_field is None else split_fields(image_field))
         for member in read_members(plain):
             split = split_name(member.name)
             if split is None:
@@ -195,10 +192,11 @@ class _Group:
         doubtful: Numbers of the samples beside damage, which may lack a field.
     """
 
-    def __init__(self, source: Source, tar: str, descriptor: int) -> None:
+    def __init__(self, source: Source, tar: str, descriptor: int, image_fields: tuple[str, ...] | None) -> None:
         self._source = source
         self._tar = tar
         self._descriptor = descriptor
+        self._image_fields = image_fields
         self._key = ""
         self._parts: dict[str, Part] = {}
         self._broken: str | None = None
@@ -231,8 +229,7 @@ class _Group:
         self._parts, self._broken = {}, None
         if not parts and not broken:
             return
-        if not broken and primary_image(parts) is None:
-            broken = f"no image among its fields: {', '.join(parts)}"
+        broken = broken or lacks_image(parts, self._image_fields)
         if broken:
             self._source.reject(path, broken)
             return
