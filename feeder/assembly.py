@@ -19,6 +19,7 @@ from feeder.work import Report, Substitution, Work
 
 if TYPE_CHECKING:
     from feeder.closing import Use
+    from feeder.collated import Collated
     from feeder.decode.base import Buffer
     from feeder.engine import Engine
 
@@ -56,6 +57,7 @@ class Finished:
         epoch: The epoch that its augmentation was drawn for.
         parts: (first row, number of rows) of the parts that it was made in.
         left_over: Staged images that found no room in the slot, by row.
+        collated: The batch that a collate_fn made, in place of images, labels and fields; else None.
     """
 
     arrays: SlotView
@@ -64,6 +66,7 @@ class Finished:
     epoch: int
     parts: list[tuple[int, int]]
     left_over: dict[int, Buffer] = field(default_factory=dict)
+    collated: Collated | None = None
 
     def let_go(self) -> None:
         """Keeps what is small in ordinary memory, and the slot no longer: its images are gone from here."""
@@ -115,8 +118,9 @@ def assemble_here(
         meters["busy_ns"] = meters.get("busy_ns", 0) + time.perf_counter_ns() - started
         meters["parts"] = meters.get("parts", 0) + 1
         arrays = SlotView(request.positions, request.ids, labels, images)
+        fields, substitutions = report.fields, report.substitutions
         whole = [(0, rows)]
-        yield Finished(arrays, report.fields, report.substitutions, request.epoch, whole, report.left_over)
+        yield Finished(arrays, fields, substitutions, request.epoch, whole, report.left_over, report.collated)
 
 
 class Assembly:
@@ -223,7 +227,7 @@ class Assembly:
         view.positions[:rows] = request.positions
         view.ids[:rows] = request.ids
         pool = self._engine.pool
-        edges = part_rows(rows, pool.options.workers)
+        edges = self._engine.parts(rows)
         parts = pool.submit(slot, edges, request.epoch)
         making = _Making(request, slot, edges, parts)
         self._by_part.update(dict.fromkeys(parts, making))
@@ -254,6 +258,9 @@ class Assembly:
                 )
             arrays = SlotView.of(ring.layout, ring.whole[making.slot], rows).copy()
             ring.put_back(making.slot)
+        collated = reports[0].collated
+        if collated is not None and collated.message is not None:
+            self._engine.make_room(collated.message.wanted, rows)
         columns = zip(*(report.fields for report in reports), strict=True)
         fields = [list(itertools.chain.from_iterable(column)) for column in columns]
         made = zip(making.edges, reports, strict=True)
@@ -264,6 +271,7 @@ class Assembly:
             making.request.epoch,
             making.edges,
             {first + row: data for (first, _), report in made for row, data in report.left_over.items()},
+            collated,
         )
 
 

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-__all__ = ["Packed", "Slot", "pack", "slot_collate", "unpack"]
+__all__ = ["Packed", "Slot", "WholeMessage", "pack", "pack_whole", "slot_collate", "unpack", "unpack_whole"]
 
 _ALIGN = 64
 # Smaller tensors go into the message: a slot's bookkeeping would cost more.
@@ -77,6 +78,13 @@ class Slot:
             self._places[address] = offset
         return self._places[address]
 
+    def write(self, data: memoryview) -> int | None:
+        """Offset of a copy of so many bytes, or None if they don't fit."""
+        offset = self.take(data.nbytes)
+        if offset is not None:
+            self.memory[offset : offset + data.nbytes] = data
+        return offset
+
 
 class Packed:
     """A batch on its way.
@@ -115,7 +123,14 @@ def pack(value: Any, slot: Slot) -> Packed:
     return Packed(file.getvalue(), slot.used, slot.wanted)
 
 
-_memory: list[npt.NDArray[np.uint8] | None] = []
+class _Current(threading.local):
+    """The memory of the slot whose message this thread unpickles; a list, as a message may hold another."""
+
+    def __init__(self) -> None:
+        self.memory: list[npt.NDArray[np.uint8] | None] = []
+
+
+_current = _Current()
 
 
 class _Unpickler(pickle.Unpickler):
@@ -137,11 +152,75 @@ def unpack(message: bytes, memory: npt.NDArray[np.uint8] | None, fetches: Callab
     """
     unpickler = _Unpickler(io.BytesIO(message))
     unpickler.fetches = fetches
-    _memory.append(memory)
+    return _loaded(unpickler, memory)
+
+
+def _loaded(unpickler: pickle.Unpickler, memory: npt.NDArray[np.uint8] | None) -> Any:
+    _current.memory.append(memory)
     try:
         return unpickler.load()
     finally:
-        _memory.pop()
+        _current.memory.pop()
+
+
+class WholeMessage(NamedTuple):
+    """A pickled value that can be read without the process that made it.
+
+    Attributes:
+        data: The pickle.
+        buffers: (offset in the slot, size) of the arrays' bytes that stand there and not in the pickle.
+        wanted: Bytes that the value would take of the slot if that were large enough.
+    """
+
+    data: bytes
+    buffers: list[tuple[int, int]]
+    wanted: int
+
+
+class _WholePickler(pickle.Pickler):
+    """Python's own pickling, but for plain tensors and contiguous arrays that fit the slot."""
+
+    def __init__(self, file: io.BytesIO, slot: Slot) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=self._is_inside)
+        self.slot = slot
+        self.buffers: list[tuple[int, int]] = []
+
+    def _is_inside(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer's bytes belong into the pickle, as they are not in the slot."""
+        data = buffer.raw()
+        offset = self.slot.write(data) if data.nbytes >= _SMALLEST else None
+        if offset is None:
+            return True
+        self.buffers.append((offset, data.nbytes))
+        return False
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or not _is_plain(obj) or obj.nbytes == 0:
+            return NotImplemented
+        if obj.untyped_storage().nbytes() > 2 * obj.nbytes:  # a view of something much larger: a copy of its own part
+            obj = obj.clone(memory_format=torch.contiguous_format)
+            data = _storage_bytes(obj)
+            offset = self.slot.write(data) if data.nbytes >= _SMALLEST else None
+        else:
+            data, offset = _storage_bytes(obj), self.slot.place(obj)
+        shape, stride, start = tuple(obj.shape), obj.stride(), obj.storage_offset()
+        if offset is not None:
+            return _on_slot, (offset, data.nbytes, obj.dtype, shape, stride, start)
+        return _on_bytes, (data.tobytes(), obj.dtype, shape, stride, start)
+
+
+def pack_whole(value: Any, slot: Slot) -> WholeMessage:
+    """Pickles a value: its bytes into the slot where they fit, and the rest into the message."""
+    file = io.BytesIO()
+    pickler = _WholePickler(file, slot)
+    pickler.dump(value)
+    return WholeMessage(file.getvalue(), pickler.buffers, slot.wanted)
+
+
+def unpack_whole(message: WholeMessage, memory: npt.NDArray[np.uint8]) -> Any:
+    """The value of a message; its tensors and arrays stand on the slot's memory, uint8, and keep it."""
+    buffers = [memory[offset : offset + size] for offset, size in message.buffers]
+    return _loaded(pickle.Unpickler(io.BytesIO(message.data), buffers=buffers), memory)
 
 
 def slot_collate(collate_fn: Callable[[Any], Any]) -> Callable[[Any, Slot], Any]:
@@ -188,6 +267,16 @@ def _reduce_small(tensor: torch.Tensor) -> Any:
     return _small, (tensor.view(-1).view(torch.uint8).numpy().tobytes(), tensor.dtype, tuple(tensor.shape))
 
 
+def _storage_bytes(tensor: torch.Tensor) -> memoryview:
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().data
+
+
+def _on_bytes(
+    data: bytes, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], start: int
+) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(shape, stride, start)
+
+
 def _small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
@@ -195,6 +284,6 @@ def _small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Ten
 def _on_slot(
     offset: int, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], start: int
 ) -> torch.Tensor:
-    memory = _memory[-1]
+    memory = _current.memory[-1]
     assert memory is not None
     return torch.from_numpy(memory[offset : offset + size]).view(dtype).as_strided(shape, stride, start)

@@ -19,7 +19,7 @@ from feeder.read import Reader, check_fields
 from feeder.read_folder import FolderReader
 from feeder.read_part import PartReader
 from feeder.read_shards import ShardReader
-from feeder.tensors import as_tensor
+from feeder.tensors import as_samples
 from feeder.work import Work
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         work = self.work()
         seed = int(torch.empty((), dtype=torch.int64).random_())
         images, labels, fields = work.samples(seed, ids)
-        rows = zip(images, labels.tolist(), *fields, strict=True)
-        return [(as_tensor(image, self.recipe.output_dtype), *rest) for image, *rest in rows]
+        return as_samples(images, labels, fields, self.recipe.output_dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_work": None} | ({"_targets": None} if _keeps_samples(self, FeederDataset) else {})

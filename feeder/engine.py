@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +14,7 @@ from feeder.assembly import HELD_BATCHES, part_rows
 from feeder.batch import Layout, Ring, plan_slots
 from feeder.device import CudaGuard, page_lock
 from feeder.ends import check_owner
-from feeder.errors import WorkerError
+from feeder.errors import ArgumentError, WorkerError
 from feeder.meter import METER_WORDS
 from feeder.workers import Pool, PoolOptions, Replacement
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from feeder.work import Work
 
 __all__ = ["Engine", "EngineOptions"]
+
+_ALIGN = 64
+_GROWTH = 1.25  # of slots that were too small: collated batches differ in size
 
 
 @dataclass(frozen=True)
@@ -136,14 +140,44 @@ class Engine:
 
     def fits(self, rows: int) -> bool:
         """Whether slots and workers are there for batches of that size."""
-        return self._pools.open is not None and self._ring is not None and rows <= self._ring.layout.batch_size
+        return self._pools.open is not None and self._has_slots(rows)
+
+    def _has_slots(self, rows: int) -> bool:
+        if self._ring is None:
+            return False
+        layout = self._ring.layout
+        is_large = not self._work.makes_batches or layout.image_shape == self._work.sample_shape
+        return is_large and rows <= layout.batch_size
+
+    def parts(self, rows: int) -> list[tuple[int, int]]:
+        """(first row, number of rows) of the parts of a batch of that size."""
+        return [(0, rows)] if self._work.makes_batches else part_rows(rows, self._options.pool.workers)
+
+    def make_room(self, wanted_bytes: int, rows: int) -> None:
+        """Has slots be larger from the next :meth:`prepare` on, if they were too small for a collated batch and there
+        is memory.
+
+        Args:
+            wanted_bytes: What the batch would have taken of its slot.
+            rows: Its samples.
+        """
+        work, layout = self._work, self.ring.layout
+        if wanted_bytes <= rows * layout.image_shape[0] or work.sample_shape != layout.image_shape:
+            return
+        share = int(_GROWTH * wanted_bytes / rows) // _ALIGN * _ALIGN + _ALIGN
+        wanted = Layout(layout.batch_size, (share,), layout.dtype)
+        with contextlib.suppress(ArgumentError):  # no room: what does not fit travels in messages
+            plan_slots(wanted, self._options.ahead, self._options.held, self._options.memory_limit_bytes)
+            work.share_bytes = share
 
     def prepare(self, rows: int) -> None:
         """Makes what is missing for batches of that size. Nothing may be in the making."""
         if self.fits(rows):
             return
-        if self._ring is None or rows > self._ring.layout.batch_size:
+        if not self._has_slots(rows):
             self.close()
+            if self._ring is not None:
+                rows = max(rows, self._ring.layout.batch_size)
             layout = Layout(rows, self._work.sample_shape, self._work.sample_dtype.name)
             slots, self.ahead = plan_slots(
                 layout, self._options.ahead, self._options.held, self._options.memory_limit_bytes
@@ -151,8 +185,8 @@ class Engine:
             self._ring = Ring(layout, slots, self._options.guard)
             if self._options.guard is not None:
                 page_lock(self._ring)
-        workers = self._options.pool.workers
-        parts = self._ring.slots * len(part_rows(self._ring.layout.batch_size, workers))
+        assert self._ring is not None
+        parts = self._ring.slots * len(self.parts(self._ring.layout.batch_size))
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
 
     def end_iterator(self) -> None:

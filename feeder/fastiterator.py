@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from feeder.assembly import Assembly, Finished, assemble_here
 from feeder.closing import Use
@@ -75,7 +76,7 @@ class Progress:
 
 
 class FastIterator:
-    """Yields ``(images, labels, *fields)``; its length is what is left.
+    """Yields ``(images, labels, *fields)``, or what the collate_fn makes; its length is what is left.
 
     Args:
         path: What it shares with other iterators of the loader.
@@ -121,8 +122,8 @@ class FastIterator:
                 self._refusal = error  # a resume fails with the first batch, as without workers
         else:
             self._batches = assemble_here(path.work, requests, path.meters_here)
-        # Pixels that workers make stand in page-locked slots.
-        made_here = not loader.num_workers or path.decoder is not None
+        # Pixels that workers make stand in page-locked slots; what a collate_fn makes need not.
+        made_here = not loader.num_workers or path.decoder is not None or path.collates
         self._pins = made_here and not path.is_on_device and slot_guard(loader) is not None
         if path.decoder is not None:
             self._batches = self._decoding = DecodeFeed(
@@ -145,11 +146,11 @@ class FastIterator:
         whole = len(progress.split) if progress.split is not None else len(self._loader) - progress.place.start
         return max(0, whole - progress.steps)
 
-    def __next__(self) -> tuple[Any, ...]:
+    def __next__(self) -> Any:
         with self._use.begun(self._end):
             return self._next()
 
-    def _next(self) -> tuple[Any, ...]:
+    def _next(self) -> Any:
         if self._progress.exhausted:
             raise StopIteration
         self._progress.asked = True
@@ -173,7 +174,7 @@ class FastIterator:
         if self.view is not None:
             self.view.step()
         self._given_ns = time.monotonic_ns()
-        return tuple(batch)
+        return batch if self._path.collates else tuple(batch)
 
     def _next_finished(self) -> tuple[Finished | BaseException, Any]:
         finished = next(self._batches)
@@ -183,7 +184,14 @@ class FastIterator:
             self._path.meter.add("wait_batch", waited_ns)
         if isinstance(finished, BaseException):
             return finished, None
-        batch = self._batch(finished)
+        if finished.collated is not None:
+            try:
+                batch = finished.collated.batch(finished.arrays.images.reshape(-1))
+            except Exception as error:
+                return error, None
+            finished.collated = None  # its message may be large
+        else:
+            batch = self._batch(finished)
         if self._path.is_on_device and not isinstance(finished, Decoded):
             finished.let_go()  # the tensors alone say how long the slot is needed
         return finished, batch
@@ -191,6 +199,8 @@ class FastIterator:
     def _next_here(self) -> tuple[Finished | BaseException, Any]:
         finished, batch = self._next_finished()
         batch = self._path.complete(finished, batch)
+        if self._pins and self._path.collates:  # also objects with a pin_memory() of their own, as torch's loader does
+            return finished, pin_memory(batch)  # type: ignore[no-untyped-call]
         return finished, map_tensors(batch, torch.Tensor.pin_memory) if self._pins else batch
 
     @property

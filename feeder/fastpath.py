@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 
 from feeder.assembly import HELD_BATCHES, Finished, Request, part_rows
+from feeder.collated import CollatedWork, room_for
 from feeder.completion import Completion
 from feeder.dataset import FeederDataset, as_feeder
 from feeder.decode.base import Decoder, TrainerDecoder
@@ -67,7 +68,10 @@ class FastPath:
     ) -> None:
         self.own_order = own_order
         init = loader.worker_init_fn
-        self._worker_init = None if init is None else _WorkerInit(init, loader.num_workers, loader.dataset)
+        self.collates = loader.collate_fn is not torch.utils.data.default_collate
+        self._worker_init: _WorkerInit | None = None
+        if init is not None or self.collates:
+            self._worker_init = _WorkerInit(init, loader.num_workers, loader.dataset)
         self.dataset = dataset
         self._loader: DataLoader[Any] = weakref.proxy(loader)
         reader = dataset.reader
@@ -79,9 +83,13 @@ class FastPath:
         skip = loader.on_error == "skip"
         threads = loader.worker_threads
         fields, fidelity = dataset.fields, loader.fidelity
-        self.work = Work(reader, dataset.recipe, self.backend, fields, seed, skip, threads, fidelity)
+        what = reader, dataset.recipe, self.backend, fields, seed, skip, threads, fidelity
+        self.work = CollatedWork(*what, collate_fn=loader.collate_fn) if self.collates else Work(*what)
         self.decoder: TrainerDecoder | None = None
-        if isinstance(decoder, TrainerDecoder):
+        if self.collates:
+            _check_collating(loader, decoder)
+            self.work.share_bytes = room_for(self.work) if loader.num_workers else 0
+        elif isinstance(decoder, TrainerDecoder):
             self.decoder = decoder
             self._stage_for(decoder)
         elif loader.target_device is not None:
@@ -278,8 +286,8 @@ class FastPath:
         if self._engine is not None and not self._engine.busy:
             return self._engine
         context = loader.multiprocessing_context
-        if context is None and (loader.worker_init_fn is not None or not _travels(self.work)):
-            context = torch.multiprocessing.get_context()
+        if context is None and (self._worker_init is not None or not _travels(self.work)):
+            context = _torchs_context(self.work)
         assert loader.hang_timeout_s is not None
         pool = PoolOptions(loader.num_workers, loader.hang_timeout_s, context, self._worker_init)
         ahead = max(1, (loader.prefetch_factor or 1) * loader.num_workers)
@@ -326,7 +334,7 @@ class FastPath:
 
     def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
         """The last steps on ``(images, labels, *fields)``, where they are wanted."""
-        if isinstance(finished, BaseException):
+        if isinstance(finished, BaseException) or self.collates:
             return batch
         images, labels, *fields = batch
         if not isinstance(finished, Decoded):
@@ -367,29 +375,62 @@ def current_ranks(loader: DataLoader[Any]) -> tuple[int, int]:
 
 def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:
     """The backend that a loader asks for. Without a device even one that decodes in the trainer stays on the CPU."""
+    is_collated = loader.collate_fn is not torch.utils.data.default_collate
     return get_decoder(
         loader.backend,
         dataset.recipe,
         threads=max(1, loader.num_workers),
         fidelity=loader.fidelity,
-        device="cpu" if loader.target_device is None else str(loader.target_device),
+        # A collate_fn takes finished samples, in workers: "auto" chooses what decodes there.
+        device="cpu" if loader.target_device is None or is_collated else str(loader.target_device),
         gpu_memory_limit_bytes=loader.gpu_memory_limit_bytes,
         hw_decoder_load=loader.hw_decoder_load,
     )
 
 
+def _check_collating(loader: DataLoader[Any], decoder: Decoder) -> None:
+    """Refuses what comes after a batch is put together, where a collate_fn does that."""
+    if loader.mix is not None:
+        raise ArgumentError(
+            "mix= mixes images and labels as feeder collates them, and there is a collate_fn: leave one of them out, "
+            "or mix in the collate_fn"
+        )
+    if loader.channels_last:
+        raise ArgumentError(
+            "channels_last=True is for images as feeder collates them, and there is a collate_fn: leave it out, and "
+            "return images.to(memory_format=torch.channels_last) from the collate_fn"
+        )
+    if isinstance(decoder, TrainerDecoder):
+        raise ArgumentError(
+            f"backend {decoder.name!r} decodes in this process, and a collate_fn takes finished samples in workers: "
+            "set backend='cpu', or leave the collate_fn out"
+        )
+
+
+def _torchs_context(work: Work) -> Any:
+    """Starts workers as torch's loader does by default; what can't be pickled goes along only with a fork."""
+    context = torch.multiprocessing.get_context()
+    if context.get_start_method() != "fork":
+        try:
+            pickle.dumps(work)
+        except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
+            return torch.multiprocessing.get_context("fork")
+    return context
+
+
 @dataclasses.dataclass
 class _WorkerInit:
-    """The user's ``worker_init_fn``, in a worker that is seeded and known as torch's are."""
+    """The user's ``worker_init_fn``, if any, in a worker that is seeded and known as torch's are."""
 
-    init: Callable[[int], None]
+    init: Callable[[int], None] | None
     workers: int
     dataset: Any
     base_seed: int = 0
 
     def __call__(self, number: int) -> None:
         introduce(self.base_seed, number, self.workers, self.dataset)
-        self.init(number)
+        if self.init is not None:
+            self.init(number)
 
 
 def _base_seed(seed: int, rank: int, epoch: int) -> int:

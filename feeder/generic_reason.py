@@ -30,13 +30,11 @@ class GenericReason(NamedTuple):
         return f"{self.why}: {self.way_out}" if self.way_out else self.why
 
 
-def generic_reason(dataset: Any, collate_fn: Any, *, is_batched: bool) -> GenericReason:
+def generic_reason(dataset: Any) -> GenericReason:
     """What a loader that runs torch's path lacks for the fast one.
 
     Args:
         dataset: Of the loader.
-        collate_fn: Of the loader; None for torch's default.
-        is_batched: Whether it makes batches of single samples.
     """
     source = as_feeder(dataset)
     if source is None:
@@ -44,9 +42,7 @@ def generic_reason(dataset: Any, collate_fn: Any, *, is_batched: bool) -> Generi
     if source.recipe.output_size is None:
         way_out = "end the geometry of the recipe with a crop, or Resize((height, width))"
         return GenericReason("images have sizes of their own", way_out)
-    if not is_batched:
-        return GenericReason("batch_size is None", "give batch_size")
-    return GenericReason("there is a collate_fn", "leave it out")
+    return GenericReason("batch_size is None", "give batch_size")
 
 
 def _foreign(dataset: Any) -> GenericReason:
@@ -60,9 +56,9 @@ def _foreign(dataset: Any) -> GenericReason:
         return GenericReason(why, "")
     if inner is dataset:
         why += ", whose samples or length are not a feeder dataset's"
-        return GenericReason(why, "change what comes out of feeder's own samples in the training loop")
+        return GenericReason(why, "change what comes out of feeder's own samples in a collate_fn")
     name = type(inner).__name__
-    way_out = f"give the {name} itself to the loader, and change what comes out in the training loop"
+    way_out = f"give the {name} itself to the loader, and change what comes out in a collate_fn"
     return GenericReason(f"{why} around a {name}", way_out)
 
 

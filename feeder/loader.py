@@ -44,12 +44,13 @@ _FIXED = frozenset(
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in for torch's DataLoader.
 
-    For a feeder dataset (with a recipe of fixed output size, no ``collate_fn`` of your own, and batches) the fast path
-    yields ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
-    ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]. Order and augmentation are
-    functions of (seed, epoch, position or sample), whatever the number of workers or ranks. The same holds for torch's
-    ``Subset`` of one, with the indices that it has when the loader is made: its samples are drawn for by their place in
-    it, and named by their ids in the whole. For any other dataset everything is as with torch's loader.
+    For a feeder dataset (with a recipe of fixed output size, and batches) the fast path yields
+    ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
+    ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]; or what a ``collate_fn`` makes of
+    the samples. Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of
+    workers or ranks. The same holds for torch's ``Subset`` of one, with the indices that it has when the loader is
+    made: its samples are drawn for by their place in it, and named by their ids in the whole. For any other dataset
+    everything is as with torch's loader.
 
     Args:
         dataset: As torch's; but for what follows, the same holds for every argument up to ``in_order``.
@@ -58,9 +59,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             datasets with a state of their own), one for each such core. One rank of a host measures for all. What was
             chosen, and why, is logged and in :meth:`stats`. On the fast path it changes no batch; elsewhere torch seeds
             random augmentation by worker, so take a number where runs are to be repeated.
+        collate_fn: On the fast path it is called once for each batch, in the worker that makes the whole batch, with
+            the list of its finished samples as ``dataset[i]`` gives them; what it returns is the batch. Before each
+            call the generators of Python, numpy and torch are seeded from seed, epoch and the batch's place in the
+            epoch, and afterwards they are put back. Not together with ``mix`` or ``channels_last``, or a backend that
+            decodes in this process.
         multiprocessing_context: Obeyed. Without one, workers of the fast path come from a small server without torch
-            and CUDA, so that they can be replaced at any time; but with a ``worker_init_fn``, or a recipe that can't be
-            pickled (a lambda in it), they are started as torch starts its own: by fork, where that is the default.
+            and CUDA, so that they can be replaced at any time; but with a ``worker_init_fn`` or ``collate_fn``, or a
+            recipe that can't be pickled (a lambda in it), they are started as torch starts its own, and by fork where
+            something can't be pickled.
         worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of (seed, rank, the
             epoch that the workers start in, number of the worker).
         shuffle: On the fast path also a :class:`feeder.order.Window`.
@@ -190,14 +197,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._source = as_feeder(dataset, stored_order=isinstance(shuffle, Window))
         self._is_fast = (
             self._source is not None
-            and collate_fn in (None, torch.utils.data.default_collate)  # what frameworks rebuild a loader with
             and (batch_size is not None or batch_sampler is not None)
             and self._source.recipe.output_size is not None
         )
         self._generic_reason: GenericReason | None = None
         if not self._is_fast:
-            is_batched = batch_size is not None or batch_sampler is not None
-            self._generic_reason = generic_reason(dataset, collate_fn, is_batched=is_batched)
+            self._generic_reason = generic_reason(dataset)
         self._choice: Choice | None = None
         if isinstance(num_workers, str):
             if num_workers != "auto":
@@ -242,7 +247,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(
                 "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix, "
                 "gpu_memory_limit_bytes and hw_decoder_load are for feeder's datasets, in batches, with a recipe of "
-                "fixed output size and no collate_fn of your own; elsewhere torch's random state and samplers rule. "
+                "fixed output size; elsewhere torch's random state and samplers rule. "
                 f"Here {self._generic_reason}"
             )
         self._warn_of_torchs_path(own_order)
@@ -292,7 +297,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._is_fast:
             names = ("backend", "fidelity", "memory_limit_bytes", "worker_threads")
             arguments |= {name: getattr(self, name) for name in names}
-        else:
+        if not self._is_fast or collate_fn not in (None, torch.utils.data.default_collate):
             arguments["collate_fn"] = collate_fn
         if batch_sampler is not None:
             batch_size = getattr(batch_sampler, "batch_size", None) or 32

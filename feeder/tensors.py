@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["as_tensor", "to_device"]
+__all__ = ["as_samples", "as_tensor", "to_device"]
 
 
 def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
@@ -20,6 +21,21 @@ def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
     """
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def as_samples(
+    images: Iterable[npt.NDArray[Any]], labels: npt.NDArray[np.int64], fields: Sequence[Sequence[Any]], dtype: str
+) -> list[tuple[Any, ...]]:
+    """Finished samples: ``(image, label, *fields)`` each.
+
+    Args:
+        images: N images [C, H, W] of a recipe's ``storage_dtype``; the tensors stand on them.
+        labels: int64 [N].
+        fields: Of each further field the N values.
+        dtype: The recipe's ``output_dtype``.
+    """
+    rows = zip(images, labels.tolist(), *fields, strict=True)
+    return [(as_tensor(image, dtype), *rest) for image, *rest in rows]
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

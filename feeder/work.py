@@ -23,6 +23,7 @@ from feeder.read import Encoded, Reader
 from feeder.sink import PixelSink, Sink, StagedSink
 
 if TYPE_CHECKING:
+    from feeder.collated import Collated
     from feeder.decode.base import Buffer, Decoder
     from feeder.decode.fused import DeviceSplit
     from feeder.decode.staged import Stager
@@ -66,6 +67,7 @@ class Report:
         fields: The further fields, each a list of one value a sample.
         substitutions: Bad samples and what stands in their place.
         left_over: Staged images that found no room in the slot, by row of the part.
+        collated: The batch that a collate_fn made of it, then without further fields; else None.
         read_ns: Time in reading, nanoseconds.
         decode_ns: Time in drawing, decoding and augmenting, nanoseconds.
         encoded_bytes: What was read of the encoded images.
@@ -74,6 +76,7 @@ class Report:
     fields: list[list[Any]] = field(default_factory=list)
     substitutions: list[Substitution] = field(default_factory=list)
     left_over: dict[int, Buffer] = field(default_factory=dict)
+    collated: Collated | None = None
     read_ns: int = 0
     decode_ns: int = 0
     encoded_bytes: int = 0
@@ -81,7 +84,7 @@ class Report:
     @property
     def has_news(self) -> bool:
         """Whether there is anything in it that the slot and the meters do not say."""
-        return bool(self.fields or self.substitutions or self.left_over)
+        return bool(self.fields or self.substitutions or self.left_over or self.collated)
 
 
 @dataclass
@@ -135,6 +138,11 @@ class Work:
             self.decoder  # noqa: B018
         else:
             self.stager.prepare()
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether a part must be a whole batch."""
+        return False
 
     @property
     def sample_shape(self) -> tuple[int, ...]:

@@ -536,7 +536,6 @@ def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -
         (concatenated, {}, "the dataset is a ConcatDataset"),
         (torch.arange(10), {}, "the dataset is a Tensor"),
         (ShardDataset(shards, Resize(8)), {}, r"Resize\(\(height, width\)\)"),
-        (dataset, {"collate_fn": len}, "leave it out"),
         (dataset, {"batch_size": None}, "batch_size is None"),
     ]
     for given, arguments, message in cases:
@@ -561,9 +560,6 @@ def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:
     images, labels = next(iter(loader))
     assert images.shape == (4, 3, 8, 10)
     assert labels.tolist() == [0, 1, 2, 3]
-    with pytest.warns(UserWarning, match="runs torch's path"):
-        doubled = DataLoader(ShardDataset(shards, RECIPE), batch_size=2, collate_fn=len)
-    assert list(doubled)[:2] == [2, 2]
 
 
 class _AsDict(torch.utils.data.Dataset[Any]):

@@ -131,7 +131,7 @@ class _Checker:
             remedy = "feeder.DataLoader with the same arguments"
             self.add("feeder-path", call, why, remedy, what="a feeder dataset in a loader that is not feeder's")
         elif wrapper:
-            remedy = "give the feeder dataset itself to the loader, and change what comes out in the training loop"
+            remedy = "give the feeder dataset itself to the loader, and change what comes out in a collate_fn"
             self.add("feeder-path", call, why, remedy, what=f"{wrapper} around a feeder dataset: the fast path is off")
         elif "batch_size" in given and self.names.value(given["batch_size"]) is None:
             what = "batch_size=None: the fast path is off"

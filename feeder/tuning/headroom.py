@@ -329,10 +329,12 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
     if len(kept) < len(ids) / 2:
         return None
     rows = np.array(kept)
+    size = work.recipe.output_size
+    assert size is not None
     recipe, draws = work.recipe, work.recipe.draw(work.seed, 0, ids[rows], encoded.sizes[rows])
     if work.split is not None:  # the device does the rest
         recipe, draws = work.split.cpu, work.split.draws(draws)
-    out = np.empty((len(kept), *work.sample_shape), work.sample_dtype)
+    out = np.empty((len(kept), 3, *size), np.uint8 if work.split is not None else recipe.storage_dtype)
     decoder = CpuDecoder(fidelity=work.fidelity)
     times: dict[int, list[int]] = {0: [], 1: []}
     for _ in range(3):
