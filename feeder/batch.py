@@ -18,6 +18,7 @@ import functools
 import math
 import mmap
 import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -82,8 +83,8 @@ class Region:
         if descriptor >= 0 and self._pid == os.getpid():
             os.close(descriptor)
 
-    def __del__(self) -> None:
-        if getattr(self, "descriptor", -1) >= 0 and hasattr(self, "_pid"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and hasattr(self, "_pid"):  # see Note [At the interpreter's end]
             self.close()
 
 
@@ -154,8 +155,8 @@ class Lease:
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
         self._slot, self.token, self._slots = slot, object(), slots
 
-    def __del__(self) -> None:
-        if self._slots is not None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and self._slots is not None:  # see Note [At the interpreter's end]
             self._slots.release(self._slot, self.token)
 
 

@@ -19,7 +19,9 @@ import fcntl
 import os
 import signal
 import struct
+import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -211,8 +213,8 @@ class Board:
                 if event >= 0:
                     os.close(event)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_pid"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and hasattr(self, "_pid"):  # see Note [At the interpreter's end]
             self.close()
 
     def _put(self, parts: list[Part], queue: npt.NDArray[np.int64], tail: int) -> None:

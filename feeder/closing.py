@@ -4,6 +4,12 @@ Note [Closing]
     Descriptors that are closed under someone's hands may be another file's by the time they are written to. So nothing
     is ended while a thread is in the iterator: it is told, sees it within a second, and ends everything on its way
     out. It learns so by an error, and not by an end of the epoch that never came.
+
+Note [At the interpreter's end]
+    The last objects go while modules are taken apart, and a finalizer then finds None where a module's name was; those
+    of a script's top level are among them once anything keeps its ``__main__``, as dill does. By then ``atexit`` has
+    ended the workers, and the system takes memory and descriptors back. So a ``__del__`` does nothing while the
+    interpreter ends, and has the function that says so as a default argument.
 """
 
 from __future__ import annotations

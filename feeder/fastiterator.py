@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -245,8 +246,8 @@ class FastIterator:
             engine.end_iterator()
         self._batches = iter(())
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and not getattr(self, "_closed", True):  # see Note [At the interpreter's end]
             self.close()
 
     def _account(self, finished: Finished | BaseException) -> None:

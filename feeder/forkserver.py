@@ -247,7 +247,10 @@ def _obey(control: socket.socket, children: dict[int, int], descriptors: Sequenc
         _become_worker(control, received[0], descriptors)
     os.close(received[0])
     children[pid] = int(number)
-    control.send(f"started {number} {pid}".encode())
+    try:
+        control.send(f"started {number} {pid}".encode())
+    except OSError:
+        return False
     return True
 
 

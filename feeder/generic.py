@@ -12,7 +12,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -542,8 +544,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         end_view(self)
         self._processes.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_processes"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and hasattr(self, "_processes"):  # see Note [At the interpreter's end]
             self._processes.close()
 
 

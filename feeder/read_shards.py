@@ -19,11 +19,13 @@ import hashlib
 import json
 import os
 import resource
+import sys
 import threading
 import time
 import weakref
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +73,9 @@ class _Files:
             return _OPEN_SHARDS
         return max(_FEWEST_SHARDS, min(_OPEN_SHARDS, limit // _SHARE // len(_all_files)))
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # see Note [At the interpreter's end]
+            return
         if self.entries and self.pid == os.getpid():  # after a fork the descriptors are the parent's to close
             for entry in self.entries.values():
                 os.close(entry.descriptor)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO
 
@@ -71,6 +73,7 @@ class LiveView:
         self._started = self._seen = time.monotonic()
         self._rates: dict[str, float] | None = None
         self._bar: Any = None
+        _live.add(self)
         self._is_bar = self._stream.isatty() or _in_notebook()
         self._interval_s = _BAR_INTERVAL_S if self._is_bar else _LINE_INTERVAL_S
         if self._is_bar:
@@ -132,6 +135,16 @@ class LiveView:
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
+
+
+_live: weakref.WeakSet[LiveView] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """What is shown of an epoch that the script leaves unfinished gets its last line, too."""
+    for view in list(_live):
+        view.end()
 
 
 def end_view(iterator: Any) -> None:

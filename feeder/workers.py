@@ -296,8 +296,8 @@ class Pool:
         self._board.close()
         return not waiting
 
-    def __del__(self) -> None:
-        if hasattr(self, "_workers"):
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and hasattr(self, "_workers"):  # see Note [At the interpreter's end]
             self.close()
 
     def _start(self, number: int) -> _Worker:

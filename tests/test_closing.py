@@ -1,9 +1,11 @@
-"""Loaders that are closed while a thread waits for a batch."""
+"""Loaders that are closed while a thread waits for a batch, or that the interpreter ends with."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -187,3 +189,37 @@ def test_closing_from_another_thread_ends_a_wait_for_a_worker_that_is_stopped(mo
     thread.join(60)
     assert [type(error) for error in found] == [WorkerError]
     assert _ended([process.pid])
+
+
+_AT_EXIT = """
+import dill  # keeps __main__, so that what follows goes when the modules have gone
+import sys
+import torch
+import feeder
+from feeder.transforms import RandomResizedCrop
+
+class Tensors(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return torch.zeros(1 << 12)
+
+held = []
+for dataset in (feeder.ShardDataset(sys.argv[1], RandomResizedCrop(16)), Tensors()):
+    for options in ({}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}):
+        loader = feeder.DataLoader(dataset, batch_size=8, metrics_port=0, **options)
+        iterator = iter(loader)
+        held += [loader, iterator, next(iterator), next(iterator)]
+        held += [loader, iter(loader)]  # whose workers may still be starting
+viewed = iter(feeder.DataLoader(dataset, batch_size=8, progress=True))
+next(viewed)
+"""
+
+
+def test_a_script_that_leaves_iterators_behind_ends_in_silence(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", _AT_EXIT, str(write_shards(tmp_path, 64))]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    shown = done.stderr.splitlines()
+    assert [line.partition(",")[0] for line in shown] == ["loader: 1/8 batches"], done.stderr
