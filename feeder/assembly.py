@@ -58,6 +58,7 @@ class Finished:
         parts: (first row, number of rows) of the parts that it was made in.
         left_over: Staged images that found no room in the slot, by row.
         collated: The batch that a collate_fn made, in place of images, labels and fields; else None.
+        clipped, slow: How many images were decoded with a loss of range, or slowly; see :class:`feeder.work.Report`.
     """
 
     arrays: SlotView
@@ -67,6 +68,8 @@ class Finished:
     parts: list[tuple[int, int]]
     left_over: dict[int, Buffer] = field(default_factory=dict)
     collated: Collated | None = None
+    clipped: int = 0
+    slow: int = 0
 
     def let_go(self) -> None:
         """Keeps what is small in ordinary memory, and the slot no longer: its images are gone from here."""
@@ -120,7 +123,8 @@ def assemble_here(
         arrays = SlotView(request.positions, request.ids, labels, images)
         fields, substitutions = report.fields, report.substitutions
         whole = [(0, rows)]
-        yield Finished(arrays, fields, substitutions, request.epoch, whole, report.left_over, report.collated)
+        found = fields, substitutions, request.epoch, whole, report.left_over, report.collated
+        yield Finished(arrays, *found, report.clipped, report.slow)
 
 
 class Assembly:
@@ -272,6 +276,8 @@ class Assembly:
             making.edges,
             {first + row: data for (first, _), report in made for row, data in report.left_over.items()},
             collated,
+            sum(report.clipped for report in reports),
+            sum(report.slow for report in reports),
         )
 
 

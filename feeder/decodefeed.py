@@ -161,7 +161,14 @@ class DecodeFeed:
         images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last, mix=mix)
         finished.let_go()
         batch = Decoded(
-            finished.arrays, finished.fields, finished.substitutions, finished.epoch, finished.parts, images=images
+            finished.arrays,
+            finished.fields,
+            finished.substitutions,
+            finished.epoch,
+            finished.parts,
+            clipped=finished.clipped,
+            slow=finished.slow,
+            images=images,
         )
         for row, error in enumerate(errors):
             if error is not None:

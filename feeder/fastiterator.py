@@ -164,6 +164,8 @@ class FastIterator:
         except StopIteration:
             self._progress.exhausted = not self._closed  # closed before its end, it has not come to it
             self._end()
+            if self._progress.exhausted:
+                self._path.warn_of_clipped()
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way
@@ -263,6 +265,8 @@ class FastIterator:
         path.counts["batches"] += 1
         path.counts["samples"] += len(finished.arrays.labels)
         path.counts["skipped"] += len(finished.substitutions)
+        path.counts["clipped"] += finished.clipped
+        path.counts["slow"] += finished.slow
         path.substitutions.extend(finished.substitutions)
         padding = split.padding(step) if split is not None else 0
         if padding:

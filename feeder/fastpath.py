@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import distributed
 
-from feeder.assembly import HELD_BATCHES, Finished, Request, part_rows
+from feeder.assembly import HELD_BATCHES, Finished, Request, callers_level, part_rows
 from feeder.collated import CollatedWork, room_for
 from feeder.completion import Completion
 from feeder.dataset import FeederDataset, as_feeder
@@ -31,6 +31,7 @@ from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
 from feeder.fastiterator import FastIterator, Place, Progress
 from feeder.generic_worker import introduce
+from feeder.imageinfo import clipped_warning
 from feeder.meter import Meter
 from feeder.order import Order, Split, Window
 from feeder.read_part import PartReader
@@ -96,9 +97,11 @@ class FastPath:
             self.work.split = split_for_device(dataset.recipe)
         self.is_on_device = loader.target_device is not None
         self.completion = Completion(self.work, loader.target_device, loader.channels_last, check_mix(loader.mix))
+        self._warned_of_clipped = False
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_LEDGER_ENTRIES)
         self.padded: list[int] = []
         self.counts = {"batches": 0, "samples": 0, "skipped": 0, "waited_ns": 0, "elapsed_ns": 0}
+        self.counts |= {"clipped": 0, "slow": 0}
         self.meters_here: dict[str, int] = {}
         self.meter = Meter()
         self.progress: Progress | None = None
@@ -258,6 +261,13 @@ class FastPath:
             "substitutions": [s._replace(substitute=index(s.substitute))._asdict() for s in list(self.substitutions)],
             "padded": [index(i) for i in list(self.padded)],
         }
+
+    def warn_of_clipped(self) -> None:
+        """Says once, at the end of an epoch, that images lost range."""
+        clipped = self.counts["clipped"]
+        if clipped and not self._warned_of_clipped:
+            self._warned_of_clipped = True
+            warnings.warn(clipped_warning(clipped), UserWarning, stacklevel=callers_level())
 
     def _trainer_decode(self, stages: dict[str, dict[str, int]]) -> dict[str, int]:
         return (

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decode.base import MAX_PIXELS
+from feeder.text import count
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -21,6 +22,7 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "ImageInfo",
     "check_complete",
+    "clipped_warning",
     "image_info",
     "is_image_field",
     "jpeg_has_end",
@@ -298,6 +300,15 @@ def _pillow_info(data: bytes, *, whole: bool = False) -> ImageInfo:
         raise ValueError(f"not an image: starts with {data[:8]!r}") from None
     except Exception as error:  # Pillow raises nearly every kind on damaged files
         raise ValueError(f"damaged image: {error}") from None
+
+
+def clipped_warning(images: int) -> str:
+    """A warning that so many images, at least one, have more than 8 bits a sample and lost range."""
+    return (
+        f"{count(images, 'image')} of more than 8 bits a sample clipped to 0-255, as Pillow does it: integers above "
+        "255 become 255, floats lose their fraction; convert them to 8 bits first, or leave them out with "
+        "`feeder shard --reject-deep`"
+    )
 
 
 _quiet_lock = threading.Lock()

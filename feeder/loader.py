@@ -446,6 +446,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               sums over the workers' parts;
             - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
               10,000), see :class:`feeder.work.Substitution`;
+            - ``clipped``: how many images lost range, because their samples have more than 8 bits: floats, and integers
+              outside 0-255; ``slow``: how many JPEGs are of a kind that the backend's usual way does not take (odd
+              sampling factors, CMYK) and were decoded by a slower one;
             - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.
         """
         stats = self._generic.stats(self.generic_meters) if self._fast is None else self._fast.stats()

@@ -48,6 +48,7 @@ class Manifest:
         bad: Of these, how many claimed to be images.
         formats: Samples by image format.
         encoded: Samples by what was done to their image ("kept", ...).
+        clipped: Samples whose image loses range when it is decoded, as it has more than 8 bits a sample.
         classes: Class names by label, or None.
         index: Size and SHA-256 of the index file.
         shards: The shards, in order.
@@ -64,6 +65,7 @@ class Manifest:
     classes: list[str] | None
     index: dict[str, Any]
     shards: list[ShardRecord]
+    clipped: int = 0
 
     @classmethod
     def read(cls, folder: str) -> Manifest | None:

@@ -30,9 +30,13 @@ class Sink(Protocol):
 
     Attributes:
         takes_rows: Whether images may lack the rows that are not needed.
+        clipped, slow: How many images were decoded with a loss of range, or slowly; see
+            :class:`feeder.decode.base.Decoder`.
     """
 
     takes_rows: bool
+    clipped: int
+    slow: int
 
     def add(
         self,
@@ -81,6 +85,7 @@ class PixelSink:
         self._decoder, self._split, self._images, self._meter = decoder, split, images, meter
         self._recipe = recipe if split is None else split.cpu
         self.takes_rows = getattr(decoder, "takes_rows", False)
+        self.clipped = self.slow = 0
 
     def add(
         self,
@@ -99,6 +104,8 @@ class PixelSink:
         started = time.perf_counter_ns()
         errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images, **further)
         self._meter.add_images(time.perf_counter_ns() - started, len(buffers), images.nbytes, self._decoder)
+        self.clipped += getattr(self._decoder, "clipped", 0)
+        self.slow += getattr(self._decoder, "slow", 0)
         if not whole:
             self._images[rows] = images
         return errors
@@ -124,6 +131,7 @@ class StagedSink:
         rows["kind"] = Kind.FAILED
         self._staged = Staged(rows, [b""] * len(memory))
         self.takes_rows = stager.takes_rows
+        self.clipped = self.slow = 0
 
     def add(
         self,
@@ -136,6 +144,8 @@ class StagedSink:
         """See :meth:`Sink.add`."""
         started = time.perf_counter_ns()
         staged, errors = self._stager.stage(buffers, orientations, self._recipe, draws, first_rows)
+        self.clipped += self._stager.clipped
+        self.slow += self._stager.slow
         self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
         self._staged.rows[rows] = staged.rows
         for row, payload in zip(rows.tolist(), staged.payloads, strict=True):

@@ -71,6 +71,8 @@ class Report:
         read_ns: Time in reading, nanoseconds.
         decode_ns: Time in drawing, decoding and augmenting, nanoseconds.
         encoded_bytes: What was read of the encoded images.
+        clipped: How many images lost range, because their samples have more than 8 bits.
+        slow: How many JPEGs were not for the backend's usual way.
     """
 
     fields: list[list[Any]] = field(default_factory=list)
@@ -80,11 +82,14 @@ class Report:
     read_ns: int = 0
     decode_ns: int = 0
     encoded_bytes: int = 0
+    clipped: int = 0
+    slow: int = 0
 
     @property
     def has_news(self) -> bool:
         """Whether there is anything in it that the slot and the meters do not say."""
-        return bool(self.fields or self.substitutions or self.left_over or self.collated)
+        further = self.fields or self.substitutions or self.left_over or self.collated
+        return bool(further or self.clipped or self.slow)
 
 
 @dataclass
@@ -192,6 +197,7 @@ class Work:
             for row, error in enumerate(errors):
                 if error is not None:
                     samples[row] = self._replace(error, epoch, int(positions[row]), row, sink, labels, report, beat)
+        report.clipped, report.slow = sink.clipped, sink.slow
         report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
         report.fields = [[self.reader.field(i, name) for i in samples.tolist()] for name in self.fields]
         return report

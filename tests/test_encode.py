@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 import json
 import struct
@@ -10,12 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feeder import DataLoader, FolderDataset, ShardDataset, write_shards
+from feeder.cli import main
 from feeder.errors import ArgumentError, ShardError
 from feeder.index import Index
 from feeder.manifest import Manifest
 from feeder.shard import ShardOptions, shard
 from feeder.shard.encode import EncodeOptions
+from feeder.transforms import Resize
 from tests.images import encode, pixels
+from tests.kernels import jpegs
 from tests.test_shard import contents, samples_of
 
 
@@ -72,15 +77,18 @@ def test_seekable_is_the_default_and_keeps_every_pixel(source: Path, tmp_path: P
     assert any("CMYK" in reason for reason in manifest.encoded)
 
 
-def test_damage_that_still_decodes_is_kept_and_counted(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["seekable", "keep", "jpeg", "raw"])
+def test_damage_that_pillow_conceals_is_rejected(source: Path, tmp_path: Path, mode: str) -> None:
     folder = tmp_path / "src" / "c"
     folder.mkdir(parents=True)
     data = bytearray((source / "c" / "base.jpg").read_bytes())
     middle = len(data) // 2
     data[middle : middle + 40] = b"\x00" * 40
     (folder / "damaged.jpg").write_bytes(data)
-    assert run(tmp_path / "src", tmp_path / "out")["c/damaged.jpg"] == data
-    assert Manifest.read(str(tmp_path / "out")).encoded == {"kept (damaged)": 1}  # type: ignore[union-attr]
+    (folder / "good.jpg").write_bytes(encode(pixels(1)))
+    shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1, encode=EncodeOptions(mode)))
+    assert [path for path, _, _ in samples_of(tmp_path / "out")] == ["c/good.jpg"]
+    assert "Corrupt JPEG data" in rejected(tmp_path / "out")["c/damaged.jpg"]
 
 
 def test_metadata_stays_or_goes_but_orientation_stays(source: Path, tmp_path: Path) -> None:
@@ -170,6 +178,114 @@ def header(width: int, height: int) -> tuple[bytes, bytes]:
     return b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
 
 
+# 40 x 24 pixels, by libjpeg with arith_code set: Pillow reads such files, but does not write them.
+ARITHMETIC = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
+    "pQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT09PT0//yQARCAAY"
+    "ACgDASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwD/AJMcLpjY8eknQd3TnFzh2kbkr5aQbg+xrjuUNEfvPdWTI23CdMMwE6l2FB"
+    "W/s2dQPf6uo0Unp++as06lsCQLPTut5r3T31Q2LpYF2RjqNd5f0ZlpXc5IaWPvJbkmTZbIvK4Akjumiyaqu5mgGXyvkJgZAd5Lkbou9Cf6s5Qf"
+    "2SJ9l0YyX/qIVYnsaRqFVuq+HDs6Yrqghz3GNgTjeMqjSubGoQZwWA4P2I3VK6xX2pSagGXfMeh2gP/Z"
+)
+
+
+def rejected(out: Path) -> dict[str, str]:
+    rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    return {row["path"]: row["reason"] for row in rows}
+
+
+@pytest.mark.parametrize("mode", ["seekable", "keep", "raw"])
+def test_what_is_sharded_can_be_loaded_and_the_rest_is_rejected(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "src" / "c"
+    folder.mkdir(parents=True)
+    picture = encode(pixels(3), "PNG")
+    bomb = b"Comment\0\0" + zlib.compress(b"x" * (1 << 21))
+    adobe_rgb = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0"
+    files = {
+        "text.png": picture[:33] + png((b"zTXt", bomb))[8:] + picture[33:],
+        "profile.png": picture[:33] + png((b"iCCP", b"name\0\0" + zlib.compress(b"x" * (1 << 26))))[8:] + picture[33:],
+        "nonsense.png": png(header(9, 9), (b"IDAT", b"nonsense"), (b"IEND", b"")),
+        "12 bits.jpg": jpegs.patched(jpegs.jpeg("4:2:0"), jpegs.frame_offset(jpegs.jpeg("4:2:0")) + 4, 12),
+        "thirds of halves.jpg": jpegs.flat_blocks((0x12, 0x13, 0x13), (64, 48)),
+        "no end.jpg": encode(pixels(4))[:-2],
+        "rgb.jpg": jpegs.with_segments(jpegs.flat_blocks((0x22, 0x11, 0x11), (64, 48)), adobe_rgb),
+        "odd.jpg": jpegs.flat_blocks((0x11, 0x12, 0x12), (64, 48)),
+        "cmyk.jpg": encode(pixels(5).convert("CMYK")),
+        "arithmetic.jpg": ARITHMETIC,
+        "plain.png": picture,
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1, encode=EncodeOptions(mode)))
+    kept = {"c/rgb.jpg", "c/odd.jpg", "c/cmyk.jpg", "c/arithmetic.jpg", "c/plain.png"}
+    assert {path for path, _, _ in samples_of(tmp_path / "out")} == kept
+    assert rejected(tmp_path / "out").keys() == {f"c/{name}" for name in files} - kept
+    dataset = ShardDataset(tmp_path / "out", transform=Resize((32, 32)))
+    loader = DataLoader(dataset, batch_size=4)
+    assert sum(len(images) for images, _ in loader) == len(kept)
+    assert loader.stats()["slow"] == (0 if mode == "raw" else 3)
+
+
+def deep_images(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    levels = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+    (folder / "16 bits.png").write_bytes(encode(Image.fromarray(levels), "PNG"))
+    (folder / "big endian.tiff").write_bytes(encode(Image.fromarray(levels.astype(">u2")), "TIFF"))
+    (folder / "floats.tiff").write_bytes(encode(Image.fromarray(levels.astype(np.float32) / 65535), "TIFF"))
+    (folder / "16 bits, small.png").write_bytes(encode(Image.fromarray(levels % 256), "PNG"))
+    (folder / "8 bits.png").write_bytes(encode(Image.fromarray((levels % 256).astype(np.uint8)), "PNG"))
+
+
+@pytest.mark.parametrize("mode", ["seekable", "keep", "raw", "jpeg"])
+def test_images_that_lose_range_are_counted_when_sharded(tmp_path: Path, mode: str) -> None:
+    deep_images(tmp_path / "src" / "c")
+    summary = shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(encode=EncodeOptions(mode)))
+    assert (summary.samples, summary.clipped) == (5, 3)
+    again = shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(encode=EncodeOptions(mode)))
+    assert again.clipped == 3
+
+
+def test_images_that_lose_range_are_rejected_on_request(tmp_path: Path) -> None:
+    deep_images(tmp_path / "src" / "c")
+    options = ShardOptions(max_bad=1, encode=EncodeOptions(reject_deep=True))
+    summary = shard(str(tmp_path / "src"), str(tmp_path / "out"), options)
+    assert (summary.samples, summary.clipped) == (2, 0)
+    found = rejected(tmp_path / "out")
+    assert found.keys() == {"c/16 bits.png", "c/big endian.tiff", "c/floats.tiff"}
+    assert all("more than 8 bits" in reason for reason in found.values())
+
+
+def test_the_command_warns_of_images_that_lose_range_also_when_quiet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep_images(tmp_path / "src" / "c")
+    assert main(["shard", "-q", str(tmp_path / "src"), "--out", str(tmp_path / "out")]) == 0
+    assert "warning: 3 images of more than 8 bits a sample clipped" in capsys.readouterr().err
+    assert main(["shard", "-q", str(tmp_path / "src"), "--out", str(tmp_path / "b"), "--reject-deep"]) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_that_lose_range_are_counted_when_loaded(tmp_path: Path, workers: int) -> None:
+    deep_images(tmp_path / "c")
+    loader = DataLoader(FolderDataset(tmp_path, transform=Resize((16, 16))), batch_size=2, num_workers=workers)
+    with pytest.warns(UserWarning, match="3 images of more than 8 bits a sample clipped") as caught:
+        for _ in loader:
+            pass
+    assert len([w for w in caught if "clipped" in str(w.message)]) == 1
+    assert caught[0].filename == __file__
+    assert loader.stats()["clipped"] == 3
+    for _ in loader:  # warns no more
+        pass
+    assert loader.stats()["clipped"] == 6
+    loader.close()
+
+
+def test_write_shards_warns_of_images_that_lose_range(tmp_path: Path) -> None:
+    deep_images(tmp_path / "c")
+    samples = [{"__key__": path.stem, "png": path.read_bytes()} for path in (tmp_path / "c").glob("*.png")]
+    with pytest.warns(UserWarning, match="1 image of more than 8 bits a sample clipped"):
+        write_shards(samples, tmp_path / "out")
+
+
 def test_what_no_decoder_can_read_is_rejected_and_advice_never_fails(tmp_path: Path) -> None:
     folder = tmp_path / "src" / "c"
     folder.mkdir(parents=True)
@@ -182,8 +298,7 @@ def test_what_no_decoder_can_read_is_rejected_and_advice_never_fails(tmp_path: P
     (folder / "flipped.png").write_bytes(flipped)
     (folder / "nonsense.png").write_bytes(png(header(9, 9), (b"IDAT", b"nonsense"), (b"IEND", b"")))
     shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1))
-    listed = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
-    reasons = {row["path"]: row["reason"] for row in listed}
-    assert reasons.keys() >= {"c/headers.jpg", "c/huge.png", "c/flipped.png"}
+    reasons = rejected(tmp_path / "out")
+    assert reasons.keys() == {"c/headers.jpg", "c/huge.png", "c/flipped.png", "c/nonsense.png"}
     assert "60000x60000 is more than" in reasons["c/huge.png"]
     assert "c/good.jpg" in {path for path, _, _ in samples_of(tmp_path / "out")}

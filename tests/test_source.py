@@ -154,7 +154,7 @@ def test_every_kind_of_bad_file_is_listed_with_its_reason(tmp_path: Path) -> Non
         "class-0/self.jpg": "symlink loop",
         "class-0/text.jpg": "not an image",
         "class-0/truncated.jpg": "truncated",
-        "class-0/truncated.png": "truncated or damaged png",
+        "class-0/truncated.png": "damaged or unsupported png",
         "class-0/truncated.webp": "damaged",
         "stray.jpg": "stands outside the class folders",
     }

@@ -66,6 +66,11 @@ def add(commands: Any) -> None:
         help="with seekable or jpeg: drop EXIF (orientation stays), ICC profile and comments",
     )
     command.add_argument(
+        "--reject-deep",
+        action="store_true",
+        help="reject images of more than 8 bits a sample that would be clipped to 0-255",
+    )
+    command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path")
@@ -81,6 +86,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from feeder.imageinfo import clipped_warning
     from feeder.progress import terminal_progress
     from feeder.shard import ShardOptions, shard
     from feeder.shard.encode import EncodeOptions
@@ -94,7 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         max_bad=arguments.max_bad,
         encode=EncodeOptions(
-            arguments.encode, arguments.max_side, arguments.quality, keep_metadata=not arguments.strip_metadata
+            arguments.encode,
+            arguments.max_side,
+            arguments.quality,
+            keep_metadata=not arguments.strip_metadata,
+            reject_deep=arguments.reject_deep,
         ),
         dali_index=arguments.dali_index,
         columns=ManifestColumns(arguments.path_column, arguments.image_column, arguments.label_column),
@@ -111,6 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         _print_summary(summary, arguments.dry_run)
     elif summary.loss and not summary.too_many_bad:
         print(f"feeder: {summary.loss}", file=sys.stderr)
+    if summary.clipped:
+        print(f"feeder: warning: {clipped_warning(summary.clipped)}", file=sys.stderr)
     if summary.too_many_bad and not arguments.dry_run:
         print(f"feeder: {summary.too_many_bad}", file=sys.stderr)
         return EXIT_TOO_MANY_BAD

@@ -40,6 +40,9 @@ class Decoder(Protocol):
     and write (zeros where a stage is not done by itself), and ``fused``, by such a stage the one whose time has it.
     Without them all is decode.
 
+    It may also count: ``clipped`` is how many images of the last call lost range, because their samples have more than
+    8 bits, and ``slow`` how many JPEGs were not for its usual way and were decoded by a slower one.
+
     One whose ``takes_rows`` is true decodes seekable JPEGs that lack the rows which are not needed: its ``decode``
     takes ``first_rows`` as well, int32 [N], see :class:`feeder.read.Encoded`. What it can't decode so, it gets whole.
     """

@@ -34,7 +34,10 @@ class CpuDecoder:
 
     Attributes:
         native_images: How many images the kernels have decoded.
-        pillow_images: How many went to Pillow because they are neither JPEG nor .npy.
+        pillow_images: How many went to Pillow because they are neither JPEG nor .npy, or a JPEG that the kernels don't
+            decode.
+        clipped: How many images of the last call lost range, because their samples have more than 8 bits.
+        slow: How many JPEGs of the last call were decoded as for "exact" though "fast" was asked for, or by Pillow.
         spent_ns: int64 [N, 3], what each image of the last call took: decode, transform, write.
     """
 
@@ -54,6 +57,8 @@ class CpuDecoder:
         self.fidelity = fidelity
         self.native_images = 0
         self.pillow_images = 0
+        self.clipped = 0
+        self.slow = 0
         self.spent_ns = np.zeros((0, 3), np.int64)
         self._pillow = PillowDecoder(max_pixels=max_pixels)
 
@@ -80,6 +85,7 @@ class CpuDecoder:
         """Decodes and augments N images into ``out``; see :class:`feeder.decode.base.Decoder`."""
         check_batch(buffers, orientations, recipe, draws, out)
         self.spent_ns = np.zeros((len(buffers), 3), np.int64)
+        self.clipped = self.slow = 0
         if len(buffers) == 0:
             return []
         if recipe.is_base_path:
@@ -111,11 +117,17 @@ class CpuDecoder:
         statuses, reasons = self._native(buffers, orientations, draws, out, first_rows=first_rows, **options)
         self.spent_ns[:, :2] = spent
         errors = _errors(statuses, reasons)
-        others = np.flatnonzero(statuses == _native.Status.NOT_JPEG.value)
+        others = np.flatnonzero(_for_pillow(statuses, first_rows))
         if len(others):
             pixels = np.ascontiguousarray(out[others])
-            found = self._pillow.decode(
-                [buffers[row] for row in others.tolist()], orientations[others], recipe, draws.take(others), pixels
+            found = self._with_pillow(
+                [buffers[row] for row in others.tolist()],
+                orientations[others],
+                recipe,
+                draws.take(others),
+                pixels,
+                [errors[row] for row in others.tolist()],
+                statuses[others],
             )
             out[others] = pixels
             self.spent_ns[others] = self._pillow.spent_ns
@@ -144,14 +156,16 @@ class CpuDecoder:
         some = None if first_rows is None else first_rows[one]
         options: dict[str, Any] = {"layout": "nhwc", "dtype": "uint8", "spent": spent, "first_rows": some}
         statuses, reasons = self._native([buffer], orientations[one], draws.take(one), base, **options)
-        if statuses[0] == _native.Status.NOT_JPEG.value:
+        error = _errors(statuses, reasons)[0]
+        if _for_pillow(statuses, some)[0]:
             self.pillow_images += 1
-            error = self._pillow.decode([buffer], orientations[one], recipe, draws.take(one), out[None])[0]
+            (error,) = self._with_pillow(
+                [buffer], orientations[one], recipe, draws.take(one), out[None], [error], statuses
+            )
             self.spent_ns[one] = self._pillow.spent_ns
             return error
         self.native_images += 1
         self.spent_ns[one, :2] = spent
-        error = _errors(statuses, reasons)[0]
         if error is None:
             started = time.perf_counter_ns()
             try:
@@ -161,6 +175,24 @@ class CpuDecoder:
             self.spent_ns[row, 1] += time.perf_counter_ns() - started
         return error
 
+    def _with_pillow(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        out: npt.NDArray[np.generic],
+        errors: list[DecodeError | None],
+        statuses: npt.NDArray[np.int32],
+    ) -> list[DecodeError | None]:
+        """What the kernels have left over, by Pillow; of a JPEG that it can't decode either, the kernels' error."""
+        found = self._pillow.decode(buffers, orientations, recipe, draws, out)
+        self.clipped += self._pillow.clipped
+        is_jpeg = (statuses != _native.Status.NOT_JPEG.value).tolist()
+        self.slow += sum(jpeg and error is None for jpeg, error in zip(is_jpeg, found, strict=True))
+        both = zip(is_jpeg, found, errors, strict=True)
+        return [ours if jpeg and error is not None else error for jpeg, error, ours in both]
+
     def _native(
         self,
         buffers: Sequence[Buffer],
@@ -169,7 +201,8 @@ class CpuDecoder:
         out: npt.NDArray[Any],
         **options: Any,
     ) -> tuple[npt.NDArray[np.int32], list[str]]:
-        return _native.decode_batch(
+        slow = np.zeros(len(buffers), np.uint8)
+        result = _native.decode_batch(
             buffers,
             np.ascontiguousarray(draws.source_box, np.float64),
             np.ascontiguousarray(draws.support_box, np.int32),
@@ -180,8 +213,20 @@ class CpuDecoder:
             fidelity=self.fidelity,
             max_pixels=self.max_pixels,
             image_sizes=np.ascontiguousarray(draws.image_size, np.int32),
+            slow=slow,
             **options,
         )
+        self.slow += int(np.count_nonzero(slow))
+        return result
+
+
+def _for_pillow(statuses: npt.NDArray[np.int32], first_rows: npt.NDArray[np.int32] | None) -> npt.NDArray[np.bool_]:
+    """Which images Pillow may decode: what is no JPEG, and whole JPEGs of kinds that the kernels don't decode."""
+    others: npt.NDArray[np.bool_] = statuses == _native.Status.UNSUPPORTED.value
+    if first_rows is not None:
+        others &= first_rows < 0
+    others |= statuses == _native.Status.NOT_JPEG.value
+    return others
 
 
 def _errors(statuses: npt.NDArray[np.int32], reasons: list[str]) -> list[DecodeError | None]:

@@ -22,7 +22,7 @@ from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
 from feeder.transforms.choice import Branches
 from feeder.transforms.values import compose_affine
 
-__all__ = ["PillowDecoder"]
+__all__ = ["PillowDecoder", "is_clipped"]
 
 # Nothing else is opened: some of Pillow's formats start other programs (EPS), others are rarely tested.
 # (MPO, several JPEGs in a file, opens as JPEG.)
@@ -52,6 +52,10 @@ class PillowDecoder:
             ``2 * PIL.Image.MAX_IMAGE_PIXELS``, holds as well.
         threads: Accepted because every backend takes it; this one uses the calling thread only.
         fidelity: Accepted because every backend takes it; this one is the reference in any case.
+
+    Attributes:
+        spent_ns: int64 [N, 3], what each image of the last call took: decode, transform, write.
+        clipped: How many images of the last call lost range, because their samples have more than 8 bits.
     """
 
     name = "pillow"
@@ -61,6 +65,7 @@ class PillowDecoder:
         check_options(max_pixels, threads, fidelity)
         self.max_pixels = max_pixels
         self.spent_ns = np.zeros((0, 3), np.int64)
+        self.clipped = 0
 
     def check(self, recipe: Recipe) -> None:
         """Refuses a recipe with an op that feeder doesn't know.
@@ -92,6 +97,7 @@ class PillowDecoder:
         check_batch(buffers, orientations, recipe, draws, out)
         errors: list[DecodeError | None] = []
         self.spent_ns = np.zeros((len(buffers), 3), np.int64)
+        self.clipped = 0
         clock = time.perf_counter_ns
         with quiet_pillow():
             for row, buffer in enumerate(buffers):
@@ -189,11 +195,13 @@ class PillowDecoder:
             self._check_pixels("the image", stored.width, stored.height)
             # Pillow itself turns TIFF images upright while it loads them.
             turn = None if stored.format == "TIFF" else _UPRIGHT.get(orientation)
+            self.clipped += is_clipped(stored)
             return stored.convert("RGB"), turn
 
     def _check_pixels(self, what: str, width: int, height: int) -> None:
         if width * height > self.max_pixels:
-            raise DecodeError(f"{what} has {width}x{height} pixels, more than max_pixels={self.max_pixels}")
+            most = f"max_pixels={self.max_pixels}"
+            raise DecodeError(f"{what} has {width}x{height} pixels, more than {most}; make it smaller")
 
     def _run(self, image: Image.Image, recipe: Recipe, draws: Draws, row: int, start: int) -> Image.Image | FloatImage:
         """Runs the ops from number ``start`` on: an RGB image, or float32 [3, H, W] after ToDtype."""
@@ -238,6 +246,16 @@ class PillowDecoder:
             out[...] = _bfloat16_bits(array)
         else:
             out[...] = array
+
+
+def is_clipped(image: Image.Image) -> bool:
+    """Whether an image loses range when it is made RGB: floats, and integers outside 0-255."""
+    if image.mode == "F":
+        return True
+    if not image.mode.startswith("I"):
+        return False
+    samples = np.asarray(image)  # Pillow's own getextrema() does not take all of these modes
+    return bool(samples.min() < 0 or samples.max() > 255)
 
 
 def _npy_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:

@@ -158,6 +158,10 @@ class Stager:
         threads: For the images that are decoded here.
         fidelity: "fast", or "exact", which cuts nothing: at a cut's edge the chroma of its neighbours is missing.
         outlier_pixels: Images with more stored pixels are decoded here.
+
+    Attributes:
+        clipped, slow: How many images of the last call were decoded here with a loss of range, or slowly; see
+            :class:`feeder.decode.base.Decoder`.
     """
 
     def __init__(
@@ -176,6 +180,7 @@ class Stager:
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
         self._cuts = fidelity == "fast"
         self._here: Decoder | None = None
+        self.clipped = self.slow = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}
@@ -220,6 +225,7 @@ class Stager:
             The batch, and for each image None or why it can't be decoded; its kind is then FAILED.
         """
         count = len(buffers)
+        self.clipped = self.slow = 0
         rows = np.zeros(count, ROW)
         rows["turn"] = turn_codes(orientations, draws.flip)
         swapped = (rows["turn"] & 4) != 0
@@ -317,6 +323,8 @@ class Stager:
         (error,) = self._here.decode([data], orientations, base, drawn, out, **further)
         if error is not None:
             raise error
+        self.clipped += getattr(self._here, "clipped", 0)
+        self.slow += getattr(self._here, "slow", 0)
         return np.ascontiguousarray(out[0].transpose(1, 2, 0)).tobytes()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from feeder.errors import ShardError, SourceError
 from feeder.files import DISK_FULL
+from feeder.imageinfo import clipped_warning
 from feeder.shard.encode import EncodeOptions, check_encoder
 from feeder.shard.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
 from feeder.shard.output import OutputFolder
@@ -104,6 +106,8 @@ def write_shards(
     summary = _run(open_it, os.fspath(out), options, Progress())
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
+    if summary.clipped:
+        warnings.warn(clipped_warning(summary.clipped), UserWarning, stacklevel=2)
     return summary
 
 

@@ -9,12 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from feeder.decode.base import MAX_PIXELS
+from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.imageinfo import EXIF_HEAD, ImageInfo, jpeg_orientation, quiet_pillow
+from feeder.transforms import Recipe, Resize
 
-__all__ = ["ENCODINGS", "EncodeOptions", "Encoded", "check_encoder", "encode"]
+__all__ = ["ENCODINGS", "EncodeOptions", "Encoded", "Encoder", "check_encoder"]
 
 ENCODINGS = ("seekable", "keep", "jpeg", "raw")
+# All pixels of an image have a part in this one.
+_LOOK = Recipe((Resize((1, 1)),))
 _NEEDS_NATIVE = ("seekable", "jpeg")
 _MOST_EXIF_BYTES = 65_533  # what a marker segment has room for
 
@@ -30,12 +34,15 @@ class EncodeOptions:
         max_side: For "jpeg" and "raw": the longer side is reduced to so many pixels; None for no limit.
         quality: For "jpeg": 1 to 95.
         keep_metadata: For "seekable" and "jpeg": whether EXIF, ICC profile and comments stay. Orientation always does.
+        reject_deep: Whether to reject images that lose range when they are decoded, because their samples have more
+            than 8 bits.
     """
 
     mode: str = "seekable"
     max_side: int | None = None
     quality: int = 90
     keep_metadata: bool = True
+    reject_deep: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ENCODINGS:
@@ -49,12 +56,13 @@ class EncodeOptions:
 
     def settings(self) -> dict[str, object]:
         """What the result depends on."""
-        return {
+        settings: dict[str, object] = {
             "encode": self.mode,
             "max_side": self.max_side,
             "quality": self.quality if self.mode == "jpeg" else None,
             "keep_metadata": self.keep_metadata if self.mode in _NEEDS_NATIVE else None,
         }
+        return settings | {"reject_deep": True} if self.reject_deep else settings
 
 
 class Encoded(NamedTuple):
@@ -64,11 +72,13 @@ class Encoded(NamedTuple):
         data: Its bytes.
         info: Its format and stored size; orientation is recorded, never baked in.
         outcome: What was done, for counting: "seekable", "kept (png)", "kept (JPEG: CMYK)", ...
+        clipped: Whether it loses range when it is decoded, because its samples have more than 8 bits.
     """
 
     data: bytes
     info: ImageInfo
     outcome: str
+    clipped: bool = False
 
 
 def check_encoder(options: EncodeOptions) -> None:
@@ -87,24 +97,50 @@ def check_encoder(options: EncodeOptions) -> None:
             ) from None
 
 
-def encode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
-    """Encodes one image.
+class Encoder:
+    """Encodes images, one after the other; one for each thread.
 
     Args:
-        data: The encoded image as it came.
-        info: Its header.
         options: What to do.
-
-    Raises:
-        ValueError: if the image must be decoded and can't be.
     """
-    if options.mode == "keep":
-        return Encoded(data, info, "kept")
-    if options.mode == "seekable":
-        if info.extension != "jpg":
-            return Encoded(data, info, f"kept ({info.extension})")
-        return _seekable(data, info, options, "seekable")
-    return _reencode(data, info, options)
+
+    def __init__(self, options: EncodeOptions) -> None:
+        self._options = options
+        self._decoder = get_decoder()
+
+    def encode(self, data: bytes, info: ImageInfo) -> Encoded:
+        """Encodes one image, after a check that it can be loaded.
+
+        Args:
+            data: The encoded image as it came.
+            info: Its header.
+
+        Raises:
+            ValueError: saying why it can't be loaded, and so must not become a sample.
+        """
+        options, outcome = self._options, "kept"
+        if options.mode == "seekable":
+            outcome = f"kept ({info.extension})"
+            if info.extension == "jpg":
+                encoded = _seekable(data, info, options, "seekable")
+                if encoded.outcome == "seekable":  # each of its coefficients was read: it can be decoded
+                    return encoded
+                outcome = encoded.outcome
+        clipped = self._load(data, info)
+        if clipped and options.reject_deep:
+            raise ValueError("has more than 8 bits a sample, and would be clipped to 0-255 (--reject-deep)")
+        encoded = (
+            Encoded(data, info, outcome) if options.mode in ("seekable", "keep") else _reencode(data, info, options)
+        )
+        return encoded._replace(clipped=clipped)
+
+    def _load(self, data: bytes, info: ImageInfo) -> bool:
+        """Decodes an image as a loader would; returns whether it loses range."""
+        draws = _LOOK.draw(0, 0, np.zeros(1, np.int64), np.array([[info.height_px, info.width_px]], np.int32))
+        (error,) = self._decoder.decode([data], np.ones(1, np.uint8), _LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
+        if error is not None:
+            raise ValueError(f"damaged or unsupported {info.extension}: {error.reason}")
+        return getattr(self._decoder, "clipped", 0) > 0
 
 
 def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> Encoded:
@@ -119,9 +155,7 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
     except Unsupported as error:
         if error.status == Status.UNSUPPORTED:
             return Encoded(data, info, f"kept ({error})")
-        if error.status != Status.DAMAGED:  # no pixels could be made
-            raise ValueError(f"damaged jpg: {error}") from None
-        return Encoded(data, info, "kept (damaged)")  # what is said of damage has numbers in it: no text to count by
+        raise ValueError(f"damaged jpg: {error}") from None
 
 
 def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:

@@ -85,6 +85,7 @@ class ShardSummary:
         bad: Rejected inputs that claimed to be images.
         unreadable_folders: Rejected inputs that are unreadable folders.
         encoded: Samples by what was done to their image.
+        clipped: Samples whose image loses range when it is decoded, as it has more than 8 bits a sample.
         shards: Shards in the set.
         bytes: Bytes of all shards.
         classes: Number of class names; 0 if there are none.
@@ -111,6 +112,7 @@ class ShardSummary:
     max_bad: float
     notes: list[str]
     unreadable_folders: int = 0
+    clipped: int = 0
 
     @property
     def too_many_bad(self) -> str | None:

@@ -131,7 +131,7 @@ class Run:
                     self._advanced.append((1, writer.add(tar, position, i)))
             checksum = tar.finish()
             record = ShardRecord(name, len(writer.builder), tar.size_bytes, checksum)
-            written = _Written(record, writer.rejected, dict(writer.formats), dict(writer.encoded))
+            written = _Written(record, writer.rejected, dict(writer.formats), dict(writer.encoded), writer.clipped)
             writer.builder.write(self._folder.part(f"{name}.idx"), [ShardEntry(name, tar.size_bytes)])
             with atomic_file(self._folder.part(f"{name}.json")) as part:
                 part.write(written.to_json())
@@ -157,6 +157,7 @@ class Run:
             bad=sum(r.bad for r in rejected),
             formats=_total(w.formats for w in written),
             encoded=_total(w.encoded for w in written),
+            clipped=sum(w.clipped for w in written),
             classes=source.classes,
             index={"size_bytes": os.stat(index_path).st_size, "sha256": file_sha256(index_path)},
             shards=[w.record for w in written],
@@ -186,6 +187,7 @@ class Run:
             bad=manifest.bad,
             unreadable_folders=self._source.unreadable_folders,
             encoded=manifest.encoded,
+            clipped=manifest.clipped,
             shards=len(manifest.shards),
             bytes=sum(s.size_bytes for s in manifest.shards),
             classes=len(manifest.classes or ()),
@@ -232,14 +234,15 @@ class _Written:
     rejected: list[Rejection]
     formats: dict[str, int]
     encoded: dict[str, int]
+    clipped: int
 
     def to_json(self) -> bytes:
         record = self.record
-        data = {"record": record.__dict__, "rejected": self.rejected, "formats": self.formats, "encoded": self.encoded}
-        return json.dumps(data).encode()
+        data = {"record": record.__dict__, "rejected": self.rejected, "formats": self.formats}
+        return json.dumps(data | {"encoded": self.encoded, "clipped": self.clipped}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> _Written:
         data = json.loads(text)
         rejected = [Rejection(*row) for row in data["rejected"]]
-        return cls(ShardRecord(**data["record"]), rejected, data["formats"], data["encoded"])
+        return cls(ShardRecord(**data["record"]), rejected, data["formats"], data["encoded"], data.get("clipped", 0))

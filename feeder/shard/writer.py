@@ -10,10 +10,10 @@ import zlib
 from feeder.decode.base import MAX_PIXELS
 from feeder.errors import ShardError, SourceError
 from feeder.folders import UNREADABLE
-from feeder.imageinfo import check_complete, image_info
+from feeder.imageinfo import image_info
 from feeder.index import IndexBuilder
 from feeder.rows import row_data
-from feeder.shard.encode import EncodeOptions, encode
+from feeder.shard.encode import EncodeOptions, Encoder
 from feeder.source import Rejection, Source
 from feeder.source.base import looks_like_image
 from feeder.tar import TarWriter
@@ -29,8 +29,9 @@ class ShardWriter:
         self.rejected: list[Rejection] = []
         self.formats: collections.Counter[str] = collections.Counter()
         self.encoded: collections.Counter[str] = collections.Counter()
+        self.clipped = 0
         self._source = source
-        self._encoding = encoding
+        self._encoder = Encoder(encoding)
         self._digits = max(8, len(str(len(source.table) - 1)))
 
     def add(self, tar: TarWriter, position: int, i: int) -> int:
@@ -41,10 +42,10 @@ class ShardWriter:
             info = image_info(image[1])
             if info.width_px * info.height_px > MAX_PIXELS:
                 raise ValueError(
-                    f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes"
+                    f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes; "
+                    "make it smaller first"
                 )
-            check_complete(image[1], info)
-            encoded = encode(image[1], info, self._encoding)
+            encoded = self._encoder.encode(image[1], info)
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError):
                 raise SourceError(f"{error.filename!r}: vanished while it was being sharded; run again") from None
@@ -77,6 +78,7 @@ class ShardWriter:
             checksum = zlib.crc32(value, checksum)
         self.formats[encoded.info.extension] += 1
         self.encoded[encoded.outcome] += 1
+        self.clipped += encoded.clipped
         self.builder.add(
             key=key.encode(),
             path=table.path(i),

@@ -21,6 +21,7 @@ using Ints32 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device:
 using Sizes32 = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Spent64 = nb::ndarray<int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Flags8 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
 using OutArray = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
@@ -70,7 +71,7 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
                        std::optional<Floats> scale, std::optional<Floats> bias, int threads,
                        const std::string& fidelity_name, int64_t max_pixels, std::optional<Sizes32> image_sizes,
                        std::optional<Ints32> first_rows, std::optional<nb::dict> times,
-                       std::optional<Spent64> spent) {
+                       std::optional<Spent64> spent, std::optional<Flags8> slow) {
     const size_t count = nb::len(buffers);
     const Layout layout = layout_of(layout_name);
     const Dtype dtype = dtype_of(dtype_name);
@@ -79,8 +80,8 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
     options.max_pixels = max_pixels;
     if (source_boxes.shape(0) != count || support_boxes.shape(0) != count || flips.shape(0) != count ||
         orientations.shape(0) != count || out.shape(0) != count || (image_sizes && image_sizes->shape(0) != count) ||
-        (first_rows && first_rows->shape(0) != count) || (spent && spent->shape(0) != count)) {
-        bad("source_boxes, support_boxes, flips, orientations, image_sizes, first_rows, spent and out must have one "
+        (first_rows && first_rows->shape(0) != count) || (spent && spent->shape(0) != count) || (slow && slow->shape(0) != count)) {
+        bad("source_boxes, support_boxes, flips, orientations, image_sizes, first_rows, spent, slow and out must have one "
             "entry per buffer (" +
             std::to_string(count) + ")");
     }
@@ -157,6 +158,7 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
     for (size_t i = 0; i < count; ++i) {
         statuses[i] = static_cast<int32_t>(outcomes[i].status);
         reasons.append(nb::str(outcomes[i].reason.c_str(), outcomes[i].reason.size()));
+        if (slow) slow->data()[i] = outcomes[i].slow ? 1 : 0;
         if (spent) {
             spent->data()[2 * i] = outcomes[i].decode_ns;
             spent->data()[2 * i + 1] = outcomes[i].transform_ns;
@@ -173,7 +175,7 @@ void add_decode(nb::module_& module) {
         "decode_batch", &decode_batch, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a, "orientations"_a,
         nb::arg("out").noconvert(), nb::kw_only(), "layout"_a, "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
         "threads"_a = 1, "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(),
-        "first_rows"_a = nb::none(), "times"_a = nb::none(), "spent"_a = nb::none(),
+        "first_rows"_a = nb::none(), "times"_a = nb::none(), "spent"_a = nb::none(), "slow"_a = nb::none(),
         "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
         "Args:\n"
         "    buffers: N bytes-like objects, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].\n"
@@ -195,7 +197,8 @@ void add_decode(nb::module_& module) {
         "        first band, from its start on), and first_rows has the band's first row, in pixels as stored.\n"
         "    times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.\n"
         "    spent: int64 [N, 2], filled with nanoseconds for each image: from the file to planes, and from there to\n"
-        "        the output. Reading the clock for it costs less than 0.1 us an image.\n\n"
+        "        the output. Reading the clock for it costs less than 0.1 us an image.\n"
+        "    slow: uint8 [N], filled with 1 for images that \"fast\" is not for, which are decoded as \"exact\" would.\n\n"
         "Returns:\n"
         "    (int32 [N] of Status values, N reasons, empty where OK).\n\n"
         "Raises:\n"

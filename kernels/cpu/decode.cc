@@ -45,7 +45,8 @@ Outcome check_kind(const JpegHeader& header) {
 Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptions& options) {
     if (options.max_pixels > 0 && static_cast<int64_t>(width) * height > options.max_pixels) {
         return {Status::too_large, "the image has " + size_text(width, height) +
-                                       " pixels, more than max_pixels=" + std::to_string(options.max_pixels)};
+                                       " pixels, more than max_pixels=" + std::to_string(options.max_pixels) +
+                                       "; make it smaller"};
     }
     if (job.orientation >= 5) std::swap(width, height);
     if (job.image_height != 0 && (job.image_height != height || job.image_width != width)) {
@@ -160,7 +161,8 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
     // The fast path rounds color at another place than Pillow does. Over a photo that averages out; over a few pixels it
     // does not, and for them the exact path costs next to nothing.
     const bool few_pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top) <= kFewPixels;
-    const Fidelity fidelity = few_pixels ? Fidelity::exact : wanted;
+    const bool resizable = has_resizable_planes(header);
+    const Fidelity fidelity = few_pixels || !resizable ? Fidelity::exact : wanted;
     const int file_row = job.is_whole() ? 0 : mcu_row_at(header, job.first_row);
     if (file_row < 0) return {Status::corrupt, kWrongRows};
     if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, file_row, pixels_, planes, times)) return {};
@@ -186,6 +188,7 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
         outcome = {Status::corrupt, kWrongRows};
     }
     lap.add_to(&StageTimes::libjpeg);
+    outcome.slow = wanted == Fidelity::fast && !resizable;
     return outcome;
 }
 

@@ -85,8 +85,11 @@ const char* parse_sos(const uint8_t* bytes, size_t length, JpegHeader& header) {
         if (in_order) {
             header.component[i].dc_table = entry[1] >> 4;
             header.component[i].ac_table = entry[1] & 15;
-            if (header.component[i].dc_table > 3 || header.component[i].ac_table > 3)
-                return "Huffman table number outside 0-3";
+            if (header.component[i].dc_table > 3 || header.component[i].ac_table > 3) {
+                // In a progressive scan one of the two is not used, and libjpeg knows which.
+                if (header.huffman_sequential()) return "Huffman table number outside 0-3";
+                in_order = false;
+            }
         }
     }
     const uint8_t* spectral = bytes + 1 + 2 * count;

@@ -33,6 +33,20 @@ Outcome color_model(const JpegHeader& header, ColorModel& model) {
     }
 }
 
+bool has_resizable_planes(const JpegHeader& header) {
+    ColorModel color;
+    if (!color_model(header, color).ok()) return false;
+    if (color == ColorModel::cmyk || color == ColorModel::ycck) return false;
+    for (int i = 0; i < header.components; ++i) {
+        const int h = header.component[i].h, v = header.component[i].v;
+        const bool divides = header.h_max % h == 0 && header.v_max % v == 0 && header.component[0].h % h == 0 &&
+                             header.component[0].v % v == 0;
+        const bool full = h == header.h_max && v == header.v_max;
+        if (!(color == ColorModel::ycbcr ? divides : full)) return false;
+    }
+    return true;
+}
+
 PixelBox mcu_window(const JpegHeader& header, const PixelBox& box) {
     const int width_px = 8 * header.h_max;
     const int height_px = 8 * header.v_max;

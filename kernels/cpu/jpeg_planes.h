@@ -17,6 +17,10 @@ enum class Fidelity : uint8_t {
 // JFIF and Adobe markers, then component ids, decide as in libjpeg. Two components have no model: Status::unsupported.
 Outcome color_model(const JpegHeader& header, ColorModel& model);
 
+// Whether resample() takes the components each at its own resolution: gray, YCbCr whose chroma is evenly subsampled, RGB
+// that is not subsampled. Others are upsampled by libjpeg, which is Fidelity::exact.
+bool has_resizable_planes(const JpegHeader& header);
+
 // Rows and columns of whole MCUs that hold `box` and one chroma sample around it.
 PixelBox mcu_window(const JpegHeader& header, const PixelBox& box);
 

@@ -145,6 +145,10 @@ Outcome transcode_jpeg(ByteSpan file, const TranscodeOptions& options, Bytes& ou
     if (header.precision_bits != 8) return refuse("more than 8 bits a sample");
     if (header.components == 4) return refuse("four components (CMYK or YCCK)");
     if (header.components == 2) return refuse("two components");
+    for (int i = 0; i < header.components; ++i) {
+        if (header.h_max % header.component[i].h != 0 || header.v_max % header.component[i].v != 0)
+            return refuse("sampling factors that no decoder upsamples");
+    }
     const int64_t pixels = static_cast<int64_t>(header.width) * header.height;
     if (options.max_pixels > 0 && pixels > options.max_pixels) {
         return {Status::too_large, "JPEG: " + std::to_string(header.width) + "x" + std::to_string(header.height) +

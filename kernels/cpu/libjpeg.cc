@@ -44,7 +44,8 @@ void format_message(j_common_ptr cinfo, char* buffer) {
 }
 
 // Which warnings mean that pixels are wrong. Unknown JFIF versions and Adobe transforms do not, nor do stray bytes in
-// front of a marker other than RSTn, which many encoders write.
+// front of a marker other than RSTn, which many encoders write, nor a spectral selection in the scan header of a
+// sequential JPEG, which some phones write and no decoder uses.
 bool means_damage(const jpeg_error_mgr& base) {
     switch (base.msg_code) {
         case JWRN_HIT_MARKER:
@@ -52,7 +53,6 @@ bool means_damage(const jpeg_error_mgr& base) {
         case JWRN_ARITH_BAD_CODE:
         case JWRN_MUST_RESYNC:
         case JWRN_BOGUS_PROGRESSION:
-        case JWRN_NOT_SEQUENTIAL:
             return true;
         case JWRN_EXTRANEOUS_DATA:
             return base.msg_parm.i[1] >= 0xD0 && base.msg_parm.i[1] <= 0xD7;

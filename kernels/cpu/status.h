@@ -19,6 +19,7 @@ enum class Status : int32_t {
 struct Outcome {
     Status status = Status::ok;
     std::string reason;  // empty when ok
+    bool slow = false;  // Fidelity::fast was asked for, and is not for an image of this kind
     int64_t decode_ns = 0;     // from the file to planes
     int64_t transform_ns = 0;  // from planes to the output
 

@@ -16,6 +16,7 @@ __all__ = [
     "built",
     "encode",
     "entropy_offset",
+    "flat_blocks",
     "frame_offset",
     "jpeg",
     "patched",
@@ -112,6 +113,22 @@ def built(
         segment(0xDA, len(factors), *[value for number in numbers for value in (number, 0)], 0, 63, 0),
     ]
     return b"\xff\xd8" + b"".join(parts) + entropy + b"\xff\xd9"
+
+
+def flat_blocks(factors: Sequence[int], size: tuple[int, int], seed: int = 0) -> bytes:
+    """A JPEG of any sampling factors, whose blocks are each of one random level."""
+    rng = np.random.default_rng(seed)
+    across, down = max(both >> 4 for both in factors), max(both & 15 for both in factors)
+    blocks = sum((both >> 4) * (both & 15) for both in factors)
+    count = blocks * -(-size[0] // (8 * across)) * -(-size[1] // (8 * down))
+    bits = ""
+    for value in rng.integers(-15, 16, count).tolist():
+        length = abs(value).bit_length()
+        extra = f"{value if value > 0 else value + (1 << length) - 1:0{length}b}" if length else ""
+        bits += f"{length:03b}{extra}0"  # the code of its length, its bits, the end of the block
+    bits += "1" * (-len(bits) % 8)
+    entropy = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    return built(factors, size, ([0, 0, 6], range(6)), ([1], [0]), entropy, bytes([16] * 64))
 
 
 def random_codes(factors: Sequence[int], size: tuple[int, int], seed: int = 0) -> bytes:

@@ -234,6 +234,59 @@ def test_an_absurd_number_of_scans_is_refused() -> None:
         native.transcode(many, keep_metadata=True)
 
 
+ADOBE_RGB = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0"
+ODD = {
+    "luma subsampled": jpegs.flat_blocks((0x11, 0x12, 0x12), (150, 90)),
+    "luma and one chroma": jpegs.flat_blocks((0x11, 0x21, 0x12), (150, 90)),
+    "thirds": jpegs.flat_blocks((0x11, 0x13, 0x11), (150, 90)),
+    "rgb 4:2:0": jpegs.with_segments(jpegs.flat_blocks((0x22, 0x11, 0x11), (150, 90)), ADOBE_RGB),
+    "rgb 4:2:2": jpegs.with_segments(jpegs.flat_blocks((0x21, 0x11, 0x11), (150, 90)), ADOBE_RGB),
+    "cmyk": jpegs.flat_blocks((0x22, 0x11, 0x11, 0x22), (150, 90)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_fast_is_not_for_is_decoded_exactly_and_counted(name: str) -> None:
+    data, boxes = ODD[name], boxes_in(150, 90)
+    slow = np.zeros(len(boxes), np.uint8)
+    exact, statuses, reasons = decode([data] * len(boxes), boxes, fidelity="exact", slow=slow)
+    assert statuses == [Status.OK] * len(boxes), reasons
+    assert not slow.any()
+    fast, statuses, reasons = decode([data] * len(boxes), boxes, slow=slow)
+    assert statuses == [Status.OK] * len(boxes), reasons
+    assert slow.all()
+    np.testing.assert_array_equal(fast, exact)
+    for out, box in zip(fast, boxes, strict=True):
+        assert np.abs(out - reference(data, box, (24, 20))).max() <= 2
+    if name == "cmyk":
+        return
+    seekable, statuses, _ = decode([native.transcode(data, keep_metadata=True, segment_px=16)] * len(boxes), boxes)
+    assert statuses == [Status.OK] * len(boxes)
+    np.testing.assert_array_equal(seekable, exact)
+
+
+def test_what_fast_is_for_is_not_counted_as_slow() -> None:
+    files = [jpegs.jpeg(kind) for kind in jpegs.KINDS]
+    slow = np.ones(len(files), np.uint8)
+    decode(files, [(0, 0, 128, 96)] * len(files), slow=slow)
+    assert not slow.any()
+
+
+def test_scan_parameters_that_no_decoder_uses_are_no_damage() -> None:
+    """Some phones write a spectral selection of 0 to 0 into sequential files."""
+    data = jpegs.jpeg("4:2:0")
+    odd = jpegs.patched(data, jpegs.entropy_offset(data) - 3, 0, 0, 0)
+    boxes = boxes_in(128, 96)
+    expected, _, _ = decode([data] * len(boxes), boxes)
+    for found in (odd, native.transcode(odd, keep_metadata=True)):
+        out, statuses, reasons = decode([found] * len(boxes), boxes)
+        assert statuses == [Status.OK] * len(boxes), reasons
+        np.testing.assert_array_equal(out, expected)
+    progressive = jpegs.jpeg("progressive")
+    unused = jpegs.patched(progressive, jpegs.entropy_offset(progressive) - 4, 0x1F)  # the last component's AC table
+    assert decode([unused], [(0, 0, 128, 96)])[1] == [Status.OK]
+
+
 def test_bytes_after_the_end_are_no_damage() -> None:
     data = jpegs.jpeg("4:2:0")
     for tail in (b"\0" * 100, b"\xff", b"\xff\xff", b"a second picture \xff\xd8\xff"):

@@ -120,6 +120,7 @@ REFUSED = {
     "damaged": (COLOR[:-300] + b"\xff\xd3" + COLOR[-298:], Status.DAMAGED, "JPEG"),
     "no scan": (b"\xff\xd8\xff\xd9", Status.CORRUPT, "before any scan"),
     "width of 0": (jpegs.patched(COLOR, FRAME + 7, 0, 0), Status.CORRUPT, "width"),
+    "thirds of halves": (jpegs.flat_blocks((0x12, 0x13, 0x13), (64, 48)), Status.UNSUPPORTED, "sampling factors"),
     "height of 0": (jpegs.patched(COLOR, FRAME + 5, 0, 0), Status.UNSUPPORTED, "height"),
     "sampling factor 0": (jpegs.patched(COLOR, FRAME + 11, 0x02), Status.CORRUPT, "sampling"),
     "progressive without its last scans": (
