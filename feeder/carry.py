@@ -5,6 +5,8 @@ Note [Carrying]
     it when the batch is pickled. What doesn't fit, and tensors of special kinds, travel as torch's own loader sends
     them, each in shared memory of its own. Writing into slots that are used again and again saves making, zeroing and
     mapping fresh shared memory for every batch, which costs torch's loader more than the copy itself.
+    Torch's shared memory is a file in /dev/shm, which has 64 MiB in a container unless it is told otherwise. Where that
+    does not do, what doesn't fit a slot goes into the message; slots are no files there.
 """
 
 from __future__ import annotations
@@ -109,7 +111,8 @@ class _Pickler(ForkingPickler):
             return NotImplemented
         offset = self.slot.place(obj)
         if offset is None:
-            return _reduce_small(obj) if obj.untyped_storage().nbytes() < _SMALLEST else NotImplemented
+            is_small = obj.untyped_storage().nbytes() < _SMALLEST and obj.is_contiguous()
+            return _in_message(obj) if is_small or not _can_share(obj) else NotImplemented
         storage = obj.untyped_storage().nbytes()
         return _on_slot, (offset, storage, obj.dtype, tuple(obj.shape), obj.stride(), obj.storage_offset())
 
@@ -235,12 +238,18 @@ def slot_collate(collate_fn: Callable[[Any], Any]) -> Callable[[Any, Slot], Any]
 
             def into_slot(tensors: Any, *, collate_fn_map: Any = None) -> Any:
                 first = tensors[0]
-                if all(type(t) is torch.Tensor and _is_plain(t) for t in tensors):
+                are_plain = all(type(t) is torch.Tensor and _is_plain(t) for t in tensors)
+                if are_plain:
                     out = slot.empty((len(tensors), *first.shape), first.dtype)
                     # torch.stack would convert to the dtype of `out`; alone it promotes.
                     if out is not None and all(t.dtype == first.dtype and t.shape == first.shape for t in tensors):
                         return torch.stack(tensors, 0, out=out)
-                return torch_collate.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+                try:
+                    return torch_collate.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+                except RuntimeError:
+                    if not are_plain:
+                        raise
+                    return torch.stack(tensors, 0)  # in memory that is not shared, or with the same error
 
             functions[torch.Tensor] = into_slot
         return torch_collate.collate(batch, collate_fn_map=functions)
@@ -261,10 +270,20 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _reduce_small(tensor: torch.Tensor) -> Any:
-    if tensor.nbytes == 0 or not tensor.is_contiguous():
+def _can_share(tensor: torch.Tensor) -> bool:
+    """Moves a tensor to torch's shared memory; whether there is enough."""
+    try:
+        tensor.untyped_storage().share_memory_()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_message(tensor: torch.Tensor) -> Any:
+    if tensor.nbytes == 0:
         return NotImplemented
-    return _small, (tensor.view(-1).view(torch.uint8).numpy().tobytes(), tensor.dtype, tuple(tensor.shape))
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return _from_message, (data, tensor.dtype, tuple(tensor.shape))
 
 
 def _storage_bytes(tensor: torch.Tensor) -> memoryview:
@@ -277,7 +296,7 @@ def _on_bytes(
     return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(shape, stride, start)
 
 
-def _small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _from_message(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
 

@@ -10,6 +10,7 @@ import gc
 import inspect
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -132,6 +133,26 @@ def test_every_tensor_of_a_large_batch_arrives(tmp_path: Any) -> None:
             assert images.shape == (8, 3, 50, 60)
             assert images[:, 0, 0, 0].tolist() == labels.tolist()
             assert (images == labels[:, None, None, None]).all()
+
+
+def _write_no_files(worker: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def _own_collate(samples: list[Any]) -> Any:
+    images = torch.stack([image for image, _ in samples])
+    return images, images[:, :, ::2], [label for _, label in samples]
+
+
+@pytest.mark.parametrize("collate", [None, _own_collate])
+def test_batches_arrive_where_torchs_shared_memory_is_too_small(collate: Any) -> None:
+    def batches(**options: Any) -> Any:
+        loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, collate_fn=collate, prefetch_factor=1, **options)
+        for batch in loader:
+            yield [torch.as_tensor(x).clone() for x in batch]
+
+    for batch, other in zip(batches(worker_init_fn=_write_no_files), batches(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
 
 
 def test_held_batches_never_change() -> None:
