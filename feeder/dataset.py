@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset
 
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
+from feeder.files import open_regular
 from feeder.index import INDEX_NAME
 from feeder.read import Reader, check_fields
 from feeder.read_folder import FolderReader
@@ -261,10 +262,12 @@ def _classes(folder: str) -> list[str] | None:
     """Class names from the manifest beside an index; None if there is none."""
     path = os.path.join(folder, "manifest.json")
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=open_regular) as file:
             manifest = json.load(file)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise FormatError(f"{path}: this manifest can't be read: {error.strerror}") from None
     except ValueError as error:
         raise FormatError(f"{path}: damaged manifest: {error}; run `feeder inspect --verify`") from None
     classes = manifest.get("classes") if isinstance(manifest, dict) else None

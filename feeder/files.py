@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ __all__ = [
     "exclusive_lock",
     "file_sha256",
     "fsync_folder",
+    "open_regular",
     "write_text",
 ]
 
@@ -96,6 +98,38 @@ def _temporary_name(path: str) -> str:
     return f"{path}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}"
 
 
+def open_regular(path: str, flags: int = 0) -> int:
+    """Opens a regular file to read from it; also an ``opener`` for :func:`open`.
+
+    Args:
+        path: The file.
+        flags: Passed by :func:`open`; of no effect, as the file is only read.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        OSError: if it can't be opened, or is none: a FIFO, which would be waited for until somebody writes, a device or
+            a socket.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device without a driver
+            raise OSError(errno.EINVAL, "not a regular file", path) from None
+        if error.errno != errno.EWOULDBLOCK or not os.path.isfile(path):
+            raise
+        descriptor = os.open(path, flags)  # waits until a file server's client gives its lease back
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
+
+
 def fsync_folder(path: str) -> None:
     """Makes renames and new names in a folder durable."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
@@ -131,7 +165,7 @@ def exclusive_lock(path: str) -> Iterator[None]:
 def file_sha256(path: str) -> str:
     """SHA-256 of a file, hexadecimal."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError
-from feeder.files import atomic_file
+from feeder.files import atomic_file, open_regular
 
 __all__ = ["INDEX_NAME", "Index", "IndexBuilder", "ShardEntry", "merge_indexes"]
 
@@ -445,7 +445,7 @@ def _aligned(offset: int) -> int:
 
 def _read_header(path: str) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(16)
             length = int.from_bytes(head[8:16], "little")
@@ -458,6 +458,8 @@ def _read_header(path: str) -> dict[str, Any]:
             header = json.loads(text)
     except (FileNotFoundError, IsADirectoryError):
         raise FormatError(f"{path}: no such index; make one with `feeder shard` or `feeder index`") from None
+    except OSError as error:
+        raise FormatError(f"{path}: this index can't be read: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: damaged index header: {error}; rebuild it with `feeder index`") from None
     if isinstance(header, dict) and header.get("version", _VERSION) != _VERSION:

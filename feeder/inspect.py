@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from feeder.cores import cores
 from feeder.errors import FormatError
-from feeder.files import file_sha256
+from feeder.files import file_sha256, open_regular
+from feeder.imagefile import MAX_FILE_BYTES
 from feeder.index import INDEX_NAME, Index
 from feeder.manifest import MANIFEST_NAME, Manifest
 from feeder.order import Order, Window
@@ -249,7 +250,8 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
     path = index.shard_path(number)
     damages = []
     try:
-        size = os.stat(path).st_size
+        with open(path, "rb", opener=open_regular) as file:
+            size = os.fstat(file.fileno()).st_size
         if size != expected_bytes:
             damages.append(Damage(name, None, f"has {size} bytes, expected {expected_bytes}"))
         elif checksum is not None:
@@ -257,7 +259,7 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
             if found == checksum:
                 return []
             damages.append(Damage(name, None, f"SHA-256 is {found}, expected {checksum}"))
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             for i in rows:
                 try:
                     members = [(index.image_field(i), int(index.offset[i]), int(index.length[i])), *index.members(i)]
@@ -266,6 +268,10 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                 crc = 0
                 said = index.row_data(i)
                 for _, offset, length in members:
+                    if length > MAX_FILE_BYTES:
+                        reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
+                        damages.append(Damage(name, index.key(i), reason))
+                        break
                     data = os.pread(file.fileno(), length, offset) if offset + length <= size else b""
                     if len(data) != length:
                         reason = f"needs {length} bytes at byte {offset}, the shard ends at {size}"

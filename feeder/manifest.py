@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from feeder.errors import FormatError
-from feeder.files import atomic_file
+from feeder.files import atomic_file, open_regular
 
 __all__ = ["MANIFEST_NAME", "PLAN_NAME", "Manifest", "ShardRecord", "is_shard_set"]
 
@@ -76,10 +76,12 @@ class Manifest:
         """
         path = os.path.join(folder, MANIFEST_NAME)
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8", opener=open_regular) as file:
                 data = json.load(file)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise FormatError(f"{path}: this manifest can't be read: {error.strerror}") from None
         except ValueError as error:
             raise FormatError(f"{path}: damaged: {error}; restore it, or shard the dataset again") from None
         try:

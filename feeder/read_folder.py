@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from feeder.errors import DecodeError, SourceError
 from feeder.folders import class_names, is_folder, splits_advice, walk
+from feeder.imagefile import read_image
 from feeder.imageinfo import image_info
 from feeder.index import INDEX_NAME
 from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
@@ -64,8 +65,7 @@ class FolderReader:
         buffers = [memoryview(b"")] * count
         for row, i in enumerate(ids.tolist()):
             try:
-                with open(os.path.join(self.root, self.path(i)), "rb") as file:
-                    data = file.read()
+                data = read_image(os.path.join(self.root, self.path(i)))
                 info = image_info(data)
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the sample's

@@ -32,6 +32,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import DecodeError, FormatError
+from feeder.files import open_regular
+from feeder.imagefile import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.index import Index
 from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
 from feeder.rows import extents
@@ -119,10 +121,16 @@ class ShardReader:
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
         # Of each: so many bytes from its start, then those from here to there, counted from its start.
         parts = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
+        if count and int(lengths.max()) > LARGE_BYTES:
+            self._refuse_large(ids, places, inside, errors)
         total = sum(head + end - begin for (head, begin, end), good in zip(parts, inside, strict=True) if good)
         files = self._own_files()
         if total > len(files.arena):
-            files.arena = bytearray(max(total, 2 * len(files.arena)))
+            try:
+                files.arena = bytearray(max(total, 2 * len(files.arena)))
+            except MemoryError:
+                at = f"{index.path}: samples {', '.join(index.key(i) for i in ids[:3].tolist())}, ..."
+                raise MemoryError(f"{at}: not enough memory for the {total:,} bytes of {count} images") from None
         view = memoryview(files.arena)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
@@ -198,6 +206,22 @@ class ShardReader:
             sizes[swapped] = sizes[swapped, ::-1]
         return orientations, sizes, errors
 
+    def _refuse_large(
+        self,
+        ids: npt.NDArray[np.int64],
+        places: list[tuple[int, int, int]],
+        inside: list[bool],
+        errors: list[DecodeError | None],
+    ) -> None:
+        """Takes large images that can be none for errors, and no longer for inside, before memory is taken for them."""
+        for row, (shard, offset, length) in enumerate(places):
+            if inside[row] and length > LARGE_BYTES:
+                try:
+                    check_size(self._open(shard).descriptor, offset, length)
+                except (OSError, ValueError) as error:
+                    inside[row] = False
+                    errors[row] = self.at(DecodeError(str(error)), int(ids[row]))
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         index = self.index
@@ -247,6 +271,8 @@ class ShardReader:
     def _member(self, i: int, offset: int, length: int) -> bytes:
         shard = int(self.index.shard[i])
         size = self._open(shard)[1]
+        if length > MAX_FILE_BYTES:
+            raise self.at(DecodeError(f"a field of {length:,} bytes is more than the {MAX_FILE_BYTES:,} allowed"), i)
         if length > size or offset > size - length:
             raise self.at(DecodeError(f"expected {length} bytes at byte {offset}, the shard has {size} bytes"), i)
         data = bytearray(length)
@@ -272,7 +298,7 @@ class ShardReader:
         image = index.image_field(i), int(index.offset[i]), int(index.length[i])
         is_same = True
         for _, offset, length in (image, *index.members(i)):
-            is_same = is_same and length <= size and offset <= size - length
+            is_same = is_same and length <= min(size, MAX_FILE_BYTES) and offset <= size - length
             if is_same:
                 data = bytearray(length)
                 with contextlib.suppress(DecodeError):  # cut off just now: then the checksum is another
@@ -300,7 +326,7 @@ class ShardReader:
             return entry
         path = self.index.shard_path(shard)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(path)
         except OSError as error:
             raise FormatError(
                 f"{path}: the index names this shard, but it can't be opened ({error.strerror}); "

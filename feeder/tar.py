@@ -14,12 +14,15 @@ lack fields.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import io
 import os
 import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
+
+from feeder.files import open_regular
 
 __all__ = ["BLOCK_BYTES", "Member", "Refused", "TarWriter", "member_bytes", "read_members"]
 
@@ -65,9 +68,9 @@ def read_members(path: str) -> Iterator[Member | Refused]:
     """Lists a plain (not compressed) tar in file order; see Note [Hostile tars] and Note [Damaged tars].
 
     Raises:
-        OSError: if the file can't be opened.
+        OSError: if the file can't be opened or read.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         file_bytes = os.fstat(file.fileno()).st_size
         # It lends what it knows of headers; the reading is ours, as its own ends at the first zeros or damage.
         archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
@@ -87,6 +90,8 @@ def read_members(path: str) -> Iterator[Member | Refused]:
                 if info.size < 0 or archive.offset <= position:
                     raise tarfile.HeaderError(f"a header with size {info.size}")
             except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
+                if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's, and no damage of the tar
+                    raise
                 damage = damage or f"damaged tar: no valid header at byte {position} ({error})"
                 position, ended = _next_header(file, max(position + BLOCK_BYTES, file.tell())), True
                 continue

@@ -91,9 +91,9 @@ def index_tars(
 def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it can't be one."""
     parts = {part.field: part for part in source.table.parts(i)}
-    data = {name: value for name, value in source.read(i) if name is not None}
     image = parts.pop(next(name for name in source.image_fields if name in parts))
     try:
+        data = {name: value for name, value in source.read(i) if name is not None}
         info = image_info(data[image.field])
         check_complete(data[image.field], info)
     except ValueError as error:

@@ -21,9 +21,7 @@ from tests.test_shard import samples_of
 PHOTO = pixels(5, 40, 30)
 
 
-def tiff(
-    *entries: tuple[int, int, int, bytes], order: str = ">", count: int | None = None, tail: bytes = b""
-) -> bytes:
+def tiff(*entries: tuple[int, int, int, bytes], order: str = ">", count: int | None = None, tail: bytes = b"") -> bytes:
     """An EXIF block: entries of (tag, type, count, four bytes)."""
     head = (b"MM\0*" if order == ">" else b"II*\0") + struct.pack(order + "I", 8)
     body = b"".join(struct.pack(order + "HHI", *entry[:3]) + entry[3] for entry in entries)

@@ -52,6 +52,13 @@ def add(commands: Any) -> None:
         help="leave out unreadable folders, and files that the disk can't give back, instead of ending the run",
     )
     command.add_argument(
+        "--max-file-bytes",
+        type=size,
+        default="1GiB",
+        metavar="BYTES",
+        help="reject larger files unread (default: %(default)s, the most that can be loaded)",
+    )
+    command.add_argument(
         "--encode",
         choices=("seekable", "keep", "jpeg", "raw"),
         default="seekable",
@@ -110,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         columns=ManifestColumns(arguments.path_column, arguments.image_column, arguments.label_column),
         skip_unreadable=arguments.skip_unreadable,
         image_field=arguments.image_field,
+        max_file_bytes=arguments.max_file_bytes,
     )
     progress = terminal_progress(arguments.quiet)
     summary = shard(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.imagefile import MAX_FILE_BYTES
 from feeder.shard.encode import EncodeOptions
 from feeder.source import ManifestColumns
 from feeder.source.imagefield import split_fields
@@ -30,6 +31,8 @@ class ShardOptions:
         encode: What happens to the images' bytes.
         dali_index: Whether to write DALI's index files beside the shards.
         columns: Which columns of a manifest mean what.
+        max_file_bytes: Larger files, and fields of tars, are rejected unread; 1 to 2**30, as nothing larger can be
+            loaded.
         skip_unreadable: Whether unreadable folders, and files that the disk can't give back, are rejected; they end
             the run otherwise. Not one of the settings that a resumed run must share.
         image_field: Of tars and iterables, the field that holds the image; None chooses it by the names of the fields.
@@ -46,6 +49,7 @@ class ShardOptions:
     columns: ManifestColumns = field(default_factory=ManifestColumns)
     skip_unreadable: bool = False
     image_field: str | None = None
+    max_file_bytes: int = MAX_FILE_BYTES
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
@@ -58,6 +62,11 @@ class ShardOptions:
             raise ArgumentError(f"samples_per_shard must be at least 1, got {self.samples_per_shard}")
         if self.workers is not None and self.workers < 1:
             raise ArgumentError(f"workers must be at least 1, got {self.workers}")
+        if not 1 <= self.max_file_bytes <= MAX_FILE_BYTES:
+            raise ArgumentError(
+                f"max_file_bytes must be 1 to {MAX_FILE_BYTES}, as nothing larger can be loaded, got "
+                f"{self.max_file_bytes}"
+            )
         if not 0 <= self.max_bad <= 1:
             raise ArgumentError(f"max_bad must be 0 to 1, got {self.max_bad}")
 
@@ -69,6 +78,7 @@ class ShardOptions:
             "shard_size_bytes": self.shard_size_bytes if self.samples_per_shard is None else None,
             "samples_per_shard": self.samples_per_shard,
             "image_field": self.image_field,
+            "max_file_bytes": self.max_file_bytes if self.max_file_bytes != MAX_FILE_BYTES else None,
         } | self.encode.settings()
 
 

@@ -44,6 +44,7 @@ class Run:
     ) -> None:
         self._folder = folder
         self._source = source
+        source.max_file_bytes = options.max_file_bytes
         self._options = options
         self._progress = progress
         self._started = started

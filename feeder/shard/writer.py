@@ -35,7 +35,12 @@ class ShardWriter:
         self._digits = max(8, len(str(len(source.table) - 1)))
 
     def add(self, tar: TarWriter, position: int, i: int) -> int:
-        """Adds sample ``i`` under the key of its position, or rejects it; returns its bytes in the source."""
+        """Adds sample ``i`` under the key of its position, or rejects it; returns its bytes in the source.
+
+        Raises:
+            ShardError: for an error of the machine, which is not the sample's fault.
+            SourceError: if the sample is not what was listed.
+        """
         table = self._source.table
         try:
             image, fields = self._read(i)
@@ -46,9 +51,14 @@ class ShardWriter:
                     "make it smaller first"
                 )
             encoded = self._encoder.encode(image[1], info)
+        except MemoryError as error:
+            raise ShardError(
+                f"{self._path(i)}: not enough memory ({error or 'to encode it'}); nothing is lost: use fewer "
+                "--workers, or reject large files with --max-file-bytes, and run again"
+            ) from None
         except (OSError, ValueError) as error:
             if isinstance(error, FileNotFoundError):
-                raise SourceError(f"{error.filename!r}: vanished while it was being sharded; run again") from None
+                raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
             if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.EISDIR):
                 # No fault of the sample's, which must not get lost by it; but a spot of a disk may be bad for good.
                 if error.errno != errno.EIO:

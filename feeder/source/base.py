@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import SourceError
-from feeder.imageinfo import IMAGE_EXTENSIONS
+from feeder.files import open_regular
+from feeder.imagefile import MAX_FILE_BYTES, check_size, read_image
+from feeder.imageinfo import IMAGE_EXTENSIONS, is_image_field
 
 __all__ = [
     "NO_FILE",
@@ -190,6 +192,7 @@ class Source:
         containers: Files that hold many samples.
         image_fields: Fields that hold the image, of which each sample has one; empty if it is no field of the sample's.
         other_images: Fields that are named as images, and are not the chosen ones.
+        max_file_bytes: No larger image or other field is read.
         content_digest: SHA-256 of what was spooled, hexadecimal; empty if nothing was.
     """
 
@@ -205,6 +208,7 @@ class Source:
         self.containers: list[Container] = []
         self.image_fields: tuple[str, ...] = ()
         self.other_images: tuple[str, ...] = ()
+        self.max_file_bytes = MAX_FILE_BYTES
         self.content_digest = ""
         self._descriptors: dict[int, int] = {}
 
@@ -235,6 +239,8 @@ class Source:
         Raises:
             OSError: if the file can't be read.
             SourceError: if it is not the file that was listed.
+        ValueError: if it is too large, or large and no image.
+        MemoryError: naming the file.
         """
         parts = self.table.parts(i)
         fields: list[tuple[str | None, bytes]] = []
@@ -251,35 +257,43 @@ class Source:
         self._descriptors.clear()
 
     def _read_file(self, path: bytes, size: int) -> bytes:
-        full = os.path.join(os.fsencode(self.root), path)
-        descriptor = os.open(full, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = os.read(descriptor, size + 1)
-            while 0 < len(data) <= size and (more := os.read(descriptor, size + 1 - len(data))):
-                data += more
-        finally:
-            os.close(descriptor)
+        full = os.path.join(self.root, os.fsdecode(path))
+        data = read_image(full, max_bytes=self.max_file_bytes)
         if len(data) != size:
-            raise _changed(os.fsdecode(full), f"{size} bytes", "more" if len(data) > size else f"{len(data)} bytes")
+            raise _changed(full, f"{size} bytes", f"{len(data)} bytes")
         return data
 
     def _read_part(self, part: Part) -> bytes:
         container = self.containers[part.container]
         descriptor = self._descriptors.get(part.container)
         if descriptor is not None:
-            data = os.pread(descriptor, part.length, part.offset)
+            data = self._pread(descriptor, part)
         else:
-            opened = os.open(container.path, os.O_RDONLY | os.O_CLOEXEC)
-            data = os.pread(opened, part.length, part.offset)
-            # Two threads may race to open it; and thousands of containers would exhaust the descriptors.
-            if (
-                len(self._descriptors) >= _OPEN_CONTAINERS
-                or self._descriptors.setdefault(part.container, opened) != opened
-            ):
-                os.close(opened)
+            opened = open_regular(container.path)
+            kept = False
+            try:
+                data = self._pread(opened, part)
+                # Two threads may race to open it; and thousands of containers would exhaust the descriptors.
+                if len(self._descriptors) < _OPEN_CONTAINERS:
+                    kept = self._descriptors.setdefault(part.container, opened) == opened
+            finally:
+                if not kept:
+                    os.close(opened)
         if len(data) != part.length:
             raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
         return data
+
+    def _pread(self, descriptor: int, part: Part) -> bytes:
+        try:
+            if not part.field or is_image_field(part.field):
+                check_size(descriptor, part.offset, part.length, max_bytes=self.max_file_bytes)
+            elif part.length > self.max_file_bytes:
+                raise ValueError(f"field {part.field!r} has {part.length:,} bytes, more than {self.max_file_bytes:,}")
+            return os.pread(descriptor, part.length, part.offset)
+        except MemoryError:
+            path = self.containers[part.container].path
+            place = f"{part.length:,} bytes at byte {part.offset}"
+            raise MemoryError(f"{path}: not enough memory for {place}") from None
 
 
 def _changed(path: str, expected: str, found: str) -> SourceError:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ArgumentError, SourceError
-from feeder.files import DISK_FULL
+from feeder.files import DISK_FULL, open_regular
 from feeder.folders import UNREADABLE
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
 from feeder.source.spool import Spool
@@ -250,7 +250,7 @@ def _rows(path: str) -> Iterator[Row | str]:
 
 def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
     csv.field_size_limit(2**31 - 1)
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=open_regular) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)  # strict: a quote left open is an error
         header = [name.strip() for name in next(reader, [])]
         if not header:
@@ -274,7 +274,7 @@ def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
 
 
 def _json_rows(path: str) -> Iterator[Row | str]:
-    with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

@@ -22,6 +22,9 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "parse_label", "split_
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _GZIP_MAGIC = b"\x1f\x8b"
 _LABEL_BYTES = 20
+# Images hardly shrink, and their labels and headers not that much; a file of zeros shrinks to a thousandth.
+_UNPACKED_TIMES = 100
+_UNPACKED_BYTES = 1 << 30
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -125,16 +128,26 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
-    """The tar's path, or that of its unpacked copy."""
+    """The tar's path, or that of its unpacked copy.
+
+    Raises:
+        SourceError: if it is compressed, and ``work`` is None or it unpacks to what no tar of images does.
+    """
     with open(path, "rb") as file:
         if file.read(2) != _GZIP_MAGIC:
             return path
     if work is None:
         raise SourceError(f"{path}: is compressed, and can't be indexed as it is; unpack it, or shard it anew")
+    limit = max(_UNPACKED_BYTES, _UNPACKED_TIMES * os.path.getsize(path))
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, atomic_file(unpacked) as plain:
         try:
             while chunk := compressed.read1(1 << 20):  # read() would lose what comes before the damage
+                if plain.tell() + len(chunk) > limit:
+                    raise SourceError(
+                        f"{path}: unpacks to more than {limit:,} bytes; images don't shrink so much: look what it is, "
+                        "unpack it, and shard the tar"
+                    )
                 plain.write(chunk)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             source.reject(name, f"damaged gzip: {error}; what comes before byte {plain.tell()} unpacked is used")
