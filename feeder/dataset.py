@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset
 
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
+from feeder.fieldindex import index_of_field
 from feeder.files import open_regular
 from feeder.index import INDEX_NAME
 from feeder.read import Reader, check_fields
@@ -148,10 +149,14 @@ class ShardDataset(FeederDataset):
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes).
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
+        image_field: Another field that holds the image, such as "mask.png", or several with ";" between them, of which
+            each sample has one; None takes the image that the index names. The first time, the headers of these images
+            are read, and kept in a file beside the index. Samples without one are left out, with a warning.
 
     Raises:
         FormatError: if the index is missing or damaged.
-        ArgumentError: for a field that no sample has, or that is refused; for an unknown ``exif_orientation``.
+        ArgumentError: for a field that no sample has, or that is refused; for an unknown ``exif_orientation``; for an
+            ``image_field`` in which no sample has an image, or whose file can't be written.
     """
 
     def __init__(
@@ -160,10 +165,14 @@ class ShardDataset(FeederDataset):
         transform: Any = None,
         fields: Sequence[str] = (),
         exif_orientation: str = "apply",
+        *,
+        image_field: str | None = None,
     ) -> None:
         folder = os.fspath(path)
         index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
         index = os.path.abspath(index)
+        if image_field is not None:
+            index = index_of_field(index, image_field)
         reader = ShardReader(index, exif=_applies(exif_orientation), classes=_classes(os.path.dirname(index)))
         super().__init__(reader, transform, fields)
         known = {"index", "key", "path", *reader.index.fields}

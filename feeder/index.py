@@ -4,8 +4,9 @@ Note [Index file]
     byte 0   8 bytes  magic ``FEEDERIX``
     byte 8   8 bytes  length H of the header, unsigned, little-endian
     byte 16  H bytes  header, JSON: header_crc32, version, samples, shards [{name, size_bytes}], fields, columns
-                      {name: {dtype, count, offset, crc32}}; padded with spaces to a multiple of 64 bytes from the
-                      file's start
+                      {name: {dtype, count, offset, crc32}}, and image_of {identity, left_out} where another field is
+                      the image than in the index that it was made from; padded with spaces to a multiple of 64 bytes
+                      from the file's start
     then     columns  little-endian, each at its offset (from the file's start, a multiple of 64)
 A column's crc32 is the CRC-32 of its bytes, header_crc32 that of bytes 0 to 16+H with its own digits taken as zeros:
 each is a string of eight hexadecimal digits. Older indexes have neither; one that has only some of them is damaged.
@@ -18,6 +19,9 @@ member_start[i] to member_start[i+1] of member_field u16, member_offset u64, mem
 row_data u32 has, from row_start[i] to row_start[i+1], where its rows lie, in bands: the height of a band in pixels, the
 offset of each in the image's bytes, and that of the end of the last one's marker. Of other images there is nothing, and
 older indexes lack both columns.
+Where the header has image_of, the rows of member_* are all fields of the sample, the image too, and crc32 is that of
+these alone. `identity` tells the index that it was made from, in hexadecimal digits, and `left_out` how many of that
+one's samples are left out, as they have no readable image in that field.
 """
 
 from __future__ import annotations
@@ -38,7 +42,16 @@ import numpy.typing as npt
 from feeder.errors import FormatError
 from feeder.files import atomic_file, open_regular
 
-__all__ = ["INDEX_NAME", "Index", "IndexBuilder", "ShardEntry", "merge_indexes"]
+__all__ = [
+    "COLUMNS",
+    "INDEX_NAME",
+    "ImageOf",
+    "Index",
+    "IndexBuilder",
+    "ShardEntry",
+    "merge_indexes",
+    "write_index",
+]
 
 INDEX_NAME = "index.bin"
 _T = TypeVar("_T")
@@ -46,7 +59,8 @@ _MAGIC = b"FEEDERIX"
 _VERSION = 1
 _ALIGN = 64
 _ROWS_HASHED = 16  # each may be a page that is read from a slow disk
-_DTYPES = {
+# Columns and their dtypes, in the order of the file.
+COLUMNS = {
     "shard": "<u4",
     "field": "<u2",
     "offset": "<u8",
@@ -87,6 +101,18 @@ class ShardEntry(NamedTuple):
     size_bytes: int
 
 
+class ImageOf(NamedTuple):
+    """Origin of an index in which another field is the image.
+
+    Attributes:
+        identity: That of the index that it was made from, hexadecimal.
+        left_out: Number of that one's samples that have no readable image in that field.
+    """
+
+    identity: str
+    left_out: int
+
+
 class IndexBuilder:
     """Collects the rows of one shard.
 
@@ -97,7 +123,7 @@ class IndexBuilder:
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self.fields: dict[str, int] = {}
-        columns = [name for name in _DTYPES if not name.endswith(("_start", "_data"))]
+        columns = [name for name in COLUMNS if not name.endswith(("_start", "_data"))]
         self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
         self._starts = {name: array("q", [0]) for name in _STARTS}
         self._data = {"key_data": bytearray(), "path_data": bytearray(), "row_data": bytearray()}
@@ -137,20 +163,20 @@ class IndexBuilder:
         self._data["row_data"] += rows
         for start, column in _STARTS.items():
             values = self._rows.get(column)
-            size = len(self._data[column]) // np.dtype(_DTYPES[column]).itemsize if values is None else len(values)
+            size = len(self._data[column]) // np.dtype(COLUMNS[column]).itemsize if values is None else len(values)
             self._starts[start].append(size)
 
     def write(self, path: str, shards: Sequence[ShardEntry]) -> None:
         """Writes the rows as an index file of their own, atomically."""
         columns: dict[str, npt.NDArray[Any]] = {}
-        for name, dtype in _DTYPES.items():
+        for name, dtype in COLUMNS.items():
             values: Any = self._rows.get(name, self._starts.get(name))
             if name in self._data:
                 columns[name] = np.frombuffer(self._data[name], dtype=dtype)
             else:
                 columns[name] = np.array(values, dtype=dtype)
         counts = {name: len(column) for name, column in columns.items()}
-        _write(path, shards, list(self.fields), {name: [column] for name, column in columns.items()}, counts)
+        write_index(path, shards, list(self.fields), {name: [column] for name, column in columns.items()}, counts)
 
     def _field(self, field: str) -> int:
         return self.fields.setdefault(field, len(self.fields))
@@ -166,6 +192,7 @@ class Index:
         shard, field, offset, length, label, width, height, orientation, source_bytes, crc32: arrays [N]; what they
             hold and their dtypes stand in Note [Index file].
         identity: A hash of the header and of some rows, by which an index is told from one that took its place.
+        image_of: Where it comes from, if another field is the image than in the index that it was made from; else None.
         has_checksums: Whether it says what the CRC-32 of each column is, as older ones do not.
     """
 
@@ -187,18 +214,20 @@ class Index:
             self.shards = tuple(ShardEntry(str(s["name"]), int(s["size_bytes"])) for s in header["shards"])
             self.fields = tuple(str(name) for name in header["fields"])
             self._samples = int(header["samples"])
+            origin = header.get("image_of")
+            self.image_of = None if origin is None else ImageOf(str(origin["identity"]), int(origin["left_out"]))
             data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)  # whose elements are had in half the time
             columns = header["columns"]
             self.has_checksums = "header_crc32" in header
             absent = [] if all(name in columns for name in _OPTIONAL) else _OPTIONAL
-            self._columns = {name: self._view(data, name, columns[name]) for name in _DTYPES if name not in absent}
+            self._columns = {name: self._view(data, name, columns[name]) for name in COLUMNS if name not in absent}
             self._checksums = {name: columns[name]["crc32"] for name in self._columns if self.has_checksums}
             if absent:
                 self._columns["row_start"] = np.broadcast_to(np.uint64(0), self._samples + 1)
                 self._columns["row_data"] = np.zeros(0, np.uint32)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise FormatError(f"{self.path}: damaged index header: {error!r}; rebuild it with `feeder index`") from None
-        for name in _DTYPES:
+        for name in COLUMNS:
             if not name.endswith(("_start", "_data")) and not name.startswith("member_"):
                 self._check_count(name, self._samples)
                 setattr(self, name, self._columns[name])
@@ -262,6 +291,13 @@ class Index:
             strict=True,
         )
         return [(self.field_name(field), offset, length) for field, offset, length in rows]
+
+    def parts(self, i: int) -> list[tuple[str, int, int]]:
+        """All fields of the sample, in the order of its checksum: (field, offset, length) in its shard, bytes."""
+        members = self.members(i)
+        if self.image_of is not None:
+            return members
+        return [(self.image_field(i), int(self.offset[i]), int(self.length[i])), *members]
 
     def image_field(self, i: int) -> str:
         """Name of the sample's image field, such as "jpg"."""
@@ -330,9 +366,9 @@ class Index:
         return self._columns[f"{name}_data"][start:end].tobytes()
 
     def _view(self, data: npt.NDArray[np.uint8], name: str, entry: dict[str, Any]) -> npt.NDArray[Any]:
-        dtype, count, offset = np.dtype(_DTYPES[name]), int(entry["count"]), int(entry["offset"])
+        dtype, count, offset = np.dtype(COLUMNS[name]), int(entry["count"]), int(entry["offset"])
         end = offset + count * dtype.itemsize
-        if entry["dtype"] != _DTYPES[name] or count < 0 or offset < 0 or offset % _ALIGN or end > data.size:
+        if entry["dtype"] != COLUMNS[name] or count < 0 or offset < 0 or offset % _ALIGN or end > data.size:
             raise FormatError(
                 f"{self.path}: column {name!r} (dtype {entry['dtype']}, {count} rows at byte {offset}) does not fit "
                 f"the file of {data.size} bytes; it was cut off or damaged: rebuild it with `feeder index`"
@@ -356,14 +392,14 @@ def merge_indexes(parts: Sequence[str], path: str) -> None:
     """
     fields: dict[str, int] = {}
     shards: list[ShardEntry] = []
-    counts = dict.fromkeys(_DTYPES, 0)
+    counts = dict.fromkeys(COLUMNS, 0)
     for name in _STARTS:
         counts[name] = 1 - len(parts)  # each part has a 0 of its own, of which one is kept
     for part in map(Index, parts):
         for field in part.fields:
             fields.setdefault(field, len(fields))
         shards.extend(part.shards)
-        for name in _DTYPES:
+        for name in COLUMNS:
             counts[name] += len(part.column(name))
 
     def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
@@ -381,29 +417,40 @@ def merge_indexes(parts: Sequence[str], path: str) -> None:
                 base += last
             yield column
 
-    _write(path, shards, list(fields), {name: pieces(name) for name in _DTYPES}, counts)
+    write_index(path, shards, list(fields), {name: pieces(name) for name in COLUMNS}, counts)
 
 
-def _write(
+def write_index(
     path: str,
     shards: Sequence[ShardEntry],
     fields: Sequence[str],
     columns: Mapping[str, Iterable[npt.NDArray[Any]]],
     counts: dict[str, int],
+    image_of: ImageOf | None = None,
 ) -> None:
+    """Writes an index file atomically.
+
+    Args:
+        path: The file.
+        shards: The shards, by number.
+        fields: Names of the fields, by number.
+        columns: Each column, in pieces.
+        counts: Rows of each column.
+        image_of: Where it comes from; see Note [Index file].
+    """
     header: dict[str, Any] = {
         "header_crc32": _NO_CRC,
         "version": _VERSION,
         "samples": counts["shard"],
         "fields": list(fields),
         "shards": [shard._asdict() for shard in shards],
-    }
+    } | ({} if image_of is None else {"image_of": image_of._asdict()})
     # Offsets are part of the header, and so of its length: lay out with a guess, then with the real length.
     start = _ALIGN
     while True:
         offset = start
         layout: dict[str, dict[str, Any]] = {}
-        for name, dtype in _DTYPES.items():
+        for name, dtype in COLUMNS.items():
             layout[name] = {"dtype": dtype, "count": counts[name], "offset": offset, "crc32": _NO_CRC}
             offset = _aligned(offset + counts[name] * np.dtype(dtype).itemsize)
         text = json.dumps(header | {"columns": layout}, separators=(",", ":")).encode()
@@ -412,7 +459,7 @@ def _write(
         start = _aligned(16 + len(text))
     with atomic_file(path) as file:
         file.write(b"\0" * start)
-        for name in _DTYPES:
+        for name in COLUMNS:
             file.write(b"\0" * (layout[name]["offset"] - file.tell()))
             checksum = 0
             for piece in columns[name]:

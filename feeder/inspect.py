@@ -110,7 +110,7 @@ def inspect(path: str) -> Report:
     known = dict(zip(values.tolist(), counts.tolist(), strict=True))
     every = sorted({*known, *range(len(names))})
     members: dict[str, int] = {}
-    for column in ("field", "member_field"):
+    for column in ("field", "member_field") if index.image_of is None else ("member_field",):
         for number, rows in zip(*np.unique(index.column(column), return_counts=True), strict=True):
             name = index.field_name(int(number))
             members[name] = members.get(name, 0) + int(rows)
@@ -262,12 +262,12 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
         with open(path, "rb", opener=open_regular) as file:
             for i in rows:
                 try:
-                    members = [(index.image_field(i), int(index.offset[i]), int(index.length[i])), *index.members(i)]
+                    parts = index.parts(i)
                 except FormatError:
                     continue  # _verify_index has named it
                 crc = 0
                 said = index.row_data(i)
-                for _, offset, length in members:
+                for _, offset, length in parts:
                     if length > MAX_FILE_BYTES:
                         reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
                         damages.append(Damage(name, index.key(i), reason))

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from feeder.errors import DecodeError, FormatError
 from feeder.files import open_regular
 from feeder.imagefile import LARGE_BYTES, MAX_FILE_BYTES, check_size
+from feeder.imageinfo import ImageInfo, image_info
 from feeder.index import Index
 from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
 from feeder.rows import extents
@@ -49,6 +50,7 @@ _READ_AHEAD_BYTES = 1 << 18
 # So often it is told before it is looked at again whether it has to be.
 _ADVISED_PARTS = 30
 _JPEG = ("jpeg", "jpg")
+_HEADER_BYTES = 1 << 14
 
 
 class _Shard(NamedTuple):
@@ -245,6 +247,25 @@ class ShardReader:
             return self._member(i, int(self.index.offset[i]), int(self.index.length[i]))
         return None
 
+    def header(self, i: int, offset: int, length: int) -> ImageInfo:
+        """Reads the header of an image in the shard of sample ``i``: of a JPEG no more than that, of others all.
+
+        Args:
+            i: The sample.
+            offset: Where the image starts in the shard.
+            length: Its bytes.
+
+        Raises:
+            ValueError: if it is no image that can be read.
+        """
+        data = self._member(i, offset, min(length, _HEADER_BYTES))
+        if length > len(data):
+            if data.startswith(b"\xff\xd8"):
+                with contextlib.suppress(ValueError):  # a long one, with metadata
+                    return image_info(data)
+            data = self._member(i, offset, length)
+        return image_info(data)
+
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
         shard = self.index.shard_name(int(self.index.shard[i]))
@@ -295,9 +316,8 @@ class ShardReader:
         shard = int(index.shard[i])
         descriptor = self._open(shard).descriptor
         size, checksum = os.fstat(descriptor).st_size, 0
-        image = index.image_field(i), int(index.offset[i]), int(index.length[i])
         is_same = True
-        for _, offset, length in (image, *index.members(i)):
+        for _, offset, length in index.parts(i):
             is_same = is_same and length <= min(size, MAX_FILE_BYTES) and offset <= size - length
             if is_same:
                 data = bytearray(length)

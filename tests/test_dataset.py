@@ -18,7 +18,7 @@ import torch
 from feeder import read_shards
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
-from feeder.index import _DTYPES, INDEX_NAME, Index, _write
+from feeder.index import COLUMNS, INDEX_NAME, Index, write_index
 from feeder.read_shards import ShardReader
 from feeder.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
@@ -393,7 +393,7 @@ def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path)
     """An index of a million samples is mapped, not read: opening it and reading two stays in a few MiB."""
     source = Index(str(write_shards(tmp_path, 1) / INDEX_NAME))
     columns, samples = {}, 1_000_000
-    for name in _DTYPES:
+    for name in COLUMNS:
         column = np.array(source.column(name))
         if name.endswith("_start"):
             column = np.concatenate([column, np.full(samples - 1, column[1])])
@@ -402,7 +402,7 @@ def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path)
         columns[name] = column
     counts = {name: len(column) for name, column in columns.items()}
     large = str(tmp_path / "large.bin")
-    _write(large, source.shards, source.fields, {name: [column] for name, column in columns.items()}, counts)
+    write_index(large, source.shards, source.fields, {name: [column] for name, column in columns.items()}, counts)
     script = f"""
 import numpy as np
 from feeder.read_shards import ShardReader

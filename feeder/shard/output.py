@@ -35,6 +35,7 @@ _LOCK = ".lock"
 _WORK = os.path.dirname(PLAN_NAME)
 _COLUMNS = ("path_starts", "paths", "sizes", "mtimes", "labels")
 _SHARD = re.compile(r"shard-\d+\.(tar|idx)")
+_FIELD_INDEX = re.compile(r"index\..+\.bin")
 _RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME)
 
 
@@ -262,7 +263,7 @@ def _is_ours(name: str) -> bool:
     """Tells names that a shard set's files have, or had while they were written, from others."""
     if name.endswith(TEMPORARY_SUFFIX):
         name = name[: -len(TEMPORARY_SUFFIX)].rpartition(".")[0]
-    return name in (_LOCK, _WORK, *_RESULTS) or _SHARD.fullmatch(name) is not None
+    return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _FIELD_INDEX))
 
 
 def _missing_folders(path: str) -> list[str]:
