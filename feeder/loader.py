@@ -25,7 +25,7 @@ from feeder.generic_reason import GenericReason, generic_reason
 from feeder.generic_state import draw_seed, make_resumable
 from feeder.metrics import Metrics
 from feeder.order import Window
-from feeder.sampler import show_order
+from feeder.sampler import show_order, tell_epoch
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 from feeder.tuning.auto import Choice, choose
@@ -371,10 +371,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.
 
+        An explicit sampler is told, too. For a dataset that is not feeder's the epoch is passed on to whichever of
+        ``sampler``, ``batch_sampler``, ``batch_sampler.sampler`` and ``dataset`` has a ``set_epoch`` of its own.
+
         Args:
             epoch: 0 to 2**32-1. After :meth:`load_state_dict` the epoch that was loaded keeps the place in it.
         """
-        self._need_fast("set_epoch").set_epoch(epoch)
+        if self._fast is not None:
+            self._fast.set_epoch(epoch)
+        if self._fast is None or not self._fast.own_order:
+            tell_epoch(self, epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration stands; batches that were made ahead and not handed out yet do not count. After a
@@ -471,11 +477,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.meter`."""
         return self.generic_meters.words() if self._fast is None else self._fast.stage_words()
-
-    def _need_fast(self, name: str) -> FastPath:
-        if self._fast is None:
-            raise ArgumentError(f"{name}() is for feeder's datasets; this loader runs torch's own path")
-        return self._fast
 
 
 def _length(iterator: Any) -> int | None:

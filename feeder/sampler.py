@@ -13,7 +13,7 @@ from feeder.order import Order
 if TYPE_CHECKING:
     from feeder.loader import DataLoader
 
-__all__ = ["show_order"]
+__all__ = ["show_order", "tell_epoch"]
 
 _AT_ONCE = 4096
 
@@ -67,3 +67,14 @@ def show_order(loader: DataLoader[Any], order: Order) -> Any:
     assert loader.batch_sampler is not None
     loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]
     return shown
+
+
+def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
+    """Tells the epoch to a loader's samplers and its dataset, each that takes it once."""
+    told: list[Any] = []
+    batches: Any = loader.batch_sampler
+    takers: list[Any] = [loader.sampler, batches, getattr(batches, "sampler", None), loader.dataset]
+    for each in takers:
+        if hasattr(each, "set_epoch") and not any(each is other for other in told):
+            told.append(each)
+            each.set_epoch(epoch)

@@ -94,3 +94,13 @@ def test_torchrun_ddp(shards: Path, tmp_path: Path) -> None:
     found = re.findall(r"^epoch \d: (\d+) samples, loss (\d+\.\d+)$", out, re.M)
     assert [int(samples) for samples, _ in found] == [60, 60, 60]
     assert float(found[-1][1]) < float(found[0][1])
+
+
+@pytest.mark.slow
+def test_transformers_trainer_goes_on_from_its_last_checkpoint(shards: Path, tmp_path: Path) -> None:
+    options = ("--size", "32", "--batch-size", "8", "--save-steps", "5")
+    _example(tmp_path, "transformers_trainer.py", shards, *options, "--epochs", "1")
+    out = _example(tmp_path, "transformers_trainer.py", shards, *options, "--epochs", "3", "--resume")
+    found = re.search(r"^epochs 3, steps 24, loss (\d+\.\d+)$", out, re.M)
+    assert found is not None, out
+    assert float(found[1]) < 1.15  # a guess costs log(3)

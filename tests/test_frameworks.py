@@ -1,4 +1,4 @@
-"""Lightning and Accelerate, which inspect and rebuild loaders, over both paths."""
+"""Frameworks that inspect, rebuild or drive loaders, over both paths."""
 
 from __future__ import annotations
 
@@ -278,3 +278,97 @@ def test_collate_function_that_frameworks_pass_on_is_torchs_default(shards: Path
     images, _, index = next(iter(rebuilt))
     assert images.dtype == torch.uint8
     assert index.tolist() == list(range(8))
+
+
+class Drawn(torch.utils.data.Dataset[Any]):
+    """Pixels drawn anew in each epoch; the epoch has to be told."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return _SIZE
+
+    def __getitem__(self, i: int) -> Any:
+        generator = torch.Generator().manual_seed(_SIZE * self.epoch + i)
+        return torch.randint(256, (3, 8, 8), generator=generator, dtype=torch.uint8), i % 7, i
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def _for_trainer(kind: str, shards: Path) -> DataLoader[Any]:
+    if kind == "plain":
+        dataset = Drawn()
+        sampler = torch.utils.data.DistributedSampler(dataset, 1, 0)
+        return DataLoader(dataset, batch_size=8, num_workers=1, sampler=sampler)
+    sampler = torch.utils.data.DistributedSampler(range(_SIZE), 1, 0) if kind == "sampler" else None  # type: ignore[arg-type]
+    return DataLoader(_dataset("shards", shards), batch_size=8, shuffle=sampler is None, sampler=sampler, num_workers=1)
+
+
+@pytest.mark.parametrize("kind", ["shards", "sampler", "plain"])
+def test_transformers_trainer_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
+    """With the example's callback. Trainer tells the loader its epoch, and hides samplers and datasets behind it."""
+    transformers = pytest.importorskip("transformers")
+    from examples.transformers_trainer import LoaderTrainer
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layer = torch.nn.Linear(3 * 8 * 8, 7)
+            self.seen: list[torch.Tensor] = []
+
+        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.seen.append(pixel_values.clone())
+            return {"loss": _loss(self.layer, (pixel_values, labels, None))}
+
+    def train(resume: bool) -> Model:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            num_train_epochs=3,
+            per_device_train_batch_size=8,
+            save_steps=10,
+            ignore_data_skip=True,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        model, loader = Model(), _for_trainer(kind, shards)
+        trainer = LoaderTrainer(model, arguments, train_loader=loader)
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10") if resume else None)
+        assert trainer.state.global_step == 21
+        return model
+
+    unbroken, resumed = train(False), train(True)
+    assert len(unbroken.seen) == 21
+    assert len({batch.sum().item() for batch in unbroken.seen}) == 21
+    assert len(resumed.seen) == 11
+    assert all(torch.equal(*pair) for pair in zip(unbroken.seen[10:], resumed.seen, strict=True))
+    assert torch.equal(unbroken.layer.weight, resumed.layer.weight)
+
+
+def test_an_epoch_is_told_once_to_whatever_takes_it(shards: Path) -> None:
+    class Taking:
+        def __init__(self, *inner: Any) -> None:
+            self.told: list[int] = []
+            if inner:
+                (self.sampler,) = inner
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter([[0, 1], [2]] if hasattr(self, "sampler") else [0, 1, 2])
+
+        def set_epoch(self, epoch: int) -> None:
+            self.told.append(epoch)
+
+    class Dataset(Plain, Taking):  # type: ignore[misc]
+        pass
+
+    for dataset in (Dataset(), _dataset("shards", shards)):
+        sampler = Taking()
+        DataLoader(dataset, batch_size=2, sampler=sampler).set_epoch(4)
+        outer = Taking(Taking())
+        DataLoader(dataset, batch_sampler=outer).set_epoch(5)
+        assert (sampler.told, outer.told, outer.sampler.told) == ([4], [5], [5])
+        assert getattr(dataset, "told", [4, 5]) == [4, 5]
+    DataLoader(range(3)).set_epoch(1)  # type: ignore[arg-type]
+    DataLoader(torch.utils.data.ChainDataset([]), batch_size=None).set_epoch(1)
