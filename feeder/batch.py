@@ -290,7 +290,7 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
         layout: Of each slot.
         ahead: Batches wanted ahead of the caller.
         held: Batches that the caller is expected to hold at a time.
-        limit_bytes: Of the whole ring; None: what memory is available now.
+        limit_bytes: Of the whole ring; None: half of the memory that is available now, or two slots if they take more.
 
     Returns:
         (slots, ahead), ahead at least 1.
@@ -301,6 +301,8 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
     available = available_bytes()
     limit = available if limit_bytes is None else min(limit_bytes, available)
     fit = limit // layout.slot_bytes
+    if limit_bytes is None:  # the ring is allocated at once, and workers, decoding and the caller need memory, too
+        fit = min(fit, max(2, available // 2 // layout.slot_bytes))
     if fit < 2:
         source = "memory_limit_bytes" if limit_bytes is not None and limit_bytes <= available else "available memory"
         if len(layout.image_shape) == 1:

@@ -34,7 +34,7 @@ class EngineOptions:
     Args:
         ahead: Batches to make ahead of the caller.
         persistent: Whether workers outlive the iterator.
-        memory_limit_bytes: Of the ring; None: what is available.
+        memory_limit_bytes: Of the ring; None: half of what is available.
         pool: How to run workers.
         held: Batches that are held at a time outside of the engine, by the caller and on the way to its device.
         guard: Asked before slots are used again; with one they are page-locked.

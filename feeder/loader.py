@@ -93,7 +93,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one, all
             equally likely. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels of
             what was mixed in, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
-        memory_limit_bytes: Upper limit of the shared memory for batches; None: what is available.
+        memory_limit_bytes: Upper limit of the shared memory for batches; None: half of what is available.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, all that are there
             at a time, with a backend that decodes there; larger batches are done in parts, and a batch is decoded ahead
             of the one that is asked for only where both fit. Batches of the output's size and what the decoder keeps

@@ -171,6 +171,15 @@ def test_plan_keeps_to_the_limit() -> None:
     assert "batch_size" in str(caught.value)
 
 
+@pytest.mark.parametrize(("available", "plan"), [(12, (6, 4)), (8, (4, 3)), (6, (3, 2)), (3, (2, 1)), (2, (2, 1))])
+def test_without_a_limit_half_of_the_memory_is_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, available: int, plan: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("feeder.batch.available_bytes", lambda: available * LAYOUT.slot_bytes)
+    assert plan_slots(LAYOUT, 4, 2, None) == plan
+    assert plan_slots(LAYOUT, 4, 2, 99 * LAYOUT.slot_bytes) == (min(6, available), max(1, min(4, available - 1)))
+
+
 def test_batches_too_large_for_memory_name_what_to_change() -> None:
     with pytest.raises(ArgumentError, match="lower batch_size"):
         plan_slots(Layout(1 << 24, (3, 1024, 1024), "float32"), 4, 2, None)
