@@ -481,6 +481,7 @@ def test_two_decoders_take_turns_without_touching_each_other() -> None:
         [T.ColorJitter(0.4), T.RandomErasing(1.0, value=(300.0, 20.0, -5.0)), T.RandomHorizontalFlip()],
         [T.ColorJitter(0.3), T.ToDtype("float32"), T.RandomErasing(1.0, value=3.0), T.Normalize(MEAN, STD)],
         [T.RandomHorizontalFlip(1.0), T.Normalize(MEAN, STD), T.RandomErasing(0.5), T.RandomHorizontalFlip(0.5)],
+        [T.AugMix(), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
         [T.RandAugment(4), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD), T.RandomErasing(0.9, value="random")],
         [T.AutoAugment("svhn"), T.RandomPerspective(0.5, 0.8), T.RandomChoice([T.RandomInvert(), T.RandomEqualize()])],
         [T.TrivialAugmentWide(), T.ColorJitter(hue=0.2), T.Pad(3), T.RandomCrop((100, 90), 4), T.ToDtype("float32")],

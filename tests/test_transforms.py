@@ -18,6 +18,7 @@ from PIL import Image
 from feeder import transforms
 from feeder.errors import ArgumentError
 from feeder.transforms import (
+    AugMix,
     AutoAugment,
     AutoAugmentPolicy,
     CenterCrop,
@@ -78,6 +79,7 @@ ALL_OPS: list[Op] = [
     RandAugment(),
     TrivialAugmentWide(),
     AutoAugment("cifar10"),
+    AugMix(),
     RandomChoice([RandomInvert(), Compose([RandomSolarize(9), RandomRotation(5)]), RandomEqualize()], [1, 2, 3]),
     RandomPerspective(0.3),
     RandomPosterize(3),
@@ -155,6 +157,7 @@ def test_torchvisions_other_names_of_conversions_are_known() -> None:
     flip, normalize = RandomHorizontalFlip(), Normalize(MEAN, STD)
     scaled = Recipe.of([flip, ToDtype("float32", scale=True), normalize])
     assert Recipe.of([flip, transforms.ToTensor(), normalize]) == scaled
+    assert Recipe.of([flip, transforms.ToPureTensor()]) == Recipe.of([flip])
     assert Recipe.of([transforms.PILToTensor(), flip, transforms.ConvertImageDtype(torch.float), normalize]) == scaled
     assert Recipe.of(Compose([transforms.ToImage(), *scaled.ops])) == scaled
     assert Recipe.of([*scaled.ops, transforms.ToImage()]) == scaled
@@ -163,8 +166,8 @@ def test_torchvisions_other_names_of_conversions_are_known() -> None:
 
 
 def test_what_feeder_lacks_or_cant_call_says_the_way_out() -> None:
-    with pytest.raises(AttributeError, match=r"'AugMix'; .* Lambda takes any function"):
-        transforms.AugMix  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'ElasticTransform'; .* Lambda takes any function"):
+        transforms.ElasticTransform  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="by name, such as 'bicubic'"):
         transforms.InterpolationMode  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(transforms, "__wrapped__")
@@ -216,6 +219,10 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: RandomAffine(1, translate=(0.1, 1.1)), "translate"),
         (lambda: RandAugment(magnitude=31), "magnitude"),
         (lambda: TrivialAugmentWide(1), "num_magnitude_bins"),
+        (lambda: AugMix(0), "severity"),
+        (lambda: AugMix(11), "severity"),
+        (lambda: AugMix(mixture_width=0), "mixture_width"),
+        (lambda: AugMix(alpha=0.0), "alpha"),
         (lambda: MixUp(alpha=0.0), "alpha"),
         (lambda: Lambda(3), "function"),  # type: ignore[arg-type]
         (lambda: Compose([torch.nn.Identity()]), "Identity"),  # type: ignore[list-item]
@@ -317,15 +324,27 @@ def test_sizes_and_windows_are_those_of_torchvision(case: dict[str, Any]) -> Non
         assert [int(params["top"][0]), int(params["left"][0])] == case["result"]
 
 
+# torchvision's order: those that all_ops=False leaves come first.
+AUGMIX_KINDS = [*AUGMENTATIONS[1:6], *AUGMENTATIONS[10:14], *AUGMENTATIONS[6:10]]
+
+
 @pytest.mark.parametrize("case", torchvision_cases("magnitudes"), ids=lambda case: f"{case['op']}-{case['kind']}")
 def test_strengths_of_augmentations_are_those_of_torchvision(case: dict[str, Any]) -> None:
-    kind = (case["kind"] + 0.5) / 14
+    kind = (case["kind"] + 0.5) / (13 if case["op"] == "AugMix" else 14)
     size = np.array([[375, 500]])
     for number, expected in enumerate(case["values"]):
         for sign in (0.4, 0.6):
             if case["op"] == "RandAugment":
                 op: Op = RandAugment(1, number, case["bins"])
                 params, _ = op.draw(Given(kind, sign), size)
+            elif case["op"] == "AugMix":
+                op = AugMix(case["bins"], 1, 1)
+                # The chain's depth, the step, and for each of three variates an attempt that is accepted.
+                step = kind, (number + 0.5) / case["bins"], sign
+                params, _ = op.draw(Given(0.5, *step, *[0.9, 0.25, 0.5, 0.5] * 3), size)
+                params = {name: params[name][0] for name in ("kind", "magnitude")}
+                assert AUGMENTATIONS[params["kind"][0, 0]] == AUGMIX_KINDS[case["kind"]]
+                params["kind"][:] = case["kind"]
             else:
                 op = TrivialAugmentWide(case["bins"])
                 params, _ = op.draw(Given(kind, sign, (number + 0.5) / case["bins"]), size)
@@ -333,6 +352,27 @@ def test_strengths_of_augmentations_are_those_of_torchvision(case: dict[str, Any
             signed = -expected if case["signed"] and sign < 0.5 else expected
             # torch.linspace differs in the last bits from CPU to CPU.
             np.testing.assert_allclose(params["magnitude"], [[signed]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 4.0])
+def test_weights_and_chains_of_augmix_are_distributed_as_those_of_torchvision(alpha: float) -> None:
+    count, width = 20_000, 3
+    (params,) = draw([AugMix(alpha=alpha)], ids=np.arange(count), sizes=np.full((count, 2), 64)).ops
+    weights = params["weights"].astype(np.float64)
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-6)
+    assert (weights >= 0).all()
+    share, chains = weights[:, 0], weights[:, 1:] / np.maximum(1.0 - weights[:, :1], 1e-30)
+    assert abs(share.mean() - 0.5) < 0.02
+    assert abs(share.var() - 0.25 / (2 * alpha + 1)) < 0.01  # of a Beta distribution
+    chains = chains[share < 0.99]
+    np.testing.assert_allclose(chains.mean(axis=0), 1 / width, atol=0.02)
+    total = width * alpha
+    np.testing.assert_allclose(chains.var(axis=0), (width - 1) / width**2 / (total + 1), atol=0.01)
+    depths = (params["kind"] != 0).sum(axis=2)
+    np.testing.assert_allclose(np.bincount(depths.ravel()) / depths.size, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.01)
+    kinds = np.bincount(params["kind"][params["kind"] != 0], minlength=15)
+    assert not kinds[14]
+    np.testing.assert_allclose(kinds[1:14] / kinds.sum(), 1 / 13, atol=0.01)
 
 
 @pytest.mark.parametrize("policy", AutoAugmentPolicy)

@@ -16,11 +16,12 @@ import torch
 from feeder.decode import device_color as color
 from feeder.decode import device_geometry as geometry
 from feeder.decode.device_erase import erase
-from feeder.decode.device_rows import change_rows
+from feeder.decode.device_rows import change_rows, per_image
 from feeder.decode.fused import fused_from, fused_parameters
 from feeder.decode.op_math import Matrix, affine_matrix, augmentation_affine, perspective_matrix, rotation_matrix
 from feeder.errors import BackendError
 from feeder.transforms import (
+    AugMix,
     AutoAugment,
     CenterCrop,
     ColorJitter,
@@ -200,7 +201,23 @@ def _erase(images: torch.Tensor, op: RandomErasing, params: Params) -> torch.Ten
     return images
 
 
-def _augment(images: torch.Tensor, op: AutoAugment | RandAugment | TrivialAugmentWide, params: Params) -> torch.Tensor:
+def _mix_chains(images: torch.Tensor, op: AugMix, params: Params) -> torch.Tensor:
+    def run(some: torch.Tensor, part: slice) -> torch.Tensor:
+        weights = params["weights"][part]
+        mixed = per_image(weights[:, 0], some) * some
+        for chain in range(op.mixture_width):
+            drawn = {name: params[name][part, chain] for name in ("kind", "magnitude")}
+            mixed += per_image(weights[:, 1 + chain], some) * _augment(some.clone(), op, drawn)
+        return mixed.to(torch.uint8)  # cut, not rounded, as torchvision does it
+
+    change_rows(images, _all(images), run)
+    return images
+
+
+_Automatic = AugMix | AutoAugment | RandAugment | TrivialAugmentWide
+
+
+def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tensor:
     height, width = images.shape[2:]
     for kinds, magnitudes in zip(params["kind"].T, params["magnitude"].T, strict=True):
         warped: list[tuple[int, Matrix]] = []
@@ -293,6 +310,7 @@ def _nothing(images: torch.Tensor, op: ToDtype, params: Params) -> torch.Tensor:
 
 
 DEVICE_OPS: dict[type[Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] = {
+    AugMix: _mix_chains,
     AutoAugment: _augment,
     CenterCrop: _crop,
     ColorJitter: _jitter,

@@ -16,6 +16,7 @@ from feeder import order
 from feeder.decode.op_math import affine_matrix, augmentation_affine, blur_weights, perspective_matrix
 from feeder.errors import ArgumentError, DecodeError
 from feeder.transforms import (
+    AugMix,
     AutoAugment,
     CenterCrop,
     ColorJitter,
@@ -291,7 +292,7 @@ def _if_drawn(change: Callable[[Image.Image, Any], Image.Image]) -> Callable[[Im
     return lambda image, op, row: change(image, op) if row["change"] else image
 
 
-_Automatic = AutoAugment | RandAugment | TrivialAugmentWide
+_Automatic = AugMix | AutoAugment | RandAugment | TrivialAugmentWide
 
 
 def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
@@ -321,6 +322,15 @@ def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: floa
     return _ADJUSTMENTS["saturation" if kind == "Color" else kind.lower()](image, 1.0 + magnitude)
 
 
+def _mix_chains(image: Image.Image, op: AugMix, row: Row) -> Image.Image:
+    weights = np.asarray(row["weights"], np.float32)
+    mixed = weights[0] * np.asarray(image, np.float32)
+    for weight, kind, magnitude in zip(weights[1:], row["kind"], row["magnitude"], strict=True):
+        augmented = _augment(image, op, {"kind": kind, "magnitude": magnitude})
+        mixed += weight * np.asarray(augmented, np.float32)
+    return Image.fromarray(mixed.astype(np.uint8))  # cut, not rounded, as torchvision does it
+
+
 def _branch(image: Image.Image, op: Branches, row: Row) -> Image.Image:
     for is_drawn, steps in op.branches(row):
         if is_drawn:
@@ -334,6 +344,7 @@ def _flip_array(array: FloatImage, op: RandomHorizontalFlip, row: Row) -> FloatI
 
 
 IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
+    AugMix: _mix_chains,
     AutoAugment: _augment,
     CenterCrop: _center_crop,
     ColorJitter: _color_jitter,

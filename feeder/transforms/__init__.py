@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
 from feeder.transforms.choice import RandomApply, RandomChoice
-from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToTensor
+from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToPureTensor, ToTensor
 from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
 from feeder.transforms.enhance import (
     RandomAdjustSharpness,
@@ -34,6 +35,7 @@ from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = [
+    "AugMix",
     "AutoAugment",
     "AutoAugmentPolicy",
     "BatchOp",
@@ -74,6 +76,7 @@ __all__ = [
     "Resize",
     "ToDtype",
     "ToImage",
+    "ToPureTensor",
     "ToTensor",
     "TrivialAugmentWide",
 ]

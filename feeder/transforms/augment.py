@@ -144,11 +144,13 @@ def strengths(
     degrees: float,
     factor: float,
     bits: int,
+    *,
+    most_bits: int = 8,
 ) -> FloatArray:
     """The strength of each augmentation, float64 [N, ops]; its meaning depends on the kind.
 
     The arguments after ``count`` are the largest strengths: shifts in pixels [N, 1], shear, degrees, enhancement
-    factor, bits taken away.
+    factor, bits taken away; ``most_bits`` is what the latter are taken from.
     """
     most = np.zeros((*kind.shape, len(AUGMENTATIONS)))
     most[..., 1:3] = shear
@@ -159,7 +161,7 @@ def strengths(
     end = np.take_along_axis(most, kind[..., None], axis=-1)[..., 0]
     # Computed exactly, then rounded once: torch.linspace, which torchvision takes, differs in the last bit by CPU.
     strength = (end * bins / (count - 1)).astype(np.float32).astype(np.float64)
-    posterize = np.rint(np.float32(8) - bins.astype(np.float32) / np.float32((count - 1) / bits))
+    posterize = np.rint(np.float32(most_bits) - bins.astype(np.float32) / np.float32((count - 1) / bits))
     solarize = (1.0 - bins / (count - 1)).astype(np.float32)
     strength = np.where(kind == AUGMENTATIONS.index("Posterize"), posterize, strength)
     return np.where(kind == AUGMENTATIONS.index("Solarize"), solarize, strength)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from feeder.transforms.recipe import Compose
 from feeder.transforms.values import ToDtype
 
-__all__ = ["ConvertImageDtype", "PILToTensor", "ToImage", "ToTensor"]
+__all__ = ["ConvertImageDtype", "PILToTensor", "ToImage", "ToPureTensor", "ToTensor"]
 
 
 def ToImage() -> Compose:
@@ -14,6 +14,11 @@ def ToImage() -> Compose:
 
 
 def PILToTensor() -> Compose:
+    """Nothing, wherever it stands: an empty ``Compose``."""
+    return Compose([])
+
+
+def ToPureTensor() -> Compose:
     """Nothing, wherever it stands: an empty ``Compose``."""
     return Compose([])
 

@@ -122,6 +122,58 @@ def augment_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[st
     return cases
 
 
+def augmix_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str, Any], Any]]:
+    """AugMix with given weights and chains of (augmentation, bin, whether its sign is turned), each done on Pillow's
+    image."""
+    numbers = {kind: number for number, kind in enumerate(v2.RandAugment._AUGMENTATION_SPACE)}
+    chains = [
+        [[("ShearX", 2, True)], [("Posterize", 1, False), ("Color", 2, True)], [("Solarize", 2, False)]],
+        [[("Equalize", 0, False), ("Rotate", 5, True), ("Brightness", 9, False)], [("Posterize", 9, False)]],
+        [[("TranslateY", 9, False), ("AutoContrast", 0, False)], [("Contrast", 9, True), ("Sharpness", 9, False)]],
+    ]
+    two = {"severity": 10, "mixture_width": 2}
+    cases = []
+    for args, chosen, share, weights in (
+        ({}, chains[0], 0.4, [0.2, 0.5, 0.3]),
+        (two | {"fill": [9, 8, 7]}, chains[1], 0.1, [0.9, 0.1]),
+        (two | {"chain_depth": 2, "interpolation": "nearest"}, chains[2], 0.5, [0.5, 0.5]),
+        (two | {"chain_depth": 2, "interpolation": "bicubic"}, chains[2], 0.0, [1.0, 0.0]),
+    ):
+        op, integers, signs, magnitudes = v2.AugMix(**args), [], [], []
+        for chain in chosen:
+            integers += [] if op.chain_depth > 0 else [torch.tensor([len(chain)])]
+            for kind, level, negative in chain:
+                table, signed = op._AUGMENTATION_SPACE[kind]
+                integers += [torch.tensor(level)] if table(10, HEIGHT, WIDTH) is not None else []
+                signs += [torch.tensor(0.2 if negative else 0.8)] if signed else []
+
+        def on_pillow(batch: torch.Tensor, kind: str, magnitude: float, done: Any = magnitudes, **options: Any) -> Any:
+            done.append(magnitude)
+            if kind == "Posterize":  # to 0 bits, too, which Pillow refuses
+                return F.posterize(batch, int(magnitude))
+            run = v2.RandAugment()._apply_image_or_video_transform
+            return F.pil_to_tensor(run(F.to_pil_image(batch[0]), kind, magnitude, **options))[None]
+
+        items = [(kind, op._AUGMENTATION_SPACE[kind]) for chain in chosen for kind, _, _ in chain]
+        given = torch.tensor([[share, 1.0 - share]]), torch.tensor([weights])
+        with (
+            mock.patch.object(op, "_sample_dirichlet", side_effect=given),
+            mock.patch.object(op, "_get_random_item", side_effect=items),
+            mock.patch.object(op, "_apply_image_or_video_transform", on_pillow),
+            mock.patch.object(torch, "randint", side_effect=integers),
+            mock.patch.object(torch, "rand", side_effect=signs),
+        ):
+            out = op(image)
+        depth, strengths = max(map(len, chosen)), iter(magnitudes)
+        row = {"weights": [share, *(given[1] * given[0][:, 1:])[0].tolist()], "kind": [], "magnitude": []}
+        for chain in chosen:
+            rest = [0] * (depth - len(chain))
+            row["kind"].append([numbers[kind] for kind, _, _ in chain] + rest)
+            row["magnitude"].append([next(strengths) for _ in chain] + rest)
+        cases.append(("AugMix", args, row, out))
+    return cases
+
+
 def drawn(transform: Any, height: int, width: int, uniforms: list[float], order: list[int]) -> dict[str, Any]:
     """What ``make_params`` makes of given uniform numbers; ``order`` says which number each call gets."""
     queue = iter(order)
@@ -190,6 +242,10 @@ def magnitude_cases() -> list[dict[str, Any]]:
                 table = magnitudes(bins, 375, 500)
                 values = [0.0] * bins if table is None else [float(v) for v in table]
                 cases.append({"op": op, "bins": bins, "kind": number, "signed": signed, "values": values})
+    for number, (magnitudes, signed) in enumerate(v2.AugMix._AUGMENTATION_SPACE.values()):
+        table = magnitudes(10, 375, 500)
+        values = [0.0] * 10 if table is None else [float(v) for v in table]
+        cases.append({"op": "AugMix", "bins": 10, "kind": number, "signed": signed, "values": values})
     return cases
 
 
@@ -272,7 +328,7 @@ def mixing_cases(images: torch.Tensor) -> dict[str, Any]:
 def main() -> None:
     pixels = natural_image(3, HEIGHT, WIDTH)
     image = Image.fromarray(pixels)
-    cases = pixel_cases(image) + augment_cases(image)
+    cases = pixel_cases(image) + augment_cases(image) + augmix_cases(image)
     arrays: dict[str, Any] = {"pixels": np.concatenate([np.asarray(out).ravel() for *_, out in cases])}
     floats = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4] * 3, [0.2, 0.3, 0.1])])
     erased = F.erase(floats(image), 4, 6, 9, 12, torch.tensor([1.5, -2.0, 0.0])[:, None, None])

@@ -96,6 +96,8 @@ WARPS = ("nearest", "bilinear", "bicubic")
         *(T.RandomSolarize(threshold, 0.7) for threshold in (0, 127, 127.5, 255)),
         *(T.RandomAdjustSharpness(factor) for factor in (0, 0.3, 2.7)),
         T.AutoAugment("svhn", fill=(9, 8, 7)),
+        T.AugMix(),
+        T.AugMix(10, 2, 4, 0.3, False, "nearest", fill=(9, 8, 7)),
         *(T.RandomPerspective(scale, 0.8, fill=(9, 8, 7)) for scale in (0.2, 1.0)),
         *(T.RandomPerspective(0.5, 1.0, name) for name in WARPS),
         T.GaussianBlur(5),
@@ -151,6 +153,7 @@ def test_every_augmentation_gives_pillows_pixels_to_the_bit(
     [
         T.RandAugment(4, 20),
         T.RandAugment(2, 9, interpolation="bilinear"),
+        T.AugMix(10),
         T.RandomChoice([T.RandomInvert(), T.Compose([T.RandomInvert(), T.RandomEqualize()])]),
     ],
     ids=str,

@@ -1,0 +1,135 @@
+"""AugMix: chains of augmentations, mixed with each other and with the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.transforms.arguments import check_fill, check_warp_interpolation
+from feeder.transforms.augment import AUGMENTATIONS, signed, strengths
+from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
+
+__all__ = ["AugMix"]
+
+_BINS = 10
+_MOST_DEPTH = 3  # of chains of random depth
+# torchvision's order; with all_ops=False the first nine.
+_KINDS = np.array(
+    [AUGMENTATIONS.index(kind) for kind in (*AUGMENTATIONS[1:6], *AUGMENTATIONS[10:14], *AUGMENTATIONS[6:10])]
+)
+_PARTIAL = 9
+_GAMMA_NUMBERS = 4  # uniform numbers of one attempt at a variate
+
+
+@dataclass(frozen=True, init=False)
+class AugMix(Op):
+    """Mixes an image with chains of random augmentations of it (Hendrycks et al., 2019).
+
+    Args:
+        severity: How many of ten strengths may be drawn, from the weakest on, 1 to 10.
+        mixture_width: How many chains.
+        chain_depth: Augmentations in a chain; 0 or less draws 1 to 3 for each chain.
+        alpha: Of the Dirichlet and Beta distributions of the weights, positive.
+        all_ops: Whether brightness, color, contrast and sharpness are among the augmentations.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    severity: int
+    mixture_width: int
+    chain_depth: int
+    alpha: float
+    all_ops: bool
+    interpolation: str
+    fill: tuple[int, int, int]
+
+    def __init__(
+        self,
+        severity: int = 3,
+        mixture_width: int = 3,
+        chain_depth: int = -1,
+        alpha: float = 1.0,
+        all_ops: bool = True,
+        interpolation: object = "bilinear",
+        fill: object = None,
+    ) -> None:
+        if not 1 <= severity <= _BINS:
+            raise ArgumentError(f"severity must be from 1 to {_BINS}, got {severity}")
+        if mixture_width < 1:
+            raise ArgumentError(f"mixture_width must be at least 1, got {mixture_width}")
+        if not 0.0 < alpha < np.inf:
+            raise ArgumentError(f"alpha must be a positive number, got {alpha}")
+        self._set(
+            severity=severity,
+            mixture_width=mixture_width,
+            chain_depth=chain_depth,
+            alpha=float(alpha),
+            all_ops=bool(all_ops),
+            interpolation=check_warp_interpolation(interpolation),
+            fill=check_fill(fill),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """Draws ``kind`` and ``magnitude``, [N, mixture_width, depth], which are augmentations as RandAugment draws
+        them, and ``weights``, float32 [N, 1 + mixture_width], of the image and of each chain."""
+        width = self.mixture_width
+        depth = self.chain_depth if self.chain_depth > 0 else _MOST_DEPTH
+        steps = width * depth
+        uniform = uniforms(width + 3 * steps)
+        depths = np.floor(uniform[:, :width] * _MOST_DEPTH).astype(np.int64) + 1
+        choice, level, sign = np.split(uniform[:, width:], 3, axis=1)
+        count = len(_KINDS) if self.all_ops else _PARTIAL
+        kind = _KINDS[np.floor(choice * count).astype(np.int64)]
+        if self.chain_depth <= 0:  # shorter chains end with augmentations that do nothing
+            kind = np.where(np.tile(np.arange(depth), width) < np.repeat(depths, depth, axis=1), kind, 0)
+        bins = np.floor(level * self.severity).astype(np.int64)
+        most = sizes.astype(np.float64) / 3.0
+        strength = strengths(kind, bins, _BINS, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4, most_bits=4)
+        shape = (len(sizes), width, depth)
+        params = {
+            "kind": kind.reshape(shape),
+            "magnitude": signed(kind, strength, sign).reshape(shape),
+            "weights": self._weights(uniforms, uniform.shape[1], len(sizes)),
+        }
+        return Drawn(params, sizes)
+
+    def _weights(self, uniforms: Uniforms, first: int, samples: int) -> npt.NDArray[np.float32]:
+        """float32 [samples, 1 + mixture_width], drawn from the uniform numbers from number ``first`` on."""
+        logs = _log_gammas(uniforms, first, samples, 2 + self.mixture_width, self.alpha)
+        share = _dirichlet(logs[:, :2]).astype(np.float32)
+        chains = _dirichlet(logs[:, 2:]).astype(np.float32)
+        return np.concatenate([share[:, :1], chains * share[:, 1:]], axis=1)
+
+
+def _dirichlet(logs: FloatArray) -> FloatArray:
+    """Gamma variates, given by their logarithms, as parts of their sum."""
+    parts = np.exp(logs - logs.max(axis=1, keepdims=True))
+    shares: FloatArray = parts / parts.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _log_gammas(uniforms: Uniforms, first: int, samples: int, variates: int, alpha: float) -> FloatArray:
+    """Logarithms of Gamma(alpha) variates, float64 [samples, variates], by Marsaglia and Tsang, "A simple method for
+    generating gamma variables" (2000): each is tried until it is accepted."""
+    shape = alpha + 1.0  # the method wants at least 1; what follows the acceptance takes the 1 away
+    d = shape - 1.0 / 3.0
+    logs = np.full((samples, variates), np.nan)
+    rows = np.arange(samples)
+    while len(rows):
+        end = first + _GAMMA_NUMBERS * variates
+        u = uniforms(end, rows)[:, first:].reshape(len(rows), variates, _GAMMA_NUMBERS)
+        first = end
+        normal = np.sqrt(-2.0 * np.log1p(-u[..., 0])) * np.cos(2.0 * np.pi * u[..., 1])
+        v = (1.0 + normal / np.sqrt(9.0 * d)) ** 3
+        log_v = np.log(np.where(v > 0.0, v, 1.0))
+        accepted = (v > 0.0) & (np.log1p(-u[..., 2]) < 0.5 * normal**2 + d - d * v + d * log_v)
+        found = np.log(d) + log_v + np.log1p(-u[..., 3]) / alpha
+        logs[rows] = np.where(np.isnan(logs[rows]) & accepted, found, logs[rows])
+        rows = rows[np.isnan(logs[rows]).any(axis=1)]
+    return logs
