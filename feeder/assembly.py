@@ -108,7 +108,7 @@ def assemble_here(
     """
     for request in requests:
         rows = len(request.ids)
-        labels = np.empty(rows, np.int64)
+        labels = np.empty(rows, work.reader.label_dtype)
         images = np.empty((rows, *work.sample_shape), work.sample_dtype)
         started = time.perf_counter_ns()
         try:

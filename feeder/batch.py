@@ -1,11 +1,11 @@
 """The ring of batch slots: anonymous shared memory that workers decode into and the caller's tensors stand on.
 
 Note [Slots]
-    A slot holds one batch: positions int64 [B], sample ids int64 [B], labels int64 [B], then the images: pixels, or
-    for each image an equal share of memory, where those of a part are staged for a decoder in the trainer: a table,
-    then an arena (see :class:`feeder.decode.staged.Staged`). The ring is one memfd, so nothing has a name that a crash
-    could leave behind, and its pages are allocated before the first worker starts, so that lack of memory is an error
-    then and no SIGBUS later.
+    A slot holds one batch: positions int64 [B], sample ids int64 [B], labels (int64 [B], or float32 [B] or [B, K]),
+    then the images: pixels, or for each image an equal share of memory, where those of a part are staged for a decoder
+    in the trainer: a table, then an arena (see :class:`feeder.decode.staged.Staged`). The ring is one memfd, so nothing
+    has a name that a crash could leave behind, and its pages are allocated before the first worker starts, so that lack
+    of memory is an error then and no SIGBUS later.
     A slot is handed to the caller as a lease: the object that the arrays of that batch, and so their tensors, keep
     alive. When the last of them is gone the slot is free again, or, page-locked, once the guard says that every copy
     that may still read it is done.
@@ -23,7 +23,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,15 +96,17 @@ class Layout:
         batch_size: At most how many samples a slot holds.
         image_shape: (C, H, W), or (bytes,) of an image's share where they are staged.
         dtype: numpy dtype name of the images as stored.
+        label_dtype: Of a sample's label: numpy's int64 or float32, or a subarray of K of these.
     """
 
     batch_size: int
     image_shape: tuple[int, ...]
     dtype: str
+    label_dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.int64))
 
     @functools.cached_property
     def images_offset(self) -> int:
-        return _aligned(3 * 8 * self.batch_size)
+        return _aligned((2 * 8 + self.label_dtype.itemsize) * self.batch_size)
 
     @functools.cached_property
     def slot_bytes(self) -> int:
@@ -114,18 +116,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class SlotView:
-    """The arrays of a slot: positions, ids and labels int64 [B], images [B, *image_shape]."""
+    """The arrays of a slot: positions and ids int64 [B], labels int64 [B] or float32 [B] or [B, K], images
+    [B, *image_shape]."""
 
     positions: npt.NDArray[np.int64]
     ids: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
     images: npt.NDArray[Any]
 
     @classmethod
     def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], rows: int | None = None) -> SlotView:
         """The view of uint8 [slot_bytes], or of its first rows."""
         rows = layout.batch_size if rows is None else rows
-        positions, ids, labels = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(3))
+        positions, ids = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(2))
+        labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * 2)
         images = np.ndarray((rows, *layout.image_shape), layout.dtype, memory, layout.images_offset)
         return cls(positions, ids, labels, images)
 

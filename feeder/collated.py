@@ -88,7 +88,7 @@ class CollatedWork(Work):
         positions: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
         images: npt.NDArray[Any],
-        labels: npt.NDArray[np.int64],
+        labels: npt.NDArray[Any],
         beat: Callable[[], None] = lambda: None,
     ) -> Report:
         """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
@@ -126,7 +126,8 @@ def room_for(work: Work) -> int:
     """Bytes of a slot for each sample, if a batch is about its samples: stacked, with labels, in their dtype."""
     assert work.recipe.output_size is not None
     size_bytes = 3 * int(np.prod(work.recipe.output_size)) * work.recipe.storage_dtype.itemsize
-    return -(-size_bytes // _ALIGN) * _ALIGN + _ALIGN
+    label_bytes = work.reader.label_dtype.itemsize
+    return sum(-(-size // _ALIGN) * _ALIGN for size in (size_bytes, label_bytes))
 
 
 @contextlib.contextmanager

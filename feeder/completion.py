@@ -8,6 +8,7 @@ import torch
 
 from feeder import _gpu
 from feeder.decode.finish import Finisher
+from feeder.errors import ArgumentError
 from feeder.tensors import as_tensor
 from feeder.transforms.mixing import pick
 
@@ -32,13 +33,13 @@ class Completion:
         mix: What mixes the samples of each batch: one of these for each; empty for none.
 
     Raises:
-        ArgumentError: if the dataset has samples of classes that ``mix`` has no labels for.
+        ArgumentError: if ``mix`` with ``num_classes`` can't have the dataset's labels: there are none, they are
+            targets, or there is no place for a class.
     """
 
     def __init__(self, work: Work, device: torch.device | None, channels_last: bool, mix: Sequence[BatchOp]) -> None:
-        # All have the same number of classes; of which a part of a dataset need not have samples of each.
-        if mix and mix[0].num_classes is not None and len(work.reader.classes or ()) > mix[0].num_classes:
-            mix[0].check_labels(work.reader.labels())
+        if mix and mix[0].num_classes is not None:  # the same for all
+            _check_labels(mix[0], work)
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
@@ -96,6 +97,19 @@ class Completion:
             return labels
         self._mix[0].check_labels(finished.arrays.labels)
         return self._mix[0].mixed_labels(labels, mixing.label_weight)
+
+
+def _check_labels(op: BatchOp, work: Work) -> None:
+    """Refuses labels that ``num_classes`` is not for."""
+    labels, what = work.reader.labels(), f"{type(op).__name__}(num_classes={op.num_classes})"
+    if labels.dtype.kind == "f":
+        raise ArgumentError(
+            f"{what} mixes class labels, but those of {work.reader.place} are float32 targets; without num_classes a "
+            "batch has the targets of both images and the weight"
+        )
+    if len(labels) and labels.max() < 0:
+        raise ArgumentError(f"{what} mixes class labels, but no sample of {work.reader.place} has a label")
+    op.check_labels(labels)
 
 
 def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:

@@ -21,6 +21,7 @@ from feeder.read import Reader, check_fields
 from feeder.read_folder import FolderReader
 from feeder.read_part import PartReader
 from feeder.read_shards import ShardReader
+from feeder.relabel import TargetTransform, labels_from_json, named, refuse_unread_labels, transformed, without_labels
 from feeder.tensors import as_samples
 from feeder.work import Work
 
@@ -37,9 +38,10 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     """What :class:`ShardDataset` and :class:`FolderDataset` share.
 
     ``dataset[i]`` is ``(image, label, *fields)``: a tensor [C, H, W], uint8 0-255 unless the recipe has ToDtype or
-    Normalize; an int; the fields in the order asked for. Under :class:`feeder.DataLoader` augmentation is a function of
-    (seed, epoch, sample id). Under torch's own loader, and with ``dataset[i]``, it is drawn from torch's random state,
-    so that workers and epochs differ as they do for any dataset there.
+    Normalize; an int, or of a set with targets a tensor, float32 [] or [K]; the fields in the order asked for. Under
+    :class:`feeder.DataLoader` augmentation is a function of (seed, epoch, sample id). Under torch's own loader, and
+    with ``dataset[i]``, it is drawn from torch's random state, so that workers and epochs differ as they do for any
+    dataset there.
 
     Attributes:
         reader: Where the bytes come from.
@@ -52,7 +54,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     reader: Reader
     recipe: Recipe
     fields: tuple[str, ...]
-    _targets: list[int] | None = None
+    _targets: list[Any] | None = None
 
     def __init__(self, reader: Reader, transform: Any, fields: Sequence[str]) -> None:
         from feeder.transforms import Recipe
@@ -65,7 +67,18 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     def __len__(self) -> int:
         return len(self.reader)
 
-    def __getitem__(self, i: int) -> tuple[Any, ...]:
+    def __repr__(self) -> str:
+        classes = "" if self.classes is None else f", classes={len(self.classes)}"
+        fields = f", fields={list(self.fields)}" if self.fields else ""
+        transform = f", transform={self.recipe!r}" if self.recipe.ops else ""
+        return f"{type(self).__name__}({self.reader.place!r}, samples={len(self)}{classes}{fields}{transform})"
+
+    def __getitem__(self, i: int | slice) -> tuple[Any, ...]:
+        if isinstance(i, slice):
+            numbers = range(*i.indices(len(self)))
+            raise TypeError(
+                f"a slice of a dataset is torch.utils.data.Subset(dataset, {numbers!r}), which a loader takes as it is"
+            )
         return self._samples([i])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -116,19 +129,43 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return None if self.classes is None else {name: label for label, name in enumerate(self.classes)}
 
     @property
-    def targets(self) -> list[int]:
-        """Labels of all samples, as torchvision's datasets have them: a list, made once, apart from the samples."""
+    def targets(self) -> list[Any]:
+        """Labels of all samples, as torchvision's datasets have them: a list, made once, apart from the samples. Of a
+        set with targets a float each, or a list of K."""
         if self._targets is None:  # scripts ask for it for each sample: [dataset.targets[i] for i in subset.indices]
             self._targets = self.reader.labels().tolist()
         return self._targets
 
     @targets.setter
-    def targets(self, value: list[int]) -> None:
+    def targets(self, value: list[Any]) -> None:
         if _keeps_samples(self, FeederDataset):
             name = type(self).__name__
             way = "derive a class whose dataset[i] has the labels wanted"
             raise AttributeError(f"the targets of a {name} can't be changed, as its samples keep their labels; {way}")
         self._targets = value  # its own class's, with samples of its own
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """A field of all samples, without decoding an image: to filter by, or to split into folds.
+
+        Args:
+            name: As ``fields`` takes it; it need not be one of them.
+
+        Returns:
+            int64 [N] for "index", "width", "height", "orientation" and "row", else a list of N: text for "key" and
+            "path", parsed values for "json", bytes for any other member; None for a sample without the member.
+
+        Raises:
+            ArgumentError: for a field that no sample has, or that is refused.
+        """
+        self._check_known(*check_fields([name]))
+        return self.reader.column(name)
+
+    def _check_known(self, *names: str) -> None:
+        """Refuses fields that no sample has."""
+        known = self.reader.field_names()
+        for name in names:
+            if name not in known:
+                raise ArgumentError(f"field {name!r} is in no sample of {self.reader.place}; it has {', '.join(known)}")
 
     def work(self) -> Work:
         """Reading and decoding with the backend that "auto" chooses; made once in each process."""
@@ -147,16 +184,25 @@ class ShardDataset(FeederDataset):
         path: The shards' folder, or its index file.
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
-            (parsed) or any other member of the sample (its bytes).
+            (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
+            recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0).
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
         image_field: Another field that holds the image, such as "mask.png", or several with ";" between them, of which
             each sample has one; None takes the image that the index names. The first time, the headers of these images
             are read, and kept in a file beside the index. Samples without one are left out, with a warning.
+        classes: Class names by label. Where the set has names of its own, or names in its ``cls`` fields, labels
+            follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``.
+        labels: True: those of the set. False: none, -1 for all. A key of the samples' ``json``: what it says, with
+            integers from 0 on as class numbers, text as class names (sorted) and other numbers as float32 targets;
+            several keys: their numbers as targets. The ``json`` of all samples is read when the dataset is made.
+        target_transform: What is made of a label: a function, or a mapping of all labels, to an integer, a float or a
+            row of numbers. It is asked once for each label that occurs, when the dataset is made; -1 stays.
 
     Raises:
         FormatError: if the index is missing or damaged.
-        ArgumentError: for a field that no sample has, or that is refused; for an unknown ``exif_orientation``; for an
-            ``image_field`` in which no sample has an image, or whose file can't be written.
+        ArgumentError: for a field that no sample has, or that is refused; for an unknown ``exif_orientation``; for
+            ``cls`` fields that give no label; for labels that ``classes`` or ``target_transform`` has no place for;
+            for an ``image_field`` in which no sample has an image, or whose file can't be written.
     """
 
     def __init__(
@@ -167,18 +213,32 @@ class ShardDataset(FeederDataset):
         exif_orientation: str = "apply",
         *,
         image_field: str | None = None,
+        classes: Sequence[str] | None = None,
+        labels: bool | str | Sequence[str] = True,
+        target_transform: TargetTransform | None = None,
     ) -> None:
         folder = os.fspath(path)
         index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
         index = os.path.abspath(index)
         if image_field is not None:
             index = index_of_field(index, image_field)
-        reader = ShardReader(index, exif=_applies(exif_orientation), classes=_classes(os.path.dirname(index)))
+        reader = ShardReader(index, exif=_applies(exif_orientation))
+        names = reader.index.classes
+        reader.classes = _classes(os.path.dirname(index)) if names is None else names
+        if labels is False:
+            if classes is not None:
+                raise ArgumentError("classes= names the classes of labels, and labels=False asks for none")
+            without_labels(reader)
+        elif labels is not True:
+            labels_from_json(reader, labels, classes)
+        elif classes is None:
+            refuse_unread_labels(reader)
+        if classes is not None:
+            named(reader, classes)
+        if target_transform is not None:
+            reader.relabel(transformed(reader.labels(), target_transform), reader.classes)
         super().__init__(reader, transform, fields)
-        known = {"index", "key", "path", *reader.index.fields}
-        for name in self.fields:
-            if name not in known:
-                raise ArgumentError(f"field {name!r} is in no sample of {index}; it has {', '.join(sorted(known))}")
+        self._check_known(*self.fields)
         reader.index.check_fields(self.fields)
 
 
@@ -188,12 +248,15 @@ class FolderDataset(FeederDataset):
     Args:
         path: The folder.
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
-        fields: Further fields of each sample: "key" (the path relative to the folder), "path" or "index".
+        fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
+            "height" or "orientation".
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
+        classes, target_transform: As :class:`ShardDataset` takes them.
 
     Raises:
         SourceError: if there is no class folder, or one without an image.
-        ArgumentError: for an unknown field or ``exif_orientation``.
+        ArgumentError: for an unknown field or ``exif_orientation``; for labels that ``classes`` or
+            ``target_transform`` has no place for.
     """
 
     def __init__(
@@ -202,12 +265,18 @@ class FolderDataset(FeederDataset):
         transform: Any = None,
         fields: Sequence[str] = (),
         exif_orientation: str = "apply",
+        *,
+        classes: Sequence[str] | None = None,
+        target_transform: TargetTransform | None = None,
     ) -> None:
         root = os.path.abspath(os.fspath(path))
-        super().__init__(FolderReader.scan(root, FOLDER_EXTENSIONS, exif=_applies(exif_orientation)), transform, fields)
-        for name in self.fields:
-            if name not in ("index", "key", "path"):
-                raise ArgumentError(f"field {name!r}: images in a folder have 'key', 'path' and 'index' only")
+        reader = FolderReader.scan(root, FOLDER_EXTENSIONS, exif=_applies(exif_orientation))
+        if classes is not None:
+            named(reader, classes)
+        if target_transform is not None:
+            reader.relabel(transformed(reader.labels(), target_transform), reader.classes)
+        super().__init__(reader, transform, fields)
+        self._check_known(*self.fields)
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:

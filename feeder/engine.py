@@ -178,7 +178,8 @@ class Engine:
             self.close()
             if self._ring is not None:
                 rows = max(rows, self._ring.layout.batch_size)
-            layout = Layout(rows, self._work.sample_shape, self._work.sample_dtype.name)
+            work = self._work
+            layout = Layout(rows, work.sample_shape, work.sample_dtype.name, work.reader.label_dtype)
             slots, self.ahead = plan_slots(
                 layout, self._options.ahead, self._options.held, self._options.memory_limit_bytes
             )

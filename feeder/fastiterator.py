@@ -19,6 +19,7 @@ from feeder.device import feed_device, map_tensors, slot_guard
 from feeder.engine import Engine
 from feeder.errors import ArgumentError
 from feeder.order import Split
+from feeder.read import NUMBER_FIELDS
 from feeder.replay import Replay
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ class FastIterator:
 
     def _batch(self, finished: Finished) -> tuple[Any, ...]:
         fields = [
-            torch.tensor(values, dtype=torch.int64) if name == "index" else values
+            torch.tensor(values, dtype=torch.int64) if name in NUMBER_FIELDS else values
             for name, values in zip(self._path.dataset.fields, finished.fields, strict=True)
         ]
         images = finished.images if isinstance(finished, Decoded) else self._path.completion.stored(finished)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError, FormatError
-from feeder.index import COLUMNS, ImageOf, Index, write_index
+from feeder.index import COLUMNS, OPTIONAL_COLUMNS, ImageOf, Index, write_index
 from feeder.read_shards import ShardReader
 from feeder.source.imagefield import split_fields
 from feeder.text import count
@@ -104,11 +105,12 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
             f"image_field={image_field!r}: no sample of {index.path} has a readable image there{reason}"
         )
     columns = _columns(index, kept, place, has_field[owners], sizes)
-    counts = {name: len(column) for name, column in columns.items()}
+    counts = {name: column.size for name, column in columns.items()}
     origin = ImageOf(index.identity.hex(), samples - len(kept))
     pieces = {name: [column] for name, column in columns.items()}
     try:
-        write_index(path, index.shards, index.fields, pieces, counts, origin)
+        labels: dict[str, Any] = {"targets": index.targets, "classes": index.classes}
+        write_index(path, index.shards, index.fields, pieces, counts, origin, **labels)
     except OSError as error:
         raise ArgumentError(f"{path}: can't be written: {error.strerror}") from error
 
@@ -136,8 +138,10 @@ def _columns(
         rows[is_first], rows[~is_first] = index.column(name)[kept], index.column(f"member_{name}")[is_kept_row]
         columns[f"member_{name}"] = rows
     columns["row_start"], columns["row_data"] = _starts(np.zeros(len(kept), np.int64)), np.zeros(0, np.uint32)
-    for name in COLUMNS.keys() - columns.keys():
-        columns[name] = place.get(name, index.column(name))[kept]
+    optional = [name for name in OPTIONAL_COLUMNS if index.has_column(name)]
+    for name in [*COLUMNS, *optional]:
+        if name not in columns:
+            columns[name] = place.get(name, index.column(name))[kept]
     return columns
 
 

@@ -22,6 +22,10 @@ older indexes lack both columns.
 Where the header has image_of, the rows of member_* are all fields of the sample, the image too, and crc32 is that of
 these alone. `identity` tells the index that it was made from, in hexadecimal digits, and `left_out` how many of that
 one's samples are left out, as they have no readable image in that field.
+Where labels have names, the header may have `classes`, the names by label. Where the samples' targets are numbers and
+no classes, the header has `targets`, the names of K columns of numbers, and version 2, which a reader that knows no
+targets refuses; the column `target` f32 then has K numbers for each sample, NaN for none, and `label` is -1. Of samples
+that came from rows of a table, `source_row` u64 [N] has the row's number, from 0.
 """
 
 from __future__ import annotations
@@ -41,10 +45,12 @@ import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.files import atomic_file, open_regular
+from feeder.read import NUMBER_FIELDS
 
 __all__ = [
     "COLUMNS",
     "INDEX_NAME",
+    "OPTIONAL_COLUMNS",
     "ImageOf",
     "Index",
     "IndexBuilder",
@@ -57,6 +63,7 @@ INDEX_NAME = "index.bin"
 _T = TypeVar("_T")
 _MAGIC = b"FEEDERIX"
 _VERSION = 1
+_VERSION_WITH_TARGETS = 2
 _ALIGN = 64
 _ROWS_HASHED = 16  # each may be a page that is read from a slow disk
 # Columns and their dtypes, in the order of the file.
@@ -83,11 +90,12 @@ COLUMNS = {
     "row_data": "<u4",
 }
 _MEMBER_COLUMNS = ("member_start", "member_field", "member_offset", "member_length")
-# Columns that an index may lack; one of them alone says nothing.
-_OPTIONAL = ("row_start", "row_data")
+_ROWS = ("row_start", "row_data")  # an older index lacks both; one alone says nothing
+# Columns that an index has where they are needed.
+OPTIONAL_COLUMNS = {"target": "<f4", "source_row": "<u8"}
 # A dataset checks these when it is opened: what they say wrongly nothing else notices. At a million samples that takes
 # 15 ms; all columns would take 70 ms, and from a slow disk the time of reading 180 MB instead of 39 MB.
-_SAMPLE_COLUMNS = ("shard", "field", "offset", "length", "label", "width", "height", "orientation")
+_SAMPLE_COLUMNS = ("shard", "field", "offset", "length", "label", "width", "height", "orientation", "target")
 _HEADER_CRC = b'"header_crc32":"'
 _NO_CRC = "00000000"
 # Start columns -> the column that their last value is the length of.
@@ -118,12 +126,17 @@ class IndexBuilder:
 
     Args:
         shard: The shard's number.
+        targets: Names of the numbers that each sample has in place of a label.
+        numbered: Whether the samples come from rows of a table, and have their number there.
     """
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, targets: Sequence[str] = (), *, numbered: bool = False) -> None:
         self.shard = shard
+        self.targets = tuple(targets)
+        self.numbered = numbered
         self.fields: dict[str, int] = {}
         columns = [name for name in COLUMNS if not name.endswith(("_start", "_data"))]
+        self._target, self._source_rows = array("f"), array("Q")
         self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
         self._starts = {name: array("q", [0]) for name in _STARTS}
         self._data = {"key_data": bytearray(), "path_data": bytearray(), "row_data": bytearray()}
@@ -147,8 +160,17 @@ class IndexBuilder:
         crc32: int,
         members: Iterable[tuple[str, int, int]],
         rows: bytes = b"",
+        target: Sequence[float] = (),
+        source_row: int = 0,
     ) -> None:
-        """Adds a sample; ``members`` are its other fields as (field, offset, length), ``rows`` is its ``row_data``."""
+        """Adds a sample; ``members`` are its other fields as (field, offset, length), ``rows`` is its ``row_data``.
+
+        ``target`` has a number for each of the builder's targets; ``source_row`` counts if samples are numbered.
+        """
+        if len(target) != len(self.targets):
+            raise ValueError(f"expected {len(self.targets)} target numbers, got {len(target)}")
+        self._target.extend(target)
+        self._source_rows.append(source_row)
         row = {"shard": self.shard, "field": self._field(field), "offset": offset, "length": length, "label": label}
         row |= {"width": width, "height": height, "orientation": orientation}
         row |= {"source_bytes": source_bytes, "crc32": crc32}
@@ -169,6 +191,10 @@ class IndexBuilder:
     def write(self, path: str, shards: Sequence[ShardEntry]) -> None:
         """Writes the rows as an index file of their own, atomically."""
         columns: dict[str, npt.NDArray[Any]] = {}
+        if self.targets:
+            columns["target"] = np.array(self._target, np.float32)
+        if self.numbered:
+            columns["source_row"] = np.array(self._source_rows, np.uint64)
         for name, dtype in COLUMNS.items():
             values: Any = self._rows.get(name, self._starts.get(name))
             if name in self._data:
@@ -176,7 +202,8 @@ class IndexBuilder:
             else:
                 columns[name] = np.array(values, dtype=dtype)
         counts = {name: len(column) for name, column in columns.items()}
-        write_index(path, shards, list(self.fields), {name: [column] for name, column in columns.items()}, counts)
+        pieces = {name: [column] for name, column in columns.items()}
+        write_index(path, shards, list(self.fields), pieces, counts, targets=self.targets)
 
     def _field(self, field: str) -> int:
         return self.fields.setdefault(field, len(self.fields))
@@ -191,6 +218,8 @@ class Index:
         fields: Names of the fields, by number.
         shard, field, offset, length, label, width, height, orientation, source_bytes, crc32: arrays [N]; what they
             hold and their dtypes stand in Note [Index file].
+        classes: Class names by label; None if the index has none.
+        targets: Names of the numbers that each sample has in place of a label; empty if there are none.
         identity: A hash of the header and of some rows, by which an index is told from one that took its place.
         image_of: Where it comes from, if another field is the image than in the index that it was made from; else None.
         has_checksums: Whether it says what the CRC-32 of each column is, as older ones do not.
@@ -211,6 +240,11 @@ class Index:
         self.path = os.fspath(path)
         header = _read_header(self.path)
         try:
+            self.targets = tuple(str(name) for name in header.get("targets", ()))
+            if header["version"] != (_VERSION_WITH_TARGETS if self.targets else _VERSION):
+                raise ValueError(f"version {header['version']} with targets {self.targets}")
+            names = header.get("classes")
+            self.classes = None if names is None else [str(name) for name in names]
             self.shards = tuple(ShardEntry(str(s["name"]), int(s["size_bytes"])) for s in header["shards"])
             self.fields = tuple(str(name) for name in header["fields"])
             self._samples = int(header["samples"])
@@ -219,10 +253,12 @@ class Index:
             data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)  # whose elements are had in half the time
             columns = header["columns"]
             self.has_checksums = "header_crc32" in header
-            absent = [] if all(name in columns for name in _OPTIONAL) else _OPTIONAL
-            self._columns = {name: self._view(data, name, columns[name]) for name in COLUMNS if name not in absent}
+            has_rows = all(name in columns for name in _ROWS)
+            absent = () if has_rows else _ROWS
+            present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if name in columns)]
+            self._columns = {name: self._view(data, name, columns[name]) for name in present if name not in absent}
             self._checksums = {name: columns[name]["crc32"] for name in self._columns if self.has_checksums}
-            if absent:
+            if not has_rows:
                 self._columns["row_start"] = np.broadcast_to(np.uint64(0), self._samples + 1)
                 self._columns["row_data"] = np.zeros(0, np.uint32)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
@@ -231,6 +267,11 @@ class Index:
             if not name.endswith(("_start", "_data")) and not name.startswith("member_"):
                 self._check_count(name, self._samples)
                 setattr(self, name, self._columns[name])
+        if self.targets:
+            self._check_count("target", self._samples * len(self.targets))
+            self._columns["target"] = self._columns["target"].reshape(self._samples, len(self.targets))
+        if self.has_column("source_row"):
+            self._check_count("source_row", self._samples)
         for start, target in _STARTS.items():
             self._check_count(start, self._samples + 1)
             self._check_count(target, int(self._columns[start][-1]))
@@ -312,8 +353,12 @@ class Index:
         return self._named(self.fields, field, "field")
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column by its name in Note [Index file]."""
+        """A column by its name in Note [Index file]; "target" as [N, K]."""
         return self._columns[name]
+
+    def has_column(self, name: str) -> bool:
+        """Whether the index has a column that it may lack."""
+        return name in self._columns
 
     def damaged_columns(self, names: Iterable[str] | None = None) -> list[str]:
         """Those of the columns, by default of all, whose bytes are not what was written; none without checksums."""
@@ -341,15 +386,19 @@ class Index:
         """
         names = set(_SAMPLE_COLUMNS)
         for field in fields:
-            text = (f"{field}_start", f"{field}_data") if field in ("key", "path") else ()
-            names.update(text or (() if field == "index" else _MEMBER_COLUMNS))
+            if field in ("key", "path"):
+                names.update((f"{field}_start", f"{field}_data"))
+            elif field == "row":
+                names.add("source_row")
+            elif field not in NUMBER_FIELDS:
+                names.update(_MEMBER_COLUMNS)
         self.check(names)
 
     def _hashed(self, header: str) -> bytes:
         """A hash of the header and of some rows."""
         digest = hashlib.blake2b(header.encode(), digest_size=16)
         rows = np.linspace(0, self._samples - 1, min(self._samples, _ROWS_HASHED)).astype(np.int64)
-        for name in ("offset", "label", "crc32"):
+        for name in ("offset", "label", "crc32", *(("target",) if self.targets else ())):
             digest.update(self._columns[name][rows].tobytes())
         return digest.digest()
 
@@ -366,9 +415,10 @@ class Index:
         return self._columns[f"{name}_data"][start:end].tobytes()
 
     def _view(self, data: npt.NDArray[np.uint8], name: str, entry: dict[str, Any]) -> npt.NDArray[Any]:
-        dtype, count, offset = np.dtype(COLUMNS[name]), int(entry["count"]), int(entry["offset"])
+        expected = (COLUMNS | OPTIONAL_COLUMNS)[name]
+        dtype, count, offset = np.dtype(expected), int(entry["count"]), int(entry["offset"])
         end = offset + count * dtype.itemsize
-        if entry["dtype"] != COLUMNS[name] or count < 0 or offset < 0 or offset % _ALIGN or end > data.size:
+        if entry["dtype"] != expected or count < 0 or offset < 0 or offset % _ALIGN or end > data.size:
             raise FormatError(
                 f"{self.path}: column {name!r} (dtype {entry['dtype']}, {count} rows at byte {offset}) does not fit "
                 f"the file of {data.size} bytes; it was cut off or damaged: rebuild it with `feeder index`"
@@ -383,24 +433,28 @@ class Index:
             )
 
 
-def merge_indexes(parts: Sequence[str], path: str) -> None:
+def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None = None) -> None:
     """Joins index files, one a shard, into one, atomically; memory stays that of one part.
 
     Args:
-        parts: Index files in shard order.
+        parts: Index files in shard order, all with the same targets.
         path: The index to write.
+        classes: Class names by label, to be kept in the index.
     """
     fields: dict[str, int] = {}
     shards: list[ShardEntry] = []
-    counts = dict.fromkeys(COLUMNS, 0)
+    opened = Index(parts[0]) if parts else None
+    targets = opened.targets if opened is not None else ()
+    present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if opened is not None and opened.has_column(name))]
+    counts = dict.fromkeys(present, 0)
     for name in _STARTS:
         counts[name] = 1 - len(parts)  # each part has a 0 of its own, of which one is kept
     for part in map(Index, parts):
         for field in part.fields:
             fields.setdefault(field, len(fields))
         shards.extend(part.shards)
-        for name in COLUMNS:
-            counts[name] += len(part.column(name))
+        for name in present:
+            counts[name] += part.column(name).size
 
     def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
         base = 0
@@ -417,7 +471,8 @@ def merge_indexes(parts: Sequence[str], path: str) -> None:
                 base += last
             yield column
 
-    write_index(path, shards, list(fields), {name: pieces(name) for name in COLUMNS}, counts)
+    columns = {name: pieces(name) for name in present}
+    write_index(path, shards, list(fields), columns, counts, targets=targets, classes=classes)
 
 
 def write_index(
@@ -427,6 +482,9 @@ def write_index(
     columns: Mapping[str, Iterable[npt.NDArray[Any]]],
     counts: dict[str, int],
     image_of: ImageOf | None = None,
+    *,
+    targets: Sequence[str] = (),
+    classes: Sequence[str] | None = None,
 ) -> None:
     """Writes an index file atomically.
 
@@ -435,22 +493,31 @@ def write_index(
         shards: The shards, by number.
         fields: Names of the fields, by number.
         columns: Each column, in pieces.
-        counts: Rows of each column.
+        counts: Values of each column.
         image_of: Where it comes from; see Note [Index file].
+        targets: Names of the numbers in the column "target".
+        classes: Class names by label, to be kept in the index.
     """
     header: dict[str, Any] = {
         "header_crc32": _NO_CRC,
-        "version": _VERSION,
+        "version": _VERSION_WITH_TARGETS if targets else _VERSION,
         "samples": counts["shard"],
         "fields": list(fields),
         "shards": [shard._asdict() for shard in shards],
-    } | ({} if image_of is None else {"image_of": image_of._asdict()})
+    }
+    if image_of is not None:
+        header["image_of"] = image_of._asdict()
+    if targets:
+        header["targets"] = list(targets)
+    if classes is not None:
+        header["classes"] = list(classes)
+    dtypes = {name: dtype for name, dtype in (COLUMNS | OPTIONAL_COLUMNS).items() if name in counts}
     # Offsets are part of the header, and so of its length: lay out with a guess, then with the real length.
     start = _ALIGN
     while True:
         offset = start
         layout: dict[str, dict[str, Any]] = {}
-        for name, dtype in COLUMNS.items():
+        for name, dtype in dtypes.items():
             layout[name] = {"dtype": dtype, "count": counts[name], "offset": offset, "crc32": _NO_CRC}
             offset = _aligned(offset + counts[name] * np.dtype(dtype).itemsize)
         text = json.dumps(header | {"columns": layout}, separators=(",", ":")).encode()
@@ -459,7 +526,7 @@ def write_index(
         start = _aligned(16 + len(text))
     with atomic_file(path) as file:
         file.write(b"\0" * start)
-        for name in COLUMNS:
+        for name in dtypes:
             file.write(b"\0" * (layout[name]["offset"] - file.tell()))
             checksum = 0
             for piece in columns[name]:
@@ -503,16 +570,24 @@ def _read_header(path: str) -> dict[str, Any]:
                 )
             text = file.read(length)
             header = json.loads(text)
-    except (FileNotFoundError, IsADirectoryError):
-        raise FormatError(f"{path}: no such index; make one with `feeder shard` or `feeder index`") from None
+    except IsADirectoryError:
+        raise FormatError(f"{path}: is a folder, expected an index file") from None
+    except (FileNotFoundError, NotADirectoryError):
+        folder = os.path.dirname(path) if os.path.basename(path) == INDEX_NAME else ""
+        if folder and os.path.isdir(folder):
+            found = f"{folder}: no {INDEX_NAME} in this folder; it is no shard set: make one"
+        else:
+            found = f"{path}: no such folder or index; make a shard set"
+        raise FormatError(f"{found} with `feeder shard`, or index tars with `feeder index`") from None
     except OSError as error:
         raise FormatError(f"{path}: this index can't be read: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: damaged index header: {error}; rebuild it with `feeder index`") from None
-    if isinstance(header, dict) and header.get("version", _VERSION) != _VERSION:
+    version = header.get("version", _VERSION) if isinstance(header, dict) else _VERSION
+    if version not in (_VERSION, _VERSION_WITH_TARGETS):
         raise FormatError(
-            f"{path}: index version {header['version']}, this feeder reads version {_VERSION}; update feeder, or "
-            "rebuild it with `feeder index`"
+            f"{path}: index version {version}, this feeder reads versions {_VERSION} and {_VERSION_WITH_TARGETS}; "
+            "update feeder, or rebuild it with `feeder index`"
         )
     if not isinstance(header, dict) or not _is_as_written(head + text, header):
         raise FormatError(

@@ -56,7 +56,8 @@ class Report:
         rejected: Inputs that were rejected when it was made; None likewise.
         fields: Samples by field.
         orientations: Samples by EXIF orientation.
-        unlabelled: Samples without a label.
+        unlabelled: Samples without a label, or without any target.
+        targets: Least and largest of the numbers, by target.
         classes: (name, count) by label.
         image_bytes, width_px, height_px: minimum, 5 %, median, 95 %, maximum.
         window_scores: For windowed shuffles of so many samples, how far apart they put stored neighbours, relative to
@@ -72,6 +73,7 @@ class Report:
     fields: dict[str, int]
     orientations: dict[str, int]
     unlabelled: int
+    targets: dict[str, tuple[float, float]]
     classes: list[tuple[str, int]]
     image_bytes: list[int]
     width_px: list[int]
@@ -106,7 +108,8 @@ def inspect(path: str) -> Report:
     manifest = Manifest.read(os.path.dirname(index.path)) if os.path.basename(index.path) == INDEX_NAME else None
     labels = np.asarray(index.label)
     values, counts = np.unique(labels[labels >= 0], return_counts=True)
-    names = (manifest.classes if manifest else None) or []
+    names = index.classes or (manifest.classes if manifest else None) or []
+    unlabelled = np.isnan(index.column("target")).all(axis=1) if index.targets else labels < 0
     known = dict(zip(values.tolist(), counts.tolist(), strict=True))
     every = sorted({*known, *range(len(names))})
     members: dict[str, int] = {}
@@ -124,7 +127,8 @@ def inspect(path: str) -> Report:
         rejected=manifest.rejected if manifest else None,
         fields=members,
         orientations={str(k): v for k, v in orientations.items()},
-        unlabelled=int((labels < 0).sum()),
+        unlabelled=int(unlabelled.sum()),
+        targets=_ranges(index),
         classes=[(names[k] if k < len(names) else str(k), known.get(k, 0)) for k in every],
         image_bytes=_percentiles(index.length),
         width_px=_percentiles(index.width),
@@ -155,7 +159,12 @@ def render(report: Report) -> str:
         ("height, px", report.height_px),
     ):
         lines.append(f"  {name:14}" + "".join(f"{value:>10,}" for value in row))
-    if report.classes or report.unlabelled:
+    if report.targets:
+        ranges = [f"{name} {low:g} to {high:g}" for name, (low, high) in report.targets.items()]
+        lines += ["", _wrapped("  targets     ", ranges)]
+        if report.unlabelled:
+            lines.append(f"  {count(report.unlabelled, 'sample')} without a target")
+    elif report.classes or report.unlabelled:
         classes = count(len(report.classes), "class", "classes")
         lines += ["", f"  {classes}, {count(report.unlabelled, 'sample')} without a label"]
         lines += _histogram(report.classes)
@@ -289,6 +298,16 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
     except OSError as error:
         damages.append(Damage(name, None, f"can't be read: {error.strerror}"))
     return damages
+
+
+def _ranges(index: Index) -> dict[str, tuple[float, float]]:
+    """Least and largest number of each target; 0 and 0 where there is none."""
+    found = {}
+    for k, name in enumerate(index.targets):
+        numbers = index.column("target")[:, k]
+        numbers = numbers[~np.isnan(numbers)]
+        found[name] = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
+    return found
 
 
 def _percentiles(column: npt.NDArray[Any]) -> list[int]:

@@ -11,9 +11,22 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
 
-__all__ = ["REFUSED_FIELDS", "SWAPPING_ORIENTATIONS", "Encoded", "Peek", "Reader", "Wanted", "check_fields"]
+__all__ = [
+    "NUMBER_FIELDS",
+    "REFUSED_FIELDS",
+    "SWAPPING_ORIENTATIONS",
+    "Encoded",
+    "Peek",
+    "Reader",
+    "Wanted",
+    "check_fields",
+    "label_dtype",
+]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
+# Integers: "index" is the sample id; "width" and "height" are of the image before the recipe, upright if orientation is
+# applied, pixels; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its manifest, from 0.
+NUMBER_FIELDS = ("index", "width", "height", "orientation", "row")
 SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # of EXIF: those that turn width into height
 
 # Takes orientations (uint8 [N]) and upright sizes (int32 [N, 2], (height, width)); gives the rows that are wanted,
@@ -28,7 +41,7 @@ class Encoded:
     Attributes:
         buffers: N encoded images; empty where ``errors`` has an entry. Valid until the same thread's next call on
             the reader.
-        labels: int64 [N].
+        labels: int64 [N], or float32 [N] or [N, K].
         orientations: uint8 [N], EXIF orientation to apply, 1-8.
         sizes: int32 [N, 2], upright (height, width), pixels.
         errors: One entry per sample: None, or why it could not be read.
@@ -37,7 +50,7 @@ class Encoded:
     """
 
     buffers: list[memoryview]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
     orientations: npt.NDArray[np.uint8]
     sizes: npt.NDArray[np.int32]
     errors: list[DecodeError | None]
@@ -59,9 +72,19 @@ class Peek(NamedTuple):
 
 
 class Reader(Protocol):
-    """Where samples come from. Cheap to pickle; opens its files on first use in each process and thread."""
+    """Where samples come from. Cheap to pickle; opens its files on first use in each process and thread.
+
+    Attributes:
+        classes: Class names by label; None if they are not known.
+        label_dtype: Of a sample's label: int64, float32, or a subarray of K float32.
+        place: Path of the index or folder.
+    """
 
     classes: list[str] | None
+    label_dtype: np.dtype[Any]
+
+    @property
+    def place(self) -> str: ...
 
     def __len__(self) -> int: ...
 
@@ -78,8 +101,14 @@ class Reader(Protocol):
         """What is known of N samples; those that can't be read count as empty."""
 
     def field(self, i: int, name: str) -> Any:
-        """One field of a sample: "key", "path" (str), "index" (int), "json" (parsed), any other member (bytes); None
-        where the sample has no such member."""
+        """One field of a sample: "key", "path" (str), one of :data:`NUMBER_FIELDS` (int), "json" (parsed), any other
+        member (bytes); None where the sample has no such member."""
+
+    def field_names(self) -> list[str]:
+        """Names of the fields that there are, sorted."""
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """A field of all samples: int64 [samples] for numbers, else a list."""
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """The error with the sample's place filled in."""
@@ -87,11 +116,16 @@ class Reader(Protocol):
     def fingerprint(self) -> str:
         """A short hash of what the samples are and in what order they stand."""
 
-    def labels(self) -> npt.NDArray[np.int64]:
-        """Labels of all samples: int64 [samples]."""
+    def labels(self) -> npt.NDArray[Any]:
+        """Labels of all samples: int64 [samples], or float32 [samples] or [samples, K]."""
 
     def shard_sizes(self) -> tuple[int, ...]:
         """Number of samples in each shard, in stored order; empty if there are no shards."""
+
+
+def label_dtype(labels: npt.NDArray[Any]) -> np.dtype[Any]:
+    """The dtype of one label of these, int64 or float32 [N] or [N, K]: of rows of K a subarray."""
+    return labels.dtype if labels.ndim == 1 else np.dtype((labels.dtype, labels.shape[1:]))
 
 
 def check_fields(fields: Sequence[str]) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from feeder.errors import DecodeError, SourceError
 from feeder.folders import class_names, is_folder, splits_advice, walk
 from feeder.imagefile import read_image
-from feeder.imageinfo import image_info
+from feeder.imageinfo import ImageInfo, image_info
 from feeder.index import INDEX_NAME
-from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
+from feeder.read import NUMBER_FIELDS, SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 
 __all__ = ["FolderReader"]
 
@@ -28,7 +28,7 @@ class FolderReader:
         root: The folder.
         path_data: uint8, the files' paths relative to the root, in the file system's bytes, one after another.
         path_start: uint64 [N + 1], where each path starts.
-        labels: int64 [N].
+        labels: int64 [N], or float32 [N] or [N, K].
         exif: Whether to apply EXIF orientation.
         classes: Class names by label.
     """
@@ -38,15 +38,15 @@ class FolderReader:
         root: str,
         path_data: npt.NDArray[np.uint8],
         path_start: npt.NDArray[np.uint64],
-        labels: npt.NDArray[np.int64],
+        labels: npt.NDArray[Any],
         *,
         exif: bool = True,
         classes: list[str] | None = None,
     ) -> None:
         self.root = root
         self.exif = exif
-        self.classes = classes
-        self._path_data, self._path_start, self._labels = path_data, path_start, labels
+        self._path_data, self._path_start = path_data, path_start
+        self.relabel(labels, classes)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -65,15 +65,9 @@ class FolderReader:
         buffers = [memoryview(b"")] * count
         for row, i in enumerate(ids.tolist()):
             try:
-                data = read_image(os.path.join(self.root, self.path(i)))
-                info = image_info(data)
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the sample's
-                    raise
-                errors[row] = self.at(DecodeError(f"can't be read: {error.strerror}"), i)
-                continue
-            except ValueError as error:
-                errors[row] = self.at(DecodeError(str(error)), i)
+                data, info = self._image(i)
+            except DecodeError as error:
+                errors[row] = error
                 continue
             buffers[row] = memoryview(data)
             sizes[row] = info.height_px, info.width_px
@@ -96,7 +90,55 @@ class FolderReader:
             return self.path(i)
         if name == "path":
             return os.path.join(self.root, self.path(i))
-        return i
+        return int(self._numbers(name, np.array([i]))[0])
+
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return self.root
+
+    def field_names(self) -> list[str]:
+        """See :meth:`Reader.field_names`."""
+        return sorted({"key", "path", *NUMBER_FIELDS} - {"row"})
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """See :meth:`Reader.column`. Sizes and orientations are read from each file."""
+        ids = np.arange(len(self))
+        return [self.field(i, name) for i in ids.tolist()] if name in ("key", "path") else self._numbers(name, ids)
+
+    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """One of the fields that are integers, int64 [N].
+
+        Raises:
+            DecodeError: for a file that can't be read, or is no image.
+        """
+        if name == "index":
+            return ids
+        values = np.empty(len(ids), np.int64)
+        for row, i in enumerate(ids.tolist()):
+            info = self._image(i)[1]
+            if name == "orientation":
+                values[row] = info.orientation
+                continue
+            swapped = self.exif and info.orientation in SWAPPING_ORIENTATIONS
+            values[row] = info.width_px if (name == "width") != swapped else info.height_px
+        return values
+
+    def _image(self, i: int) -> tuple[bytes, ImageInfo]:
+        """An encoded image and its header.
+
+        Raises:
+            DecodeError: for a file that can't be read, or is no image.
+        """
+        try:
+            data = read_image(os.path.join(self.root, self.path(i)))
+            return data, image_info(data)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the sample's
+                raise
+            raise self.at(DecodeError(f"can't be read: {error.strerror}"), i) from None
+        except ValueError as error:
+            raise self.at(DecodeError(str(error)), i) from None
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
@@ -109,9 +151,13 @@ class FolderReader:
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
-    def labels(self) -> npt.NDArray[np.int64]:
+    def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Reader.labels`."""
         return self._labels
+
+    def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
+        """Gives the samples other labels, int64 [N] or float32 [N] or [N, K], and the classes other names."""
+        self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
     def shard_sizes(self) -> tuple[int, ...]:
         """See :meth:`Reader.shard_sizes`."""

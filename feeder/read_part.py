@@ -24,7 +24,7 @@ class PartReader:
 
     def __init__(self, whole: Reader, ids: npt.NDArray[np.int64]) -> None:
         self.whole, self.ids = whole, ids
-        self.classes = whole.classes
+        self.classes, self.label_dtype = whole.classes, whole.label_dtype
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -41,6 +41,20 @@ class PartReader:
         """See :meth:`Reader.field`."""
         return self.whole.field(int(self.ids[i]), name)
 
+    @property
+    def place(self) -> str:
+        """See :class:`Reader`."""
+        return self.whole.place
+
+    def field_names(self) -> list[str]:
+        """See :meth:`Reader.field_names`."""
+        return self.whole.field_names()
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """See :meth:`Reader.column`."""
+        column = self.whole.column(name)
+        return column[self.ids] if isinstance(column, np.ndarray) else [column[i] for i in self.ids.tolist()]
+
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
         return self.whole.at(error, int(self.ids[i]))
@@ -51,7 +65,7 @@ class PartReader:
         digest.update(np.ascontiguousarray(self.ids).data)
         return digest.hexdigest()
 
-    def labels(self) -> npt.NDArray[np.int64]:
+    def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Reader.labels`."""
         return self.whole.labels()[self.ids]
 

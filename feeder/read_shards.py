@@ -36,7 +36,7 @@ from feeder.files import open_regular
 from feeder.imagefile import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.imageinfo import ImageInfo, image_info
 from feeder.index import Index
-from feeder.read import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted
+from feeder.read import NUMBER_FIELDS, SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 from feeder.rows import extents
 
 __all__ = ["ShardReader"]
@@ -100,12 +100,14 @@ class ShardReader:
     def __init__(self, index: str, *, exif: bool = True, classes: list[str] | None = None) -> None:
         self.index = Index(index)
         self.exif = exif
-        self.classes = classes
+        self._labels, self._has_own_labels = _own_labels(self.index), True
+        self.relabel(self._labels, classes)
         self._made_ns = time.time_ns()
         self._local = threading.local()  # its parts go, and close their descriptors, with their thread or the reader
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _shard_reader, (self.index.path, self.exif, self.classes, self.index.identity, self._made_ns)
+        labels = None if self._has_own_labels else self._labels
+        return _shard_reader, (self.index.path, self.exif, self.classes, self.index.identity, self._made_ns, labels)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -182,7 +184,7 @@ class ShardReader:
             for row, i in enumerate(ids.tolist()):
                 if places[row][0] in changed and errors[row] is None:
                     self._check(i)
-        return Encoded(buffers, index.label[ids], orientations, sizes, errors, first_rows)
+        return Encoded(buffers, self._labels[ids], orientations, sizes, errors, first_rows)
 
     def _stored(
         self, ids: npt.NDArray[np.int64]
@@ -237,8 +239,8 @@ class ShardReader:
             return self.index.key(i)
         if name == "path":
             return self.index.source_path(i)
-        if name == "index":
-            return i
+        if name in NUMBER_FIELDS:
+            return int(self._numbers(name, np.array([i]))[0])
         for member, offset, length in self.index.members(i):
             if member == name:
                 data = self._member(i, offset, length)
@@ -266,23 +268,77 @@ class ShardReader:
             data = self._member(i, offset, length)
         return image_info(data)
 
+    @property
+    def place(self) -> str:
+        """Path of the index."""
+        return self.index.path
+
+    def field_names(self) -> list[str]:
+        """See :meth:`Reader.field_names`."""
+        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.has_column("source_row")]
+        return sorted({"key", "path", *numbers, *self.index.fields})
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """See :meth:`Reader.column`. Members are read in stored order."""
+        index, count = self.index, len(self)
+        index.check_fields([name])
+        if name in ("key", "path"):
+            text = index.key if name == "key" else index.source_path
+            return [text(i) for i in range(count)]
+        if name in NUMBER_FIELDS:
+            return self._numbers(name, np.arange(count))
+        number = index.fields.index(name) if name in index.fields else -1
+        rows = np.flatnonzero(index.column("member_field") == number)
+        owners = np.searchsorted(index.column("member_start"), rows, side="right") - 1
+        images = np.flatnonzero(index.field == number)
+        ids = np.concatenate([owners, images])
+        offsets = np.concatenate([index.column("member_offset")[rows], index.offset[images]])
+        lengths = np.concatenate([index.column("member_length")[rows], index.length[images]])
+        is_inside = ids < count
+        ids, offsets, lengths = ids[is_inside], offsets[is_inside], lengths[is_inside]
+        values: list[Any] = [None] * count
+        for k in np.lexsort((offsets, index.shard[ids])).tolist():
+            i = int(ids[k])
+            data = self._member(i, int(offsets[k]), int(lengths[k]))
+            values[i] = self._parsed(i, data) if name == "json" else data
+        return values
+
+    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """One of the fields that are integers, int64 [N], of samples in [0, count)."""
+        index = self.index
+        if name == "index":
+            return ids
+        if name == "row":
+            return index.column("source_row")[ids].astype(np.int64)
+        orientations = index.orientation[ids]
+        if name == "orientation":
+            return orientations.astype(np.int64)
+        width, height = index.width[ids], index.height[ids]
+        swapped = (orientations >= SWAPPING_ORIENTATIONS[0]) & self.exif
+        sides = np.where(swapped, height, width) if name == "width" else np.where(swapped, width, height)
+        return sides.astype(np.int64)
+
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
         shard = self.index.shard_name(int(self.index.shard[i]))
         return error.at(key=self.index.key(i), shard=shard, offset_bytes=int(self.index.offset[i]))
 
     def fingerprint(self) -> str:
-        """A hash of the index: shards, places, lengths and labels."""
+        """A hash of shards, places, lengths and labels."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(json.dumps([*self.index.shards]).encode())
-        for name in ("shard", "offset", "length", "label"):
-            column = np.ascontiguousarray(self.index.column(name))
-            digest.update(column.data)
+        for column in (*map(self.index.column, ("shard", "offset", "length")), self._labels):
+            digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
-    def labels(self) -> npt.NDArray[np.int64]:
+    def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Reader.labels`."""
-        return self.index.label
+        return self._labels
+
+    def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
+        """Gives the samples other labels, int64 [N] or float32 [N] or [N, K], and the classes other names."""
+        self._has_own_labels = self._has_own_labels and labels is self._labels
+        self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
     def shard_sizes(self) -> tuple[int, ...]:
         """See :meth:`Reader.shard_sizes`."""
@@ -380,7 +436,22 @@ def _pread(descriptor: int, offset: int, view: memoryview) -> None:
         done += count
 
 
-def _shard_reader(index: str, exif: bool, classes: list[str] | None, identity: bytes, made_ns: int) -> ShardReader:
+def _own_labels(index: Index) -> npt.NDArray[Any]:
+    """The labels that an index gives: its targets where it has some, [N] if there is one of each sample."""
+    if not index.targets:
+        return index.label
+    target = index.column("target")
+    return target[:, 0] if target.shape[1] == 1 else target
+
+
+def _shard_reader(
+    index: str,
+    exif: bool,
+    classes: list[str] | None,
+    identity: bytes,
+    made_ns: int,
+    labels: npt.NDArray[Any] | None = None,
+) -> ShardReader:
     reader = ShardReader(index, exif=exif, classes=classes)
     if reader.index.identity != identity:
         raise FormatError(
@@ -388,4 +459,6 @@ def _shard_reader(index: str, exif: bool, classes: list[str] | None, identity: b
             "index and shards back and go on"
         )
     reader._made_ns = made_ns
+    if labels is not None:
+        reader.relabel(labels, classes)
     return reader

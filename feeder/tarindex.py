@@ -13,7 +13,7 @@ from feeder.index import INDEX_NAME, Index, IndexBuilder, ShardEntry, merge_inde
 from feeder.manifest import MANIFEST_NAME
 from feeder.rows import row_data
 from feeder.shard.options import Progress
-from feeder.source import Rejection, Source
+from feeder.source import ManifestColumns, Rejection, Source
 from feeder.source.tars import open_tars
 
 __all__ = ["IndexSummary", "index_tars"]
@@ -37,13 +37,19 @@ class IndexSummary:
 
 
 def index_tars(
-    pattern: str, out: str | None = None, *, image_field: str | None = None, progress: Progress | None = None
+    pattern: str,
+    out: str | None = None,
+    *,
+    columns: ManifestColumns | None = None,
+    image_field: str | None = None,
+    progress: Progress | None = None,
 ) -> IndexSummary:
     """Builds ``index.bin`` for existing WebDataset tars; the tars stay as they are.
 
     Args:
         pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
         out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder.
+        columns: Keys of the samples' ``json`` that have the label or the targets; None: the ``cls`` field has it.
         image_field: Field that holds the image, such as "rgb.jpg"; None chooses it by the names of the fields.
         progress: Hears of each sample.
 
@@ -51,7 +57,7 @@ def index_tars(
         SourceError: if there is no such tar, or none has a sample.
         ShardError: if the index would replace one that is not for these tars.
     """
-    source = open_tars(pattern, None, image_field)
+    source = open_tars(pattern, None, image_field, columns)
     path = os.path.abspath(out or os.path.join(source.root, INDEX_NAME))
     folder = os.path.dirname(path)
     names = [os.path.relpath(container.path, folder) for container in source.containers]
@@ -69,7 +75,7 @@ def index_tars(
         progress.note(note)
     progress.begin(len(source.table), sum(map(source.table.size, range(len(source.table)))), 0, 0)
     with tempfile.TemporaryDirectory() as scratch:
-        builders = [IndexBuilder(0) for _ in names]
+        builders = [IndexBuilder(0, source.table.targets) for _ in names]
         for i in range(len(source.table)):
             reason = _add(source, i, builders)
             if reason:
@@ -84,7 +90,7 @@ def index_tars(
         samples = sum(map(len, builders))
         if not samples:
             raise SourceError(f"{pattern}: no sample found, {len(rejected)} rejected, the first: {rejected[:1]}")
-        merge_indexes(parts, path)
+        merge_indexes(parts, path, source.classes)
     return IndexSummary(path, len(names), samples, rejected)
 
 
@@ -117,5 +123,6 @@ def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
         crc32=checksum,
         members=[(part.field, part.offset, part.length) for part in parts.values()],
         rows=row_data(data[image.field]),
+        target=source.table.target(i),
     )
     return None

@@ -24,17 +24,19 @@ def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
 
 
 def as_samples(
-    images: Iterable[npt.NDArray[Any]], labels: npt.NDArray[np.int64], fields: Sequence[Sequence[Any]], dtype: str
+    images: Iterable[npt.NDArray[Any]], labels: npt.NDArray[Any], fields: Sequence[Sequence[Any]], dtype: str
 ) -> list[tuple[Any, ...]]:
     """Finished samples: ``(image, label, *fields)`` each.
 
     Args:
         images: N images [C, H, W] of a recipe's ``storage_dtype``; the tensors stand on them.
-        labels: int64 [N].
+        labels: int64 [N], which become ints, or float32 [N] or [N, K], which become tensors: Python's floats would be
+            collated as float64.
         fields: Of each further field the N values.
         dtype: The recipe's ``output_dtype``.
     """
-    rows = zip(images, labels.tolist(), *fields, strict=True)
+    targets = labels.tolist() if labels.dtype.kind == "i" else torch.from_numpy(labels).clone().unbind()
+    rows = zip(images, targets, *fields, strict=True)
     return [(as_tensor(image, dtype), *rest) for image, *rest in rows]
 
 

@@ -169,7 +169,7 @@ class Work:
         positions: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
         images: npt.NDArray[Any],
-        labels: npt.NDArray[np.int64],
+        labels: npt.NDArray[Any],
         beat: Callable[[], None] = lambda: None,
     ) -> Report:
         """Makes N samples.
@@ -179,7 +179,7 @@ class Work:
             positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
             ids: int64 [N]; they key the augmentation, and name the samples, see :meth:`samples_of`.
             images: [N, *sample_shape] of the sample dtype; filled.
-            labels: int64 [N]; filled.
+            labels: [N] of the reader's label dtype; filled.
             beat: Called between the steps, as a sign of life.
 
         Raises:
@@ -239,7 +239,7 @@ class Work:
         rows: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
         sink: Sink,
-        labels: npt.NDArray[np.int64],
+        labels: npt.NDArray[Any],
         report: Report,
         beat: Callable[[], None],
     ) -> list[DecodeError | None]:
@@ -282,7 +282,7 @@ class Work:
         position: int,
         row: int,
         sink: Sink,
-        labels: npt.NDArray[np.int64],
+        labels: npt.NDArray[Any],
         report: Report,
         beat: Callable[[], None],
     ) -> int:

@@ -210,7 +210,7 @@ def test_index_from_the_command_line(tree: Path, tmp_path: Path) -> None:
     assert "12 samples in 1 tar" in run("index", foreign).stdout
     assert json.loads(run("index", foreign / "x.tar", "--json").stdout)["samples"] == 12
     write_tar(tmp_path / "y.tar", [("a.jpg", encode(pixels(1))), ("a.cls", b"cat")])
-    assert "the cls field of 1 samples is no class index" in run("index", tmp_path / "y.tar").stderr
+    assert "labels are class names, as the cls field holds 'cat'" in run("index", tmp_path / "y.tar").stderr
 
 
 def test_index_ends_with_3_on_too_many_bad_samples(tmp_path: Path) -> None:

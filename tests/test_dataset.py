@@ -129,7 +129,7 @@ def test_what_is_no_shard_set_or_no_folder_of_images_says_what_to_give(
     with pytest.raises(SourceError, match="read them with ShardDataset"):
         FolderDataset(shards)
     monkeypatch.chdir(shards)
-    with pytest.raises(FormatError, match="no such index"):
+    with pytest.raises(FormatError, match="is a folder, expected an index file"):
         ShardDataset("")
 
 

@@ -19,7 +19,8 @@ import pytest
 import webdataset
 
 from feeder import order
-from feeder.errors import ArgumentError, LockedError, ShardError, SourceError
+from feeder.dataset import ShardDataset
+from feeder.errors import ArgumentError, FeederError, LockedError, ShardError, SourceError
 from feeder.files import exclusive_lock
 from feeder.index import Index
 from feeder.manifest import Manifest
@@ -574,7 +575,36 @@ def test_a_refused_run_leaves_nothing_to_resume(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / ".work").exists()
 
 
-@pytest.mark.parametrize("label", ["cat", -3, 2**70])
-def test_write_shards_takes_class_indices_only(tmp_path: Path, label: object) -> None:
-    with pytest.raises(SourceError, match="expected a class index"):
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [(-3, "class number, 0 or"), (b"0.5", "class number, 0 or"), (b"\xff", "class name"), (2**70, "label 118059")],
+)
+def test_write_shards_refuses_what_is_no_class(tmp_path: Path, label: object, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
         write_shards([{"jpg": encode(pixels(0)), "cls": label}], tmp_path / "out")
+
+
+def test_write_shards_takes_class_names(tmp_path: Path) -> None:
+    samples = [{"jpg": encode(pixels(i)), "cls": cls} for i, cls in enumerate(["dog", "cat", -1, "dog"])]
+    write_shards(samples, tmp_path / "sorted", shuffle=False, encode="keep")
+    dataset = ShardDataset(tmp_path / "sorted")
+    assert (dataset.classes, dataset.targets) == (["cat", "dog"], [1, 0, -1, 1])
+    write_shards(samples, tmp_path / "given", shuffle=False, classes=["dog", "ant", "cat"])
+    dataset = ShardDataset(tmp_path / "given")
+    assert (dataset.classes, dataset.targets) == (["dog", "ant", "cat"], [0, 2, -1, 0])
+    numbered = [{"jpg": encode(pixels(0)), "cls": 1}]
+    write_shards(numbered, tmp_path / "numbered", classes=["ant", "bee"])
+    assert ShardDataset(tmp_path / "numbered").classes == ["ant", "bee"]
+    for number, (given, message) in enumerate(
+        [
+            (["dog"], "holds the class 'cat', which is not among the 1 classes"),
+            (["dog", "dog"], "names 'dog' twice"),
+            ("dog", "must be a sequence of names"),
+        ]
+    ):
+        with pytest.raises(FeederError, match=message):
+            write_shards(samples, tmp_path / f"wrong-{number}", classes=given)
+    with pytest.raises(FeederError, match="holds the label 1, but there are 1 classes"):
+        write_shards(numbered, tmp_path / "few", classes=["ant"])
+    with pytest.raises(FeederError, match="encode must be one of seekable, keep"):
+        write_shards(samples, tmp_path / "typo", encode="keeep")

@@ -6,6 +6,7 @@ import errno
 import gzip
 import io
 import json
+import math
 import os
 import re
 import resource
@@ -16,12 +17,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from feeder.dataset import FolderDataset
-from feeder.errors import ShardError, SourceError
+from feeder.dataset import FolderDataset, ShardDataset
+from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.folders import class_names
 from feeder.index import Index
 from feeder.inspect import verify
@@ -415,6 +417,85 @@ def test_integer_labels_stay_as_they_are(images: Path, tmp_path: Path) -> None:
     assert Manifest.read(str(out)).classes is None  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (["0.5", "2", "", "-1"], [0.5, 2.0, None, -1.0]),
+        (["1.0", "0", "", "2e0"], [1, 0, -1, 2]),  # as pandas writes integers beside a gap
+        (["-1", "-1", "-1", "-1"], [-1, -1, -1, -1]),
+        ([-1, 1, None, 1], [-1.0, 1.0, None, 1.0]),
+        (["nan", "1", "2", "3"], [-1, 1, 2, 3]),
+        (["nan", "1", "ant", ""], [2, 0, 1, -1]),
+    ],
+)
+def test_numbers_of_a_label_column_stay_numbers(
+    images: Path, tmp_path: Path, values: list[object], labels: list[float | None]
+) -> None:
+    kind = "csv" if all(isinstance(value, str) for value in values) else "jsonl"
+    rows: list[dict[str, object]] = [
+        {"path": f"class-{i // 3}/img-00{i % 3}.jpg", "label": value, "note": "n"} for i, value in enumerate(values)
+    ]
+    out = sharded(write_manifest(images, kind, rows), tmp_path)
+    dataset = ShardDataset(out, fields=["row", "json", "path"])
+    are_targets = any(isinstance(label, float) for label in labels)
+    assert dataset.reader.labels().dtype == (np.float32 if are_targets else np.int64)
+    for _, label, row, extras, path in dataset:  # type: ignore[attr-defined]
+        expected = labels[row]
+        assert path == rows[row]["path"]
+        if are_targets:
+            assert extras == {"note": "n", "label": expected}
+            expected = math.nan if expected is None else expected
+            assert label == expected or math.isnan(label) == math.isnan(expected)
+        else:
+            assert (extras, label) == ({"note": "n"}, expected)
+
+
+def test_ids_become_paths_and_targets_stand_in_the_index(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    table = tmp_path / "tables/train.csv"
+    table.write_text("id,label,x,y\nimg-002,a,0.1,7\nimg-000,b,,-1\n\nimg-001,c,wrong,0\n")
+    columns = ManifestColumns(targets=("x", "y"), root=str(images / "class-0"), suffix=".jpg")
+    out = sharded(table, tmp_path, columns)
+    assert rejected(out) == {"train.csv#3": "column 'x' holds 'wrong', expected a number"}
+    index = Index(out / "index.bin")
+    assert index.targets == ("x", "y")
+    found = {index.source_path(i): (int(index.column("source_row")[i]), index.column("target")[i]) for i in range(2)}
+    assert {path: row for path, (row, _) in found.items()} == {"img-002.jpg": 0, "img-000.jpg": 1}
+    assert found["img-002.jpg"][1].tolist() == np.array([0.1, 7], np.float32).tolist()
+    assert np.isnan(found["img-000.jpg"][1][0])
+    assert json.loads(member(out, "img-002.jpg", "json") or b"") == {"label": "a", "x": 0.1, "y": 7.0}
+    assert member(out, "img-002.jpg", "cls") is None
+    with pytest.raises(ShardError, match="labels or columns differ"):
+        shard(str(table), str(out), kept(max_bad=1, samples_per_shard=5, columns=replace(columns, targets=("y",))))
+    with pytest.raises(SourceError, match="nowhere: no such folder; --image-root"):
+        sharded(table, tmp_path, replace(columns, root=str(tmp_path / "nowhere")))
+
+
+def test_an_unfinished_run_is_not_resumed_with_other_targets(images: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"path": "class-0/img-000.jpg", "x": 0.5, "y": 1}]
+    manifest = write_manifest(images, "csv", rows)
+    x, y = (kept(columns=ManifestColumns(targets=(name,))) for name in "xy")
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(manifest), str(tmp_path / "out"), x, progress=StopAtOnce())
+    with pytest.raises(ShardError, match="targets were x, are y"):
+        shard(str(manifest), str(tmp_path / "out"), y)
+    shard(str(manifest), str(tmp_path / "out"), x)
+
+
+def test_a_label_column_may_be_left_alone(images: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(images, "csv", [{"path": "class-0/img-000.jpg", "label": "dog"}])
+    out = sharded(manifest, tmp_path, ManifestColumns(has_labels=False))
+    assert [label for _, _, label in samples_of(out)] == [-1]
+    assert member(out, "class-0/img-000.jpg", "json") == b'{"label":"dog"}'
+    for given in ({"label": "a", "targets": ("b",)}, {"label": "a", "has_labels": False}, {"path": "a", "label": "a"}):
+        with pytest.raises(ArgumentError, match="column 'a'"):
+            ManifestColumns(**given)  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match="--no-labels is for manifests"):
+        sharded(images, tmp_path / "b", ManifestColumns(has_labels=False))
+    with pytest.raises(SourceError, match="a folder's classes are its subfolders"):
+        sharded(images, tmp_path / "b", ManifestColumns(label="a"))
+
+
 def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -> None:
     (images / "list.jsonl").write_text(
         '{"path": "class-0/img-000.jpg", "label": 1}\n'
@@ -464,7 +545,8 @@ def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) 
         ("a,b\n1,2\n", ManifestColumns(), "no column for the images; it has a, b.*--path-column"),
         ("path,path\nx,y\n", ManifestColumns(), "names a column twice"),
         ("path,label\nclass-0/img-000.jpg,1\n", ManifestColumns(label="kind"), "no column 'kind'; it has path, label"),
-        ("path,label\nclass-0/img-000.jpg,0.5\n", ManifestColumns(), "holds fractions such as '0.5'"),
+        ("path,a\nclass-0/img-000.jpg,0.5\n", ManifestColumns(targets=("a", "b")), "no column 'b'; it has path, a"),
+        ("path,label\nclass-0/img-000.jpg,1e39\n", ManifestColumns(), "holds 1e.39, which is beyond float32"),
     ],
 )
 def test_a_manifest_that_cannot_be_used_says_why(
@@ -480,7 +562,6 @@ def test_a_manifest_that_cannot_be_used_says_why(
     [
         ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n"x",3\n', "can't be read|stray quote on line 2"),
         ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n', "unexpected end of data"),
-        ("path,label\nclass-0/img-000.jpg,-7\n", "holds the label -7"),
         ("path,label\nclass-0/img-000.jpg,99999999999999999999\n", "holds the label 9999"),
     ],
 )
@@ -495,7 +576,7 @@ def test_nothing_is_lost_by_a_stray_quote_or_a_wild_label(
 def test_columns_are_found_whatever_the_first_row_lacks(images: Path, tmp_path: Path) -> None:
     (images / "list.jsonl").write_text(
         '{"path": null}\n{"path": "class-0/img-000.jpg"}\n{"path": "class-0/img-001.jpg", "label": 5}\n'
-        '{"path": "class-0/img-002.jpg", "label": -1}\n'
+        '{"path": "class-0/img-002.jpg", "label": ""}\n'
     )
     out = sharded(images / "list.jsonl", tmp_path)
     assert {path[-7:-4]: label for path, _, label in samples_of(out)} == {"000": -1, "001": 5, "002": -1}
@@ -767,8 +848,10 @@ def test_more_tars_than_descriptors_are_no_problem(tmp_path: Path) -> None:
     assert rejected(out) == {}
 
 
-def test_labels_in_upper_case_fields_count_and_text_labels_are_noted(tmp_path: Path) -> None:
-    write_tar(tmp_path / "t.tar", [("a.JPG", JPEG), ("a.CLS", b"3"), ("b.jpg", encode(pixels(2))), ("b.cls", b"cat")])
+def test_text_labels_of_tars_are_classes_in_sorted_order(tmp_path: Path) -> None:
+    texts = [b"3", b" cat\n", b"-1", "été".encode(), b"cat", b"\xff", b""]
+    members = [(f"{i}.{field}", data) for i, text in enumerate(texts) for field, data in (("JPG", JPEG), ("CLS", text))]
+    write_tar(tmp_path / "t.tar", members)
     notes: list[str] = []
 
     class Notes(Progress):
@@ -776,15 +859,55 @@ def test_labels_in_upper_case_fields_count_and_text_labels_are_noted(tmp_path: P
             notes.append(line)
 
     shard(str(tmp_path / "t.tar"), str(tmp_path / "out"), progress=Notes())
-    assert {path[-1]: label for path, _, label in samples_of(tmp_path / "out")} == {"a": 3, "b": -1}
-    assert any("the cls field of 1 samples is no class index" in note for note in notes)
+    labels = {"0": 0, "1": 1, "2": -1, "3": 2, "4": 1, "5": -1, "6": -1}
+    assert {path[-1]: label for path, _, label in samples_of(tmp_path / "out")} == labels
+    assert any("labels are class names, as the cls field holds 'cat'" in note for note in notes)
+    assert any("1 cls field without a label, being binary or too long" in note for note in notes)
+    assert any("3 samples without a label" in note for note in notes)
+    index = index_tars(str(tmp_path / "t.tar")).path
+    for path in (tmp_path / "out", index):
+        dataset = ShardDataset(path, fields=["path"])
+        assert dataset.classes == ["3", "cat", "été"]
+        assert {sample[2][-1]: sample[1] for sample in dataset} == labels  # type: ignore[attr-defined]
+    again = tmp_path / "again"
+    shard(str(tmp_path / "out"), str(again))  # the names are those of the set, whichever of them are used
+    assert Manifest.read(str(again)).classes == ["3", "cat", "été"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("index_only", [False, True])
+def test_labels_and_targets_come_from_keys_of_json(tmp_path: Path, index_only: bool) -> None:
+    rows: list[dict[str, object]] = [{"kind": "dog", "age": 0.5, "x": 1}, {"kind": "cat", "age": -3, "x": 2}, {}]
+    members = []
+    for i, row in enumerate(rows):
+        members += [(f"{i}.jpg", encode(pixels(i))), (f"{i}.json", json.dumps(row).encode()), (f"{i}.cls", b"7")]
+    write_tar(tmp_path / "t.tar", members)
+
+    def read(columns: ManifestColumns) -> ShardDataset:
+        if index_only:
+            return ShardDataset(index_tars(str(tmp_path / "t.tar"), columns=columns).path, fields=["path"])
+        out = tmp_path / f"out-{columns.label or '-'.join(columns.targets)}"
+        shard(str(tmp_path / "t.tar"), str(out), kept(columns=columns, shuffle=False))
+        return ShardDataset(out, fields=["path"])
+
+    dataset = read(ManifestColumns(label="kind"))
+    assert (dataset.classes, dataset.targets) == (["cat", "dog"], [1, 0, -1])
+    targets = np.array(read(ManifestColumns(label="age")).targets, np.float32)
+    assert np.array_equal(targets, np.array([0.5, -3, np.nan], np.float32), equal_nan=True)
+    targets = np.array(read(ManifestColumns(targets=("x", "age"))).targets, np.float32)
+    assert np.array_equal(targets, np.array([[1, 0.5], [2, -3], [np.nan] * 2], np.float32), equal_nan=True)
+    with pytest.raises(SourceError, match="no sample has 'kinds' in a json field"):
+        read(ManifestColumns(label="kinds"))
+    (tmp_path / "index.bin").unlink(missing_ok=True)
+    write_tar(tmp_path / "t.tar", members[:3])
+    with pytest.raises(SourceError, match="'kind' of the json field holds 'dog', expected a number"):
+        read(ManifestColumns(targets=("age", "kind")))
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ([("a.json", b'{"label": 3}')], "no sample has a cls field with a class index, so none has a label"),
-        ([("a.cls", b"cat")], "the cls field of 2 samples is no class index; they have no label"),
+        ([("a.json", b'{"label": 3}')], "no sample has a label in the cls field"),
+        ([("a.cls", b"-1")], "no sample has a label in the cls field"),
     ],
 )
 def test_tars_without_labels_are_noted_once(tmp_path: Path, extra: list[tuple[str, bytes]], message: str) -> None:

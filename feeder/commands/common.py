@@ -58,6 +58,23 @@ def mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:,.2f} GiB" if size_bytes >= 10 * 2**30 else f"{size_bytes / 2**20:,.1f} MiB"
 
 
+def add_labels(command: Any, what: str) -> None:
+    """Adds --label-column and --target-column, which name things of a kind."""
+    command.add_argument(
+        "--label-column",
+        metavar="NAME",
+        help=f"{what} with the label: numbers from 0 on are classes, text is numbered in sorted order, other numbers "
+        "are targets",
+    )
+    command.add_argument(
+        "--target-column",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"{what} with a number in place of the label; several times for several",
+    )
+
+
 def add_output(command: Any) -> None:
     """Adds --json and --quiet, of which one may be given."""
     output = command.add_mutually_exclusive_group()

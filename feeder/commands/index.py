@@ -7,7 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
-from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_output, share
+from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share
 from feeder.text import count
 
 __all__ = ["add", "run"]
@@ -25,17 +25,20 @@ def add(commands: Any) -> None:
         "--max-bad", type=share, default=0.01, metavar="SHARE", help="tolerated share of bad samples (default: 1%%)"
     )
     command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
+    add_labels(command, "key of the samples' json")
     add_output(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.progress import terminal_progress
+    from feeder.source import ManifestColumns
     from feeder.tarindex import index_tars
 
     summary = index_tars(
         arguments.src,
         arguments.out,
+        columns=ManifestColumns(label=arguments.label_column, targets=tuple(arguments.target_column)),
         image_field=arguments.image_field,
         progress=terminal_progress(arguments.quiet),
     )

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_output, mib, share, size
+from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, mib, share, size
 from feeder.text import count
 
 __all__ = ["add", "run"]
@@ -80,9 +80,12 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
-    command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path")
+    command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path, or its id")
+    command.add_argument("--image-root", metavar="DIR", help="folder that paths start from (default: the manifest's)")
+    command.add_argument("--suffix", default="", metavar="EXT", help="put behind each path, such as .jpg behind ids")
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
-    command.add_argument("--label-column", metavar="NAME", help="manifest column with the class")
+    add_labels(command, "manifest column, or key of the json in tars,")
+    command.add_argument("--no-labels", action="store_true", help="take no manifest column for the label")
     command.add_argument(
         "--force", action="store_true", help="replace the shard set that is in the output folder, and nothing else"
     )
@@ -114,7 +117,15 @@ def run(arguments: argparse.Namespace) -> int:
             reject_deep=arguments.reject_deep,
         ),
         dali_index=arguments.dali_index,
-        columns=ManifestColumns(arguments.path_column, arguments.image_column, arguments.label_column),
+        columns=ManifestColumns(
+            arguments.path_column,
+            arguments.image_column,
+            arguments.label_column,
+            tuple(arguments.target_column),
+            not arguments.no_labels,
+            arguments.image_root,
+            arguments.suffix,
+        ),
         skip_unreadable=arguments.skip_unreadable,
         image_field=arguments.image_field,
         max_file_bytes=arguments.max_file_bytes,

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from feeder.errors import ShardError, SourceError
@@ -18,6 +18,7 @@ from feeder.shard.output import OutputFolder
 from feeder.shard.plan import plan_shards
 from feeder.shard.run import Run
 from feeder.source import Source, open_samples, open_source, overlaps_source, source_kind
+from feeder.source.labels import check_classes
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
 
@@ -69,9 +70,10 @@ def write_shards(
     samples_per_shard: int | None = None,
     workers: int | None = None,
     max_bad: float = 0.01,
-    encode: EncodeOptions | None = None,
+    encode: EncodeOptions | str | None = None,
     dali_index: bool = False,
     image_field: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> ShardSummary:
     """Shards any iterable of WebDataset-style dicts, shuffled.
 
@@ -80,13 +82,17 @@ def write_shards(
 
     Args:
         samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
-            bytes, text, integers, and JSON values for ``json``.
+            bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number from 0 on, or a class name;
+            -1 or nothing for none.
         out: Output folder; new or empty.
-        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, encode, dali_index, image_field: As in
+        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index, image_field: As in
             :class:`ShardOptions`.
+        encode: As there, or its mode alone: "seekable", "keep", "jpeg" or "raw".
+        classes: Class names by label; None: where ``cls`` holds names these, sorted.
 
     Raises:
-        SourceError: for a sample that is no such dict, or if more than ``max_bad`` of the images are bad.
+        SourceError: for a sample that is no such dict, a class that is not in ``classes``, or if more than ``max_bad``
+            of the images are bad.
         ShardError: if the output folder can't be used.
     """
     options = ShardOptions(
@@ -96,12 +102,13 @@ def write_shards(
         samples_per_shard,
         workers,
         max_bad,
-        encode or EncodeOptions(),
+        EncodeOptions(encode) if isinstance(encode, str) else encode or EncodeOptions(),
         dali_index,
         image_field=image_field,
     )
+    names = None if classes is None else check_classes(classes)
     open_it: Callable[[str, str | None], Source] = lambda work, image_field: open_samples(  # noqa: E731
-        samples, os.path.join(work, "spool"), image_field
+        samples, os.path.join(work, "spool"), image_field, names
     )
     summary = _run(open_it, os.fspath(out), options, Progress())
     if summary.too_many_bad:

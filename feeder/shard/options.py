@@ -30,7 +30,7 @@ class ShardOptions:
         max_bad: Share of inputs that may be rejected, 0 to 1, files that never claimed to be images apart.
         encode: What happens to the images' bytes.
         dali_index: Whether to write DALI's index files beside the shards.
-        columns: Which columns of a manifest mean what.
+        columns: Which columns of a manifest, or keys of the tars' json, mean what.
         max_file_bytes: Larger files, and fields of tars, are rejected unread; 1 to 2**30, as nothing larger can be
             loaded.
         skip_unreadable: Whether unreadable folders, and files that the disk can't give back, are rejected; they end

@@ -158,6 +158,7 @@ class OutputFolder:
             "image_field": ";".join(source.image_fields) or None,
             "containers": [[c.path, c.size_bytes, c.mtime_ns] for c in source.containers],
             "rejected": sorted([r.path, r.reason] for r in source.rejected),
+            "targets": list(source.table.targets),
         }
         replaced = os.path.exists(self.file(MANIFEST_NAME))  # only with force, or there is none
         if os.path.exists(self._plan_path) and not replaced:
@@ -296,6 +297,9 @@ def _first_difference(
 ) -> str | None:
     if old_plan["kind"] != new_plan["kind"]:
         return f"the source was {old_plan['kind']}, is {new_plan['kind']}"
+    before_targets, targets = (", ".join(plan.get("targets", ())) or "none" for plan in (old_plan, new_plan))
+    if before_targets != targets:
+        return f"the targets were {before_targets}, are {targets}"
     for before, after in zip(old_plan["containers"], new_plan["containers"], strict=False):
         if before != after:
             return f"{before[0]} had {before[1]} bytes, {after[0]} has {after[1]}, or their times differ"

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import collections
 import errno
+import json
+import math
 import os
 import zlib
+from collections.abc import Sequence
+
+import numpy as np
 
 from feeder.decode.base import MAX_PIXELS
 from feeder.errors import ShardError, SourceError
@@ -25,7 +30,7 @@ class ShardWriter:
     """Puts samples into one shard, and notes what became of each."""
 
     def __init__(self, source: Source, encoding: EncodeOptions) -> None:
-        self.builder = IndexBuilder(0)
+        self.builder = IndexBuilder(0, source.table.targets, numbered=source.table.is_numbered)
         self.rejected: list[Rejection] = []
         self.formats: collections.Counter[str] = collections.Counter()
         self.encoded: collections.Counter[str] = collections.Counter()
@@ -80,6 +85,8 @@ class ShardWriter:
         label = table.label(i)
         if label >= 0 and all(name != "cls" for name, _ in fields):
             fields.insert(0, ("cls", b"%d" % label))
+        if table.targets and self._source.kind == "manifest":
+            fields = _with_targets(fields, table.targets, table.target(i))
         offset = tar.add(f"{key}.{field}", data)
         checksum = zlib.crc32(data)
         members = []
@@ -103,6 +110,8 @@ class ShardWriter:
             crc32=checksum,
             members=members,
             rows=row_data(data),
+            target=table.target(i),
+            source_row=table.row(i) if table.is_numbered else 0,
         )
         return table.size(i)
 
@@ -127,3 +136,17 @@ class ShardWriter:
         while extension in others:
             extension = f"image.{extension}"
         return extension
+
+
+def _with_targets(
+    fields: list[tuple[str, bytes]], names: Sequence[str], numbers: Sequence[float]
+) -> list[tuple[str, bytes]]:
+    """The fields, their ``json`` with the targets in it, for whatever reads the shards without the index."""
+    row = {}
+    for name, data in fields:
+        if name == "json":
+            row = json.loads(data)
+    # The shortest text that is the same float32.
+    row |= {k: None if math.isnan(v) else float(str(np.float32(v))) for k, v in zip(names, numbers, strict=True)}
+    text = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    return [*((name, data) for name, data in fields if name != "json"), ("json", text)]

@@ -34,7 +34,7 @@ def open_source(
 
     Args:
         path: A class-per-folder tree, a flat folder, a folder of tars, a manifest, or a pattern of tars.
-        columns: Which columns of a manifest mean what.
+        columns: Which columns of a manifest, or keys of the tars' json, mean what.
         work: Folder for scratch files.
         skip_unreadable: Whether unreadable folders are rejected, where they would end the run otherwise.
         image_field: Of tars, as :func:`open_tars` takes it.
@@ -43,12 +43,17 @@ def open_source(
         SourceError: if it is none of these, or can't be read.
     """
     kind = source_kind(path)
+    option = None if kind == "manifest" else columns.only_for_manifests()
+    if option is not None:
+        raise SourceError(f"{path}: {option} is for manifests ({', '.join(MANIFEST_SUFFIXES)})")
     if kind == "tars":
-        return open_tars(path, work, image_field)
+        return open_tars(path, work, image_field, columns)
     if image_field is not None:
         raise SourceError(f"{path}: has no fields to choose the image from; leave --image-field out, it is for tars")
     if kind == "manifest":
         return open_manifest(path, columns, os.path.join(work, "spool"))
+    if columns.label is not None or columns.targets:
+        raise SourceError(f"{path}: a folder's classes are its subfolders; it has no columns for labels")
     return open_folder(path, skip_unreadable=skip_unreadable)
 
 

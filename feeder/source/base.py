@@ -16,6 +16,7 @@ from feeder.errors import SourceError
 from feeder.files import open_regular
 from feeder.imagefile import MAX_FILE_BYTES, check_size, read_image
 from feeder.imageinfo import IMAGE_EXTENSIONS, is_image_field
+from feeder.source.labels import Numbering
 
 __all__ = [
     "NO_FILE",
@@ -80,6 +81,9 @@ class SampleTable:
         self._sizes = array("q")
         self._mtimes = array("q")
         self._labels = array("q")
+        self.targets: tuple[str, ...] = ()  # names of the numbers that samples have in place of labels
+        self._target = array("f")
+        self._rows = array("q")
         self._part_starts = array("q", [0])
         self._part_fields = array("H")
         self._part_containers = array("i")
@@ -89,7 +93,16 @@ class SampleTable:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def add(self, path: bytes, size: int, mtime_ns: int, label: int, parts: Sequence[Part] = ()) -> None:
+    def add(
+        self,
+        path: bytes,
+        size: int,
+        mtime_ns: int,
+        label: int,
+        parts: Sequence[Part] = (),
+        target: Sequence[float] = (),
+        row: int | None = None,
+    ) -> None:
         """Adds a sample.
 
         Args:
@@ -98,7 +111,12 @@ class SampleTable:
             mtime_ns: The image file's modification time; NO_FILE if the image stands in a part.
             label: Class index, -1 for none.
             parts: Fields that stand in containers.
+            target: A number for each of ``targets``.
+            row: The sample's row in its table, from 0; given for all samples or for none.
         """
+        self._target.extend(target)
+        if row is not None:
+            self._rows.append(row)
         self._paths += path
         self._path_starts.append(len(self._paths))
         self._sizes.append(size)
@@ -118,6 +136,20 @@ class SampleTable:
     def label(self, i: int) -> int:
         """The label of sample ``i``, -1 for none."""
         return self._labels[i]
+
+    def target(self, i: int) -> list[float]:
+        """The numbers of sample ``i`` for each of ``targets``; NaN for none."""
+        count = len(self.targets)
+        return self._target[i * count : (i + 1) * count].tolist()
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the samples have rows in a table."""
+        return len(self._rows) > 0
+
+    def row(self, i: int) -> int:
+        """The row of sample ``i`` in its table, from 0."""
+        return self._rows[i]
 
     def has_file(self, i: int) -> bool:
         """Whether the image of sample ``i`` is a file of its own."""
@@ -154,6 +186,12 @@ class SampleTable:
             chunk = labels[start : start + _CHUNK]
             chunk[chunk >= 0] = mapping[chunk[chunk >= 0]]
 
+    def set_targets(self, names: Sequence[str], numbers: npt.NDArray[np.float32]) -> None:
+        """Gives all samples numbers, float32 [N, K] with a column for each name, in place of labels."""
+        labels = np.frombuffer(self._labels, np.int64)
+        labels[:] = -1
+        self.targets, self._target = tuple(names), array("f", numbers.tobytes())
+
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every sample, int64 [N]; a view."""
         return np.frombuffer(self._sizes, np.int64)
@@ -170,10 +208,12 @@ class SampleTable:
         return columns | {name: np.frombuffer(values, np.int64) for name, values in numbers.items()}
 
     def digest(self) -> str:
-        """SHA-256 over paths, sizes and labels, but not times: equal for a copy of the same dataset elsewhere."""
+        """SHA-256 over paths, sizes, labels and targets, but not times: equal for a copy of the dataset elsewhere."""
         digest = hashlib.sha256()
         for name in ("paths", "path_starts", "sizes", "labels"):
             digest.update(np.ascontiguousarray(self.columns()[name]).data)
+        if self.targets:
+            digest.update(json.dumps(self.targets).encode() + self._target.tobytes())
         return digest.hexdigest()
 
 
@@ -217,6 +257,19 @@ class Source:
         that a copy of the same dataset elsewhere has the same."""
         parts = [self.table.digest(), self.classes, self.content_digest]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def take_labels(self, found: Numbering, name: str) -> None:
+        """Gives the samples, which have codes for labels, the labels or the targets that they stand for.
+
+        Args:
+            found: The labels.
+            name: Of the targets, if they are some.
+        """
+        if found.targets is not None:
+            self.table.set_targets([name], found.targets)
+        elif found.labels is not None:
+            self.table.relabel(found.labels)
+        self.classes = found.classes
 
     def reject(self, path: str | bytes, reason: str, *, bad: bool = True) -> None:
         """Lists an input that can't be a sample."""
@@ -344,12 +397,15 @@ def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
     if not reasons:
         return
     table, kept = source.table, SampleTable()
+    kept.targets = table.targets
     columns = table.columns()
     for i in range(len(table)):
         if i in reasons:
             source.reject(table.path(i), reasons[i])
         else:
-            kept.add(table.path(i), table.size(i), int(columns["mtimes"][i]), table.label(i), table.parts(i))
+            row = table.row(i) if table.is_numbered else None
+            mtime_ns, label = int(columns["mtimes"][i]), table.label(i)
+            kept.add(table.path(i), table.size(i), mtime_ns, label, table.parts(i), table.target(i), row)
     source.table = kept
 
 

@@ -10,8 +10,9 @@ import itertools
 import json
 import os
 import stat
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.files import DISK_FULL, open_regular
 from feeder.folders import UNREADABLE
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
+from feeder.source.labels import LabelColumn, target_number
 from feeder.source.spool import Spool
 from feeder.text import count
 
@@ -28,8 +30,8 @@ __all__ = ["MANIFEST_SUFFIXES", "ManifestColumns", "open_manifest"]
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "image")
 _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
+_IDS = ("id", "image_id", "id_code", "image_name", "name", "image")
 _LABELS = ("label", "class", "cls", "target", "class_name")
-_MAX_CLASSES = 1_000_000
 _SNIFFED_ROWS = 100
 
 Row = dict[str, Any]
@@ -40,18 +42,47 @@ class ManifestColumns:
     """Which columns of a manifest mean what; None lets their names decide.
 
     Attributes:
-        path: Column with the image's path, relative to the manifest's folder.
+        path: Column with the image's path, relative to the root.
         image: Column with the image's bytes (base64 in text manifests).
-        label: Column with the class: integers, or names, which are numbered in sorted order.
+        label: Column with the label: integers from 0 on are class numbers, names are numbered in sorted order, and
+            other numbers are targets. Of tars, a key of each sample's ``json``.
+        targets: Columns with numbers that take the place of a label; of tars, keys of each sample's ``json``.
+        has_labels: False for a manifest without labels, whatever its columns are called.
+        root: Folder that paths are relative to; None for the manifest's own.
+        suffix: Put behind each path, such as ".jpg" behind plain ids.
     """
 
     path: str | None = None
     image: str | None = None
     label: str | None = None
+    targets: tuple[str, ...] = ()
+    has_labels: bool = True
+    root: str | None = None
+    suffix: str = ""
 
     def __post_init__(self) -> None:
-        if self.path is not None and self.path in (self.image, self.label):
-            raise ArgumentError(f"column {self.path!r} is asked for twice; name one column for each purpose")
+        asked = [name for name in (self.path, self.image, self.label, *self.targets) if name is not None]
+        twice = next((name for name in asked if asked.count(name) > 1), None)
+        if twice is not None:
+            raise ArgumentError(f"column {twice!r} is asked for twice; name one column for each purpose")
+        if self.label is not None and self.targets:
+            raise ArgumentError(
+                f"a set has labels or targets, not both: got label column {self.label!r} and target column "
+                f"{self.targets[0]!r}; the other one travels as json"
+            )
+        if not self.has_labels and (self.label is not None or self.targets):
+            raise ArgumentError(f"no labels are wanted, but column {(self.label or self.targets[0])!r} is asked for")
+
+    def only_for_manifests(self) -> str | None:
+        """The option for which a source must be a manifest, as the command line has it; None if there is none."""
+        given = {
+            "--path-column": self.path,
+            "--image-column": self.image,
+            "--image-root": self.root,
+            "--suffix": self.suffix,
+            "--no-labels": not self.has_labels,
+        }
+        return next((option for option, value in given.items() if value), None)
 
 
 def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Source:
@@ -65,7 +96,10 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     Raises:
         SourceError: if the manifest can't be read as a whole, or has no column for images.
     """
-    source = Source("manifest", os.path.dirname(os.path.abspath(path)))
+    root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
+    if not os.path.isdir(root):
+        raise SourceError(f"{root}: no such folder; --image-root is the folder that the manifest's paths start from")
+    source = Source("manifest", root)
     source.add_container(os.path.abspath(path))
     with Spool(source, spool_path) as spool:
         listing = _Listing(source, spool, path, columns)
@@ -96,14 +130,15 @@ class _Listing:
         self._manifest = manifest
         self._asked = columns
         self._columns = ManifestColumns()
-        self._unlabelled = 0
-        self._classes: dict[str, int] = {}
+        self._labels: LabelColumn | None = None
+        self._target = array("f")
 
     def add(self, number: int, row: Row) -> None:
         """Adds one row; a row that can't be a sample is rejected."""
         columns = self._columns
         name = f"{os.path.basename(self._manifest)}#{number}"
-        extras = {k: v for k, v in row.items() if k not in (columns.path, columns.image, columns.label)}
+        taken = (columns.path, columns.image, columns.label, *columns.targets)
+        extras = {k: v for k, v in row.items() if k not in taken}
         image = row.get(columns.image) if columns.image else None
         image_path = row.get(columns.path) if columns.path else None
         if isinstance(image, dict):  # the struct of Hugging Face's datasets: {"bytes": ..., "path": ...}
@@ -121,10 +156,13 @@ class _Listing:
                 self._source.reject(name, f"no image bytes in column {columns.image!r}")
                 return
             parts.append(self._spool.add("", data))
-        elif not isinstance(image_path, str) or not image_path:
-            self._source.reject(name, f"no path in column {columns.path!r}")
-            return
         else:
+            if isinstance(image_path, int) and not isinstance(image_path, bool):  # an id
+                image_path = str(image_path)
+            if not isinstance(image_path, str) or not image_path:
+                self._source.reject(name, f"no path in column {columns.path!r}")
+                return
+            image_path += columns.suffix
             try:
                 status = os.stat(os.path.join(self._source.root, image_path))
             except FileNotFoundError:
@@ -139,6 +177,11 @@ class _Listing:
                 self._source.reject(image_path, "not a regular file")
                 return
             file_bytes, mtime = status.st_size, status.st_mtime_ns
+        try:
+            target = [target_number(row.get(column), f"column {column!r}") for column in columns.targets]
+        except ValueError as error:
+            self._source.reject(name, str(error))
+            return
         if extras:
             try:
                 text = json.dumps(extras, ensure_ascii=False, default=_plain, allow_nan=False, separators=(",", ":"))
@@ -148,62 +191,36 @@ class _Listing:
                 return
         shown = str(image_path) if not columns.image else f"{name}/{image_path}" if image_path else name
         size = file_bytes + sum(part.length for part in parts)
-        self._source.table.add(os.fsencode(shown), size, mtime, self._label(row, columns), parts)
+        label = -1 if self._labels is None else self._labels.add(row.get(columns.label or ""))
+        self._target.extend(target)
+        self._source.table.add(os.fsencode(shown), size, mtime, label, parts, row=number - 1)
 
     def finish(self) -> None:
-        """Numbers the classes, now that all are known.
+        """Gives the samples their labels or targets, now that all are known.
 
         Raises:
-            SourceError: if the labels are fractions.
+            SourceError: for a class number that is too large.
         """
-        names = list(self._classes)
-        if self._columns.label and self._unlabelled:
-            self._source.notes.append(f"{self._manifest}: {self._unlabelled} rows have no label")
-        if not names:
+        table, columns = self._source.table, self._columns
+        if columns.targets:
+            numbers = np.array(self._target, np.float32).reshape(-1, len(columns.targets))
+            table.set_targets(columns.targets, numbers)
+            if gaps := int(np.isnan(numbers).any(axis=1).sum()):
+                self._source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
+        if self._labels is None or columns.label is None:
             return
-        column = self._columns.label
-        if all(_is_integer(name) for name in names):
-            numbers = [int(name) for name in names]
-            outside = next((n for n in numbers if not 0 <= n < 2**63), None)
-            if outside is not None:
-                raise SourceError(
-                    f"{self._manifest}: column {column!r} holds the label {outside}; labels are 0 to 2**63-1: leave it "
-                    "empty for a sample without one, or name another column with --label-column"
-                )
-            self._source.table.relabel(np.array(numbers, np.int64))
-            return
-        fraction = next((name for name in names if "." in name), None)
-        if fraction and all(_is_number(name) for name in names):
-            raise SourceError(
-                f"{self._manifest}: column {column!r} holds fractions such as {fraction!r}; labels are integers or "
-                "class names: name another one with --label-column, and this one travels as json"
+        found = self._labels.finish()
+        self._source.take_labels(found, columns.label)
+        if found.targets is not None:
+            self._source.notes.append(
+                f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are no class "
+                "numbers (0, 1, 2, ...), so labels are float32 targets"
             )
-        classes = sorted(names)
-        ranks = {name: rank for rank, name in enumerate(classes)}
-        self._source.table.relabel(np.array([ranks[name] for name in names], np.int64))
-        self._source.classes = classes
-
-    def _label(self, row: Row, columns: ManifestColumns) -> int:
-        """A number for the label as it is written, in order of appearance; -1 for none."""
-        value = row.get(columns.label) if columns.label else None
-        if isinstance(value, str):
-            value = value.strip()
-        if value in (None, "", -1, "-1") or value != value:  # NaN is how pandas writes a gap
-            self._unlabelled += 1
-            return -1
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, (dict, list)):
-            raise SourceError(
-                f"{self._manifest}: column {columns.label!r} holds {str(value)[:40]}; labels are integers or class "
-                "names: name another one with --label-column, and this one travels as json"
+        if found.missing:
+            none = "NaN" if found.targets is not None else "-1"
+            self._source.notes.append(
+                f"{self._manifest}: {count(found.missing, 'row')} without a label, which is {none} there"
             )
-        if len(self._classes) > _MAX_CLASSES:
-            raise SourceError(
-                f"{self._manifest}: more than {_MAX_CLASSES} different labels in column {columns.label!r}; name "
-                "another one with --label-column, and this one travels as json"
-            )
-        return self._classes.setdefault(str(value), len(self._classes))
 
     def resolve(self, rows: list[Row]) -> None:
         """Decides by the names in the first rows (and types, for a column named "image") which column means what.
@@ -217,7 +234,7 @@ class _Listing:
         if not row:
             return
         names = list(row)
-        for asked in (self._asked.path, self._asked.image, self._asked.label):
+        for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets):
             if asked is not None and asked not in row:
                 raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
         image, path = self._asked.image, self._asked.path
@@ -225,6 +242,8 @@ class _Listing:
             image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
         if path is None and image is None:
             path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
+            if path is None and self._asked.suffix:
+                path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
         if path is None and image is None:
             raise SourceError(
                 f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: name it with "
@@ -232,12 +251,21 @@ class _Listing:
             )
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
-        label = self._asked.label or next((name for name in _LABELS if name in row), None)
-        self._columns = ManifestColumns(path, image, label)
-        self._source.notes.append(
-            f"{self._manifest}: images from column {(image or path)!r}, "
-            + (f"labels from column {label!r}" if label else "no labels: --label-column names a column for them")
-        )
+        targets = self._asked.targets
+        label = None
+        if self._asked.has_labels and not targets:
+            label = self._asked.label
+            label = label or next((name for name in _LABELS if name in row and name not in (path, image)), None)
+        self._columns = replace(self._asked, path=path, image=image, label=label)
+        if label is not None:
+            place = f"{self._manifest}: column {label!r}"
+            self._labels = LabelColumn(place, "name another one with --label-column, and this one travels as json")
+            labels = f"labels from column {label!r}"
+        elif targets:
+            labels = f"targets from {', '.join(map(repr, targets))}"
+        else:
+            labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
+        self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}, {labels}")
 
 
 def _rows(path: str) -> Iterator[Row | str]:
@@ -303,15 +331,3 @@ def _parquet_rows(path: str) -> Iterator[Row | str]:
 def _plain(value: Any) -> Any:
     """JSON for what Parquet has and JSON has not: bytes as base64, times and decimals as text."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
-
-
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from feeder.errors import SourceError
 from feeder.source.base import NO_FILE, Source, drop_duplicates
 from feeder.source.imagefield import choose_image, lacks_image, split_fields
+from feeder.source.labels import LabelColumn, as_number, is_class_number, label_text
 from feeder.source.spool import Spool
-from feeder.source.tars import parse_label
 
 __all__ = ["open_samples"]
 
 
-def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str, image_field: str | None = None) -> Source:
+def open_samples(
+    samples: Iterable[Mapping[str, Any]],
+    spool_path: str,
+    image_field: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Source:
     """Spools samples: dicts of fields by extension, with ``__key__`` for their name.
 
     Args:
@@ -26,11 +32,13 @@ def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str, image_fi
             are encoded. Keys that start with ``__`` are not fields.
         spool_path: Scratch file.
         image_field: As :func:`open_tars` takes it.
+        classes: Class names by label; None: where ``cls`` holds names these, sorted.
 
     Raises:
         SourceError: for a sample that is no such dict, or a value that can't be encoded.
     """
     source = Source("samples", os.path.dirname(spool_path))
+    labels = LabelColumn("the field 'cls'", "give the field another name", ("", "-1"))
     with Spool(source, spool_path) as spool:
         for number, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
@@ -41,15 +49,25 @@ def open_samples(samples: Iterable[Mapping[str, Any]], spool_path: str, image_fi
             if lacking is not None:
                 source.reject(name, lacking)
                 continue
-            label = parse_label(fields["cls"]) if "cls" in fields else -1
-            if label < 0 and fields.get("cls", b"-1") != b"-1":
+            text = label_text(fields["cls"]) if "cls" in fields else ""
+            value = None if text is None else as_number(text)
+            is_class = value is None or value == -1 or math.isnan(value) or is_class_number(value)
+            if text is None or not is_class:
                 raise SourceError(
-                    f"sample {name!r}: field 'cls' is {fields['cls'][:40]!r}; expected a class index, 0 or more: "
-                    "number the classes first, or give the field another name"
+                    f"sample {name!r}: field 'cls' is {fields['cls'][:40]!r}; expected a class number, 0 or more, or a "
+                    "class name: put other numbers into the field 'json', where ShardDataset(labels=...) finds them"
                 )
+            label = labels.add(text)
             parts = [spool.add(field, data) for field, data in fields.items()]
             size = sum(part.length for part in parts)
             source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
+    found = labels.finish(classes)
+    source.take_labels(found, "cls")
+    if found.classes is None and classes is not None:
+        source.classes = list(classes)
+        label = max(found.labels.tolist(), default=-1) if found.labels is not None else -1
+        if label >= len(classes):
+            raise SourceError(f"the field 'cls' holds the label {label}, but there are {len(classes)} classes")
     choose_image(source, "the samples", image_field)
     drop_duplicates(source, lambda path: path, "duplicate __key__")
     return source

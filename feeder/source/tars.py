@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import glob
 import gzip
+import json
 import os
 import zlib
+from array import array
 
 import braceexpand
+import numpy as np
 
 from feeder.errors import SourceError
 from feeder.files import DISK_FULL, atomic_file
@@ -15,13 +18,15 @@ from feeder.folders import unlistable
 from feeder.manifest import Manifest
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples
 from feeder.source.imagefield import choose_image, lacks_image, split_fields
+from feeder.source.labels import LABEL_BYTES, LabelColumn, label_text, target_number
+from feeder.source.manifest import ManifestColumns
 from feeder.tar import Refused, read_members
+from feeder.text import count
 
-__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "parse_label", "split_name"]
+__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "split_name"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _GZIP_MAGIC = b"\x1f\x8b"
-_LABEL_BYTES = 20
 # Images hardly shrink, and their labels and headers not that much; a file of zeros shrinks to a thousandth.
 _UNPACKED_TIMES = 100
 _UNPACKED_BYTES = 1 << 30
@@ -35,15 +40,6 @@ def split_name(name: str) -> tuple[str, str] | None:
     folder, slash, base = name.rpartition("/")
     stem, dot, field = base.partition(".")
     return (folder + slash + stem, field.lower()) if stem and dot and field else None
-
-
-def parse_label(text: bytes) -> int:
-    """A class index from a ``cls`` field; -1 if it holds none."""
-    try:
-        label = int(text.decode("ascii").strip()) if len(text) <= _LABEL_BYTES else -1
-    except ValueError:
-        return -1
-    return label if 0 <= label < 2**63 else -1
 
 
 def expand_pattern(pattern: str) -> list[str]:
@@ -73,7 +69,9 @@ def expand_pattern(pattern: str) -> list[str]:
     return paths
 
 
-def open_tars(pattern: str, work: str | None, image_field: str | None = None) -> Source:
+def open_tars(
+    pattern: str, work: str | None, image_field: str | None = None, columns: ManifestColumns | None = None
+) -> Source:
     """Lists the samples of WebDataset tars.
 
     Args:
@@ -81,6 +79,7 @@ def open_tars(pattern: str, work: str | None, image_field: str | None = None) ->
         work: Folder where gzipped tars are unpacked to; None refuses them.
         image_field: Field that holds the image, or several with ";" between them, of which each sample has one; None
             chooses it by the names of the fields, for all samples alike.
+        columns: Keys of the samples' ``json`` that have the label or the targets; None: the ``cls`` field has it.
 
     Raises:
         SourceError: if a tar can't be opened.
@@ -88,29 +87,21 @@ def open_tars(pattern: str, work: str | None, image_field: str | None = None) ->
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
     asked = None if image_field is None else image_field.lower()
-    without_label = 0
+    labels = _Labels(source, pattern, columns or ManifestColumns())
     doubtful: list[int] = []
     for path in paths:
         name = os.path.relpath(path, source.root)
         try:
-            group = _list_tar(source, name, _plain_tar(source, name, path, work), path, asked)
+            group = _list_tar(source, name, _plain_tar(source, name, path, work), path, labels, asked)
         except OSError as error:
             if error.errno in DISK_FULL:  # where it is unpacked to; nothing is wrong with the tar
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
-        without_label += group.without_label
         doubtful += group.doubtful
+    labels.finish()
     _reject_incomplete(source, doubtful)
     choose_image(source, pattern, asked)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
-    if without_label:
-        source.notes.append(
-            f"{pattern}: the cls field of {without_label} samples is no class index; they have no label"
-        )
-    elif len(source.table) and all(source.table.label(i) < 0 for i in range(len(source.table))):
-        source.notes.append(f"{pattern}: no sample has a cls field with a class index, so none has a label")
-    manifest = Manifest.read(source.root)
-    source.classes = manifest.classes if manifest else None
     return source
 
 
@@ -154,7 +145,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     return unpacked
 
 
-def _list_tar(source: Source, name: str, plain: str, original: str, image_field: str | None) -> _Group:
+def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Labels, image_field: str | None) -> _Group:
     """Adds a tar's samples; returns what took them in."""
     container = source.add_container(plain)
     if plain != original:  # what must not change is the user's file, not our copy
@@ -163,7 +154,8 @@ def _list_tar(source: Source, name: str, plain: str, original: str, image_field:
             size_bytes=status.st_size, mtime_ns=status.st_mtime_ns
         )
     with open(plain, "rb") as file:
-        group = _Group(source, name, file.fileno(), None if image_field is None else split_fields(image_field))
+        image_fields = None if image_field is None else split_fields(image_field)
+        group = _Group(source, name, file.fileno(), labels, image_fields)
         for member in read_members(plain):
             split = split_name(member.name)
             if split is None:
@@ -197,25 +189,94 @@ def _reject_incomplete(source: Source, doubtful: list[int]) -> None:
     reject_samples(source, reasons)
 
 
+class _Labels:
+    """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``."""
+
+    def __init__(self, source: Source, pattern: str, columns: ManifestColumns) -> None:
+        self._source, self._pattern, self._columns = source, pattern, columns
+        key = columns.label
+        place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
+        way_out = "name a key of the samples' json that has the label with --label-column"
+        self._column = LabelColumn(place, way_out, ("", "-1") if key is None else ("",))
+        self._target = array("f")
+        self._found = self._unreadable = 0
+
+    def take(self, descriptor: int, parts: dict[str, Part]) -> int:
+        """Takes the label of the tar's next sample and returns its code.
+
+        Raises:
+            ValueError: for a target that is no number.
+        """
+        columns, part = self._columns, parts.get("cls")
+        if not columns.label and not columns.targets:
+            if part is None:
+                return self._column.add(None)
+            text = label_text(os.pread(descriptor, min(part.length, LABEL_BYTES + 1), part.offset))
+            self._unreadable += text is None
+            self._found += 1
+            return self._column.add(text)
+        part = parts.get("json")
+        row = json.loads(os.pread(descriptor, part.length, part.offset)) if part is not None else None
+        if not isinstance(row, dict):
+            row = {}
+        self._found += any(name in row for name in (columns.label, *columns.targets))
+        self._target.extend([target_number(row.get(name), f"{name!r} of the json field") for name in columns.targets])
+        return self._column.add(row.get(columns.label)) if columns.label else -1
+
+    def finish(self) -> None:
+        """Gives the samples their labels, now that all are known.
+
+        Raises:
+            SourceError: if no sample has the keys asked for, or a label can't be one.
+        """
+        source, columns = self._source, self._columns
+        samples, manifest = len(source.table), Manifest.read(source.root)
+        known = manifest.classes if manifest else None
+        asked = [name for name in (columns.label, *columns.targets) if name]
+        if asked and samples and not self._found:
+            raise SourceError(f"{self._pattern}: no sample has {' or '.join(map(repr, asked))} in a json field")
+        if columns.targets:
+            numbers = np.array(self._target, np.float32).reshape(samples, len(columns.targets))
+            source.table.set_targets(columns.targets, numbers)
+            return
+        found = self._column.finish(None if asked else known)
+        source.take_labels(found, columns.label or "cls")
+        if found.labels is not None and known is not None and not asked:
+            source.classes = known
+        what = "the cls field" if not asked else f"{asked[0]!r} of the json field"
+        if self._unreadable:
+            source.notes.append(
+                f"{self._pattern}: {count(self._unreadable, 'cls field')} without a label, being binary or too long"
+            )
+        if found.example is not None:
+            kind = "class names" if found.classes is not None else "float32 targets"
+            source.notes.append(f"{self._pattern}: labels are {kind}, as {what} holds {found.example!r}")
+        if samples and found.missing == samples:
+            source.notes.append(f"{self._pattern}: no sample has a label in {what}")
+        elif found.missing:
+            source.notes.append(f"{self._pattern}: {count(found.missing, 'sample')} without a label in {what}")
+
+
 class _Group:
     """Neighbouring members with one key: a sample, unless one of them is refused.
 
     Attributes:
-        without_label: Number of samples with a cls field that is no class index.
         doubtful: Numbers of the samples beside damage, which may lack a field.
     """
 
-    def __init__(self, source: Source, tar: str, descriptor: int, image_fields: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, source: Source, tar: str, descriptor: int, labels: _Labels, image_fields: tuple[str, ...] | None
+    ) -> None:
         self._source = source
         self._tar = tar
         self._descriptor = descriptor
+        self._labels = labels
         self._image_fields = image_fields
         self._key = ""
         self._parts: dict[str, Part] = {}
         self._broken: str | None = None
         self._damaged = False
         self._is_doubtful = False
-        self.without_label = 0
         self.doubtful: list[int] = []
 
     def damage(self) -> None:
@@ -246,11 +307,12 @@ class _Group:
         if broken:
             self._source.reject(path, broken)
             return
-        label = parts.get("cls")
-        number = parse_label(os.pread(self._descriptor, min(label.length, 64), label.offset)) if label else -1
-        if label and number < 0:
-            self.without_label += 1
+        try:
+            label = self._labels.take(self._descriptor, parts)
+        except ValueError as error:
+            self._source.reject(path, f"no label: {error}")
+            return
         if self._is_doubtful:
             self.doubtful.append(len(self._source.table))
         size = sum(part.length for part in parts.values())
-        self._source.table.add(os.fsencode(path), size, NO_FILE, number, list(parts.values()))
+        self._source.table.add(os.fsencode(path), size, NO_FILE, label, list(parts.values()))

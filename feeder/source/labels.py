@@ -1,0 +1,218 @@
+"""Labels as a source writes them, and what they are once all are known: class numbers, names or other numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError, SourceError
+
+__all__ = [
+    "LABEL_BYTES",
+    "LabelColumn",
+    "Numbering",
+    "as_number",
+    "check_classes",
+    "is_class_number",
+    "label_text",
+    "name_numbers",
+    "target_number",
+]
+
+LABEL_BYTES = 256
+_MAX_CLASSES = 1_000_000
+# Python takes more than this for a number, such as 1_0; and 007 is a name, not 7.
+_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*|(?=\.[0-9]))(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_NOT_A_NUMBER = ("nan", "+nan", "-nan")
+_LARGEST_LABEL = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """The labels of a source; one of the first two is there.
+
+    Attributes:
+        labels: int64 [D], the class number for each of D codes, -1 for none.
+        targets: float32 [N], the samples' numbers where these are no classes; NaN for none.
+        classes: Class names by label; None where labels are numbers.
+        missing: Samples without a label.
+        example: A label as it was written that makes these names or targets, and no class numbers; None if they are.
+    """
+
+    labels: npt.NDArray[np.int64] | None
+    targets: npt.NDArray[np.float32] | None
+    classes: list[str] | None
+    missing: int
+    example: str | None
+
+
+def label_text(data: bytes) -> str | None:
+    """The label in a ``cls`` field; None if it holds none: it is too long, or no text."""
+    try:
+        return data.decode().strip() if len(data) <= LABEL_BYTES else None
+    except UnicodeDecodeError:
+        return None
+
+
+class LabelColumn:
+    """Takes the labels of samples, one after another; memory is 4 bytes a sample, and one entry a different label.
+
+    Integers from 0 on are class numbers. If any label is another number, all are targets; if any is no number at all,
+    all are class names, which are numbered in sorted order.
+
+    Args:
+        place: The labels' place, for errors.
+        way_out: Advice for errors.
+        none: Texts that stand for no label.
+    """
+
+    def __init__(self, place: str, way_out: str, none: Sequence[str] = ("",)) -> None:
+        self._place, self._way_out, self._none = place, way_out, none
+        self._codes: dict[str, int] = {}
+        self._numbers: array[float] | None = array("f")  # as long as all are numbers
+        self._name: str | None = None  # the first that is no number
+        self._fraction: str | None = None  # the first that is no class number
+        self._missing = 0
+
+    def add(self, value: Any) -> int:
+        """Takes a sample's label and returns its code, -1 for none.
+
+        Raises:
+            SourceError: for a list or dict, a number beyond float32, or too many different labels.
+        """
+        text = _as_text(value)
+        if text is None:
+            raise SourceError(
+                f"{self._place} holds {str(value)[:40]}; labels are numbers or class names: {self._way_out}"
+            )
+        number = as_number(text)
+        if text in self._none:
+            self._missing += 1
+            if self._numbers is not None:
+                self._numbers.append(math.nan)
+            return -1
+        if number is None:
+            self._name = text if self._name is None else self._name
+            self._numbers = None
+        elif not math.isnan(number) and not is_class_number(number) and self._fraction is None:
+            self._fraction = text
+        if self._numbers is not None and number is not None:
+            self._numbers.append(_as_float32(number, self._place))
+        code = self._codes.get(text)
+        if code is not None:
+            return code
+        if len(self._codes) >= _MAX_CLASSES:
+            if self._numbers is not None and self._fraction is not None:
+                return 0  # they are targets by now, which need no codes
+            raise SourceError(f"{self._place} holds more than {_MAX_CLASSES} different labels: {self._way_out}")
+        return self._codes.setdefault(text, len(self._codes))
+
+    def finish(self, classes: Sequence[str] | None = None) -> Numbering:
+        """What the labels are, now that all are known.
+
+        Args:
+            classes: Class names by label, for labels that are names; None: those that came, sorted.
+
+        Raises:
+            SourceError: for a class number that is too large, or a name that is not among ``classes``.
+        """
+        texts = list(self._codes)
+        if self._name is not None:
+            return self._by_name(texts, classes)
+        numbers = self._numbers
+        assert numbers is not None
+        if self._fraction == "-1" and texts == ["-1"]:  # which says of all that they have none
+            return Numbering(np.array([-1], np.int64), None, None, len(numbers), None)
+        if self._fraction is not None:
+            targets = np.array(numbers, np.float32)
+            return Numbering(None, targets, None, int(np.isnan(targets).sum()), self._fraction)
+        found = [_class_number(text) for text in texts]
+        outside = next((number for number in found if number > _LARGEST_LABEL), None)
+        if outside is not None:
+            raise SourceError(f"{self._place} holds the label {outside}; labels are 0 to 2**63-1: {self._way_out}")
+        missing = int(np.isnan(np.array(numbers, np.float32)).sum())
+        return Numbering(np.array(found, np.int64), None, None, missing, None)
+
+    def _by_name(self, texts: list[str], classes: Sequence[str] | None) -> Numbering:
+        names = sorted(texts) if classes is None else list(classes)
+        numbers = name_numbers(texts, names)
+        if (numbers < 0).any():
+            unknown = texts[int(np.argmin(numbers))]
+            raise SourceError(f"{self._place} holds the class {unknown!r}, which is not among the {len(names)} classes")
+        return Numbering(numbers, None, names, self._missing, self._name)
+
+
+def is_class_number(number: float) -> bool:
+    """Whether a number may be that of a class: an integer from 0 on."""
+    return number >= 0 and float(number).is_integer()
+
+
+def as_number(text: str) -> float | None:
+    """The number that a label spells, NaN for its spelling; None if it is no number."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    return math.nan if text.lower() in _NOT_A_NUMBER else None
+
+
+def target_number(value: Any, place: str) -> float:
+    """A target's number; NaN for a gap.
+
+    Raises:
+        ValueError: if it is no number, or beyond float32.
+    """
+    text = _as_text(value)
+    number = None if text is None else math.nan if not text else as_number(text)
+    if number is None:
+        raise ValueError(f"{place} holds {str(value)[:40]!r}, expected a number")
+    return _as_float32(number, place)
+
+
+def check_classes(classes: Sequence[str]) -> list[str]:
+    """Class names by label, as a list.
+
+    Raises:
+        ArgumentError: unless they are texts, each once.
+    """
+    names = [classes] if isinstance(classes, str) else list(classes)
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"classes must be a sequence of names, got {str(classes)[:80]!r}")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ArgumentError(f"classes names {twice!r} twice; each class has one label")
+    return names
+
+
+def name_numbers(names: Sequence[str], wanted: Sequence[str]) -> npt.NDArray[np.int64]:
+    """For each of some class names its place among those that are wanted; -1 for one that is not there."""
+    places = {name: place for place, name in enumerate(wanted)}
+    return np.array([places.get(name, -1) for name in names], np.int64)
+
+
+def _as_text(value: Any) -> str | None:
+    """A label as text, "" for none; None if it can't be one."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # how pandas writes a gap
+        return ""
+    if isinstance(value, (dict, list)) or (isinstance(value, float) and math.isinf(value)):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value.strip() if isinstance(value, str) else str(value)
+
+
+def _class_number(text: str) -> int:
+    if text.lower() in _NOT_A_NUMBER:
+        return -1
+    return int(text) if text.isdecimal() else int(float(text))
+
+
+def _as_float32(number: float, place: str) -> float:
+    if abs(number) > float(np.finfo(np.float32).max) and not math.isnan(number):
+        raise SourceError(f"{place} holds {number}, which is beyond float32; scale the column")
+    return number
