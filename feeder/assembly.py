@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.batch import SlotView
+from feeder.callers import callers_level
 from feeder.work import Report, Substitution, Work
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from feeder.decode.base import Buffer
     from feeder.engine import Engine
 
-__all__ = ["HELD_BATCHES", "Assembly", "Finished", "Request", "assemble_here", "callers_level", "part_rows"]
+__all__ = ["HELD_BATCHES", "Assembly", "Finished", "Request", "assemble_here", "part_rows"]
 
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
@@ -279,14 +279,6 @@ class Assembly:
             sum(report.clipped for report in reports),
             sum(report.slow for report in reports),
         )
-
-
-def callers_level() -> int:
-    """The ``stacklevel`` of the first frame that is not this package's."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def part_rows(rows: int, workers: int) -> list[tuple[int, int]]:

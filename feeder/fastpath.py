@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import distributed
 
-from feeder.assembly import HELD_BATCHES, Finished, Request, callers_level, part_rows
+from feeder.assembly import HELD_BATCHES, Finished, Request, part_rows
+from feeder.callers import callers_level
 from feeder.collated import CollatedWork, room_for
 from feeder.completion import Completion
 from feeder.dataset import FeederDataset, as_feeder

@@ -33,6 +33,7 @@ from feeder.errors import ArgumentError, WorkerError
 from feeder.generic_here import begin_torchs
 from feeder.generic_places import Progress, counts_off, fitting_states, with_workers, worker_key
 from feeder.generic_processes import Message, Processes
+from feeder.generic_reason import explain_sizes
 from feeder.generic_state import IndexIterator
 from feeder.generic_worker import Job, Result, Task
 from feeder.view import LiveView, end_view
@@ -158,6 +159,9 @@ class WorkersIterator(_BaseDataLoaderIter):
         except StopIteration:
             self.progress.finished = True
             end_view(self)
+            raise
+        except RuntimeError as error:
+            explain_sizes(self._dataset, error)
             raise
         if self.delivers:
             self.meters.given(batch)

@@ -10,6 +10,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from feeder.generic_places import without_workers
+from feeder.generic_reason import explain_sizes
 from feeder.generic_state import IndexIterator, load_if_stateful
 from feeder.generic_worker import worker_state
 from feeder.view import LiveView, end_view
@@ -64,6 +65,9 @@ class HereIterator(_SingleProcessDataLoaderIter):
         except StopIteration:
             self.finished = True
             end_view(self)
+            raise
+        except RuntimeError as error:
+            explain_sizes(self._dataset, error)
             raise
         if self.delivers:
             self.meters.given(batch)

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset, Subset
 
 from feeder.dataset import FeederDataset, as_feeder
+from feeder.errors import ArgumentError
+from feeder.transforms import Resize
 
-__all__ = ["GenericReason", "generic_reason", "wrapped_dataset"]
+__all__ = ["GenericReason", "explain_sizes", "generic_reason", "wrapped_dataset"]
 
+_STACK_ERROR = "stack expects each tensor to be equal size"
 _DEEPEST = 4  # wrappers around each other
 _MOST_ITEMS = 16  # of a list in a wrapper
 
@@ -43,6 +46,27 @@ def generic_reason(dataset: Any) -> GenericReason:
         way_out = "end the geometry of the recipe with a crop, or Resize((height, width))"
         return GenericReason("images have sizes of their own", way_out)
     return GenericReason("batch_size is None", "give batch_size")
+
+
+def explain_sizes(dataset: Any, error: RuntimeError) -> None:
+    """Raises a clearer error in place of torch's, where images of different sizes were to be stacked to a batch.
+
+    Args:
+        dataset: Of the loader.
+        error: What collating a batch has raised.
+
+    Raises:
+        ArgumentError: naming the op that the recipe lacks.
+    """
+    source = as_feeder(dataset)
+    if source is None or source.recipe.output_size is not None or _STACK_ERROR not in str(error):
+        return
+    resizes = [op for op in source.recipe.ops if isinstance(op, Resize) and len(op.size or ()) < 2]
+    which = f"{resizes[-1]} keeps each image's shape" if resizes else "the recipe leaves images at their sizes"
+    raise ArgumentError(
+        f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop behind "
+        "it, or Resize((height, width)), or give a collate_fn that takes different sizes"
+    ) from error
 
 
 def _foreign(dataset: Any) -> GenericReason:

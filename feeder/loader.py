@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from feeder.assembly import callers_level
+from feeder.callers import callers_level
 from feeder.dataset import as_feeder
 from feeder.device import StaticBuffers, checked_device
 from feeder.errors import ArgumentError

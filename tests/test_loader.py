@@ -880,3 +880,21 @@ def test_exact_fidelity_is_within_a_level_of_pillow_and_part_of_the_state(tmp_pa
         DataLoader(dataset).load_state_dict(state)
     with pytest.raises(ArgumentError, match="fidelity"):
         DataLoader(dataset, fidelity="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:this loader runs torch's path")
+def test_images_of_different_sizes_name_the_op_that_is_missing(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"{i}.jpg").write_bytes(images.encode(images.pixels(i, 40 + 8 * i, 30)))
+    for recipe, missing in (
+        (Resize(16), r"Resize\(size=\(16,\).*\) keeps each image's shape\. Put CenterCrop, RandomCrop"),
+        (RandomHorizontalFlip(), "the recipe leaves images at their sizes. Put CenterCrop"),
+    ):
+        loader = DataLoader(FolderDataset(tmp_path, transform=recipe), batch_size=4, num_workers=workers)
+        with pytest.raises(ArgumentError, match=f"different sizes: {missing}"):
+            next(iter(loader))
+    same = FolderDataset(tmp_path, transform=Resize((16, 16)))
+    assert next(iter(DataLoader(same, batch_size=4)))[0].shape == (4, 3, 16, 16)

@@ -6,6 +6,7 @@ import enum
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +164,32 @@ def test_torchvisions_other_names_of_conversions_are_known() -> None:
     assert Recipe.of([*scaled.ops, transforms.ToImage()]) == scaled
     assert Normalize(0.5, 0.25) == Normalize([0.5] * 3, [0.25] * 3)
     assert Recipe.of([ToDtype("float32"), Normalize(127.5, 127.5)]).ops[1] == Normalize(127.5, 127.5)
+
+
+@pytest.mark.parametrize("scaling", [ToDtype("float32", scale=True), transforms.ToTensor()], ids=["dtype", "tensor"])
+def test_a_mean_for_255_after_an_op_that_scales_is_warned_of_once(scaling: Op) -> None:
+    normalize = Normalize([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    with pytest.warns(UserWarning, match=r"has a mean for pixels of 0 to 255.*divide mean and std by 255") as caught:
+        Recipe.of(Compose([Resize((8, 8)), scaling, normalize]))
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(UserWarning, match="mean for pixels of 0 to 255"):
+        Recipe.of([scaling, normalize])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Compose([ToDtype("float32"), normalize])
+        Compose([scaling, Normalize(MEAN, STD), Normalize([2.0], [1.0])])
+        Compose([scaling, Normalize([1.0], [0.5])])
+
+
+def test_a_recipe_shows_its_ops_line_by_line() -> None:
+    recipe = Compose([Resize((8, 9)), RandomApply([RandomHorizontalFlip()], 0.25)])
+    lines = (
+        "    Resize(size=(8, 9), interpolation='bilinear', max_size=None),\n"
+        "    RandomApply(transforms=(RandomHorizontalFlip(p=0.5),), p=0.25),\n"
+    )
+    assert repr(recipe) == f"Compose(\n{lines})"
+    assert repr(Recipe.of(recipe)) == f"Recipe(\n{lines})"
+    assert repr(Recipe()) == "Recipe()"
 
 
 def test_what_feeder_lacks_or_cant_call_says_the_way_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from feeder.callers import callers_level
 from feeder.errors import ArgumentError
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
@@ -17,7 +19,7 @@ from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 __all__ = ["Compose", "Draws", "Recipe"]
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Compose(Op):
     """Several ops in a row.
 
@@ -32,7 +34,10 @@ class Compose(Op):
 
     def __init__(self, transforms: Sequence[Op]) -> None:
         self._set(transforms=tuple(transforms))
-        Recipe.of(self)
+        Recipe.of(self.transforms)
+
+    def __repr__(self) -> str:
+        return _listed(self, self.transforms)
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Draws:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
     """A checked sequence of ops.
 
@@ -104,7 +109,12 @@ class Recipe:
             return transform
         recipe = cls(tuple(_flatten(transform)))
         recipe._check()
+        if not isinstance(transform, Compose):  # that was looked at when it was made
+            recipe._warn_of_scales()
         return recipe
+
+    def __repr__(self) -> str:
+        return _listed(self, self.ops)
 
     def _check(self) -> None:
         value_op: Op | None = None
@@ -128,6 +138,21 @@ class Recipe:
                 )
             if isinstance(op, (ToDtype, Normalize)) and not (isinstance(op, ToDtype) and op.dtype == "uint8"):
                 value_op = op
+
+    def _warn_of_scales(self) -> None:
+        """Warns of a mean for pixels of 0 to 255 where they are 0.0-1.0 by then."""
+        scaled = False
+        for op in self.ops:
+            if isinstance(op, Normalize):
+                if scaled and max(op.mean) > 1.0:
+                    warnings.warn(
+                        f"{op} has a mean for pixels of 0 to 255, but ToDtype(scale=True) or ToTensor before it has "
+                        "scaled them to 0.0-1.0; divide mean and std by 255, or leave the scaling out",
+                        UserWarning,
+                        stacklevel=callers_level(),
+                    )
+                return  # what comes after it has a scale of its own
+            scaled = scaled or (isinstance(op, ToDtype) and op.scale and op.dtype != "uint8")
 
     @cached_property
     def base_length(self) -> int:
@@ -272,6 +297,12 @@ class _Base:
         self.size = size
         if not self._resized:
             self.support = np.rint(self.source).astype(np.int64)
+
+
+def _listed(recipe: Recipe | Compose, ops: Sequence[Op]) -> str:
+    """The ops, a line each, as torchvision's ``Compose`` shows them."""
+    lines = "".join(f"    {line}\n" for op in ops for line in f"{op!r},".splitlines())
+    return f"{type(recipe).__name__}(\n{lines})" if ops else f"{type(recipe).__name__}()"
 
 
 def _flatten(transform: object) -> list[Op]:
