@@ -17,6 +17,7 @@ from feeder.errors import ArgumentError, FormatError
 from feeder.fieldindex import index_of_field
 from feeder.files import open_regular
 from feeder.index import INDEX_NAME
+from feeder.manifest import matches_checksum
 from feeder.read import Reader, check_fields
 from feeder.read_folder import FolderReader
 from feeder.read_part import PartReader
@@ -340,13 +341,19 @@ def _classes(folder: str) -> list[str] | None:
     """Class names from the manifest beside an index; None if there is none."""
     path = os.path.join(folder, "manifest.json")
     try:
-        with open(path, encoding="utf-8", opener=open_regular) as file:
-            manifest = json.load(file)
+        with open(path, "rb", opener=open_regular) as file:
+            text = file.read()
+        manifest = json.loads(text)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise FormatError(f"{path}: this manifest can't be read: {error.strerror}") from None
     except ValueError as error:
         raise FormatError(f"{path}: damaged manifest: {error}; run `feeder inspect --verify`") from None
+    if not matches_checksum(text):
+        raise FormatError(
+            f"{path}: damaged manifest: its bytes do not match its checksum; restore it, or, if it was edited on "
+            "purpose, remove its line with crc32"
+        )
     classes = manifest.get("classes") if isinstance(manifest, dict) else None
     return cast("list[str]", classes) if isinstance(classes, list) else None

@@ -17,7 +17,7 @@ from feeder.errors import FormatError
 from feeder.files import file_sha256, open_regular
 from feeder.imagefile import MAX_FILE_BYTES
 from feeder.index import INDEX_NAME, Index
-from feeder.manifest import MANIFEST_NAME, Manifest
+from feeder.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.order import Order, Window
 from feeder.rows import row_data
 from feeder.shard.options import Progress
@@ -190,6 +190,10 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
     folder = os.path.dirname(index.path)
     manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
     damages: list[Damage] = []
+    if manifest:
+        with open(os.path.join(folder, MANIFEST_NAME), "rb") as file:
+            if not matches_checksum(file.read()):
+                damages.append(Damage(MANIFEST_NAME, None, "its bytes do not match its checksum; restore it"))
     if manifest and (found := file_sha256(index.path)) != manifest.index["sha256"]:
         damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
     if manifest and [s.name for s in index.shards] != [s.name for s in manifest.shards]:

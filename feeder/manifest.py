@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from feeder.errors import FormatError
 from feeder.files import atomic_file, open_regular
 
-__all__ = ["MANIFEST_NAME", "PLAN_NAME", "Manifest", "ShardRecord", "is_shard_set"]
+__all__ = ["MANIFEST_NAME", "PLAN_NAME", "Manifest", "ShardRecord", "is_shard_set", "matches_checksum"]
 
 MANIFEST_NAME = "manifest.json"
 PLAN_NAME = os.path.join(".work", "plan.json")  # while a set is being written
 _VERSION = 1
+_CRC32 = re.compile(rb'("crc32": ")([0-9a-f]{8})')
 
 
 @dataclass(frozen=True)
@@ -91,17 +94,23 @@ class Manifest:
                     f"'feeder-shards' version {_VERSION}; update feeder"
                 )
             shards = [ShardRecord(**record) for record in data["shards"]]
-            return cls(
-                **{k: v for k, v in data.items() if not k.startswith("format_") and k != "format"} | {"shards": shards}
-            )
+            known = {k: v for k, v in data.items() if not k.startswith("format_") and k not in ("format", "crc32")}
+            return cls(**known | {"shards": shards})
         except (KeyError, TypeError) as error:
             raise FormatError(f"{path}: damaged: {error!r}; restore it, or shard the dataset again") from None
 
     def write(self, folder: str) -> None:
         """Writes the manifest atomically; its bytes depend on its contents alone."""
-        data = {"format": "feeder-shards", "format_version": _VERSION, **asdict(self)}
+        data = {"format": "feeder-shards", "format_version": _VERSION, "crc32": "0" * 8, **asdict(self)}
+        text = json.dumps(data, indent=1).encode() + b"\n"
         with atomic_file(os.path.join(folder, MANIFEST_NAME)) as file:
-            file.write(json.dumps(data, indent=1).encode() + b"\n")
+            file.write(_CRC32.sub(b"\\g<1>%08x" % zlib.crc32(text), text, count=1))
+
+
+def matches_checksum(text: bytes) -> bool:
+    """Whether the bytes of a manifest are what was written, by its own checksum, which older ones lack."""
+    found = _CRC32.search(text)
+    return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
 
 
 def is_shard_set(folder: str) -> bool:

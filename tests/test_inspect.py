@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -203,6 +204,18 @@ def test_a_damaged_manifest_is_an_error_that_names_it(shards: Path) -> None:
         (shards / "manifest.json").write_text(text)
         with pytest.raises(FormatError, match=r"manifest\.json"):
             inspect(str(shards))
+
+
+def test_a_changed_class_name_is_noticed(shards: Path) -> None:
+    path = shards / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace("class-1", "class-7"))
+    assert verify(str(shards)) == [Damage("manifest.json", None, "its bytes do not match its checksum; restore it")]
+    with pytest.raises(FormatError, match=r"manifest\.json.*checksum.*remove its line"):
+        ShardDataset(shards)
+    path.write_text(re.sub(r' "crc32": "[0-9a-f]{8}",\n', "", text))  # as older ones are
+    assert verify(str(shards)) == []
+    assert ShardDataset(shards).classes == ["class-0", "class-1", "class-2"]
 
 
 def test_a_folder_without_an_index_says_what_to_do(tmp_path: Path) -> None:
