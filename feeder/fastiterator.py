@@ -155,12 +155,14 @@ class FastIterator:
     def _next(self) -> Any:
         if self._progress.exhausted:
             raise StopIteration
-        self._progress.asked = True
+        was_asked, self._progress.asked = self._progress.asked, True
         if self._given_ns:
             self._path.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:
             if self._refusal is not None:
                 raise self._refusal
+            if self._progress.steps or not was_asked:
+                self._path.agree(self._progress)
             finished, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:
             self._progress.exhausted = not self._closed  # closed before its end, it has not come to it

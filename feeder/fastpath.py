@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import operator
 import os
 import pickle
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import distributed
 
+from feeder.agreement import Agreement
 from feeder.assembly import HELD_BATCHES, Finished, Request, part_rows
 from feeder.callers import callers_level
 from feeder.collated import CollatedWork, room_for
@@ -32,6 +35,7 @@ from feeder.engine import Engine, EngineOptions
 from feeder.errors import ArgumentError
 from feeder.fastiterator import FastIterator, Place, Progress
 from feeder.generic_worker import introduce
+from feeder.group_store import is_initialized
 from feeder.imageinfo import clipped_warning
 from feeder.meter import Meter
 from feeder.order import Order, Split, Window
@@ -51,6 +55,7 @@ _STATE_VERSION = 1
 _LEDGER_ENTRIES = 10_000
 _ORDERED_AT_ONCE = 2048
 _NO_METERS = dict.fromkeys(("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes"), 0)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
 # Where a backend does not say what it does together.
 _ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
@@ -111,7 +116,9 @@ class FastPath:
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
         self._fingerprint: str | None = None
-        self._has_warned = False
+        self._has_warned = self._has_told = False
+        self._agreement = Agreement()
+        self._left_after: int | None = None
 
     def _stage_for(self, decoder: TrainerDecoder) -> None:
         """Has workers stage images for a decoder in this process."""
@@ -135,6 +142,8 @@ class FastPath:
         self._refuse_a_changed_subset()
         place, progress = self._next, self.progress
         split = self.split(place.start) if self.own_order else None
+        self._tell_of_split(split)
+        self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
         self._next = Place(place.epoch + 1)
         try:
             iterator = FastIterator(self, loader, place, split)
@@ -144,6 +153,47 @@ class FastPath:
         self._iterator = weakref.ref(iterator)
         self._iterators.add(iterator)
         return iterator
+
+    def _tell_of_split(self, split: Split | None) -> None:
+        """Says once that an epoch in stored order, as of an evaluation, is split by rank where torch's would not be."""
+        is_told = self._has_told or self._loader.rank is not None or self.order.shuffle is not False
+        if split is None or split.world_size == 1 or is_told:
+            return
+        self._has_told = True
+        warnings.warn(
+            f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
+            f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "
+            'example, needs rank=0, world_size=1; to count each sample once on all ranks, see "Evaluation" in '
+            "docs/loading.md",
+            UserWarning,
+            stacklevel=callers_level(),
+        )
+
+    def agree(self, progress: Progress) -> None:
+        """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
+        last; see :mod:`feeder.agreement`."""
+        split, steps = progress.split, progress.steps
+        if split is None or not self._is_shared() or steps not in (0, 1, len(split) - 1):
+            return
+        if steps:
+            self._agreement.check(steps)
+            return
+        loader, recipe = self._loader, _ADDRESS.sub("", repr(self.dataset.recipe))
+        identity = self._identity()
+        values = {
+            "dataset": f"{identity.pop('samples')} samples, fingerprint {identity.pop('fingerprint')}",
+            **identity,
+            "batch_size": loader.batch_size,
+            "drop_last": loader.drop_last,
+            "recipe": hashlib.blake2b(recipe.encode(), digest_size=8).hexdigest(),
+            "epoch": progress.place.epoch,
+            "consumed": progress.place.start,
+        }
+        self._agreement.begin(split.rank, values, self._left_after)
+
+    def _is_shared(self) -> bool:
+        """Whether ranks of torch.distributed split the loader's epochs."""
+        return self._loader.rank is None and is_initialized() and distributed.get_world_size() > 1
 
     def _refuse_a_changed_subset(self) -> None:
         """Torch's loader would take its new indices or dataset; here order and workers rest on those that it had."""
@@ -159,6 +209,10 @@ class FastPath:
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""
+        self._agreement.epoch_was_set()
+        self._set_epoch(epoch)
+
+    def _set_epoch(self, epoch: int) -> None:
         epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are JSON
         if not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
@@ -170,11 +224,12 @@ class FastPath:
     def aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
         nothing yet, else of the next."""
+        self._agreement.epoch_was_set()
         iterator = self._iterator() if self._iterator is not None else None
         if iterator is None or not iterator.is_untouched:
-            self.set_epoch(epoch)
+            self._set_epoch(epoch)
         elif iterator.place().epoch != epoch:
-            self.set_epoch(epoch)
+            self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
             iterator.begin(place, self.split(0))
 
@@ -195,7 +250,7 @@ class FastPath:
                 "which is not saved: a resumed run finishes the epoch as it would have been, but its next ones are in "
                 "another order. Give the sampler a generator: generator=torch.Generator().manual_seed(0)",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=callers_level(),
             )
         if replay is None or not goes_on:
             replay = self.replay(place)
@@ -230,7 +285,7 @@ class FastPath:
                 "this state was saved by an older version of feeder, which saved no random state of samplers and no "
                 "digest of their samples: batches are counted off, and what they were is not checked",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=callers_level(),
             )
         self._next = Place(epoch, start, sampler)
         self._iterator = self.progress = None
@@ -359,6 +414,8 @@ class FastPath:
             self.decoder.close()
         if self._engine is not None:
             self._engine.retire()
+        if self._is_shared():
+            self._agreement.close()
 
     def _identity(self) -> dict[str, Any]:
         if self._fingerprint is None:
@@ -379,7 +436,7 @@ def current_ranks(loader: DataLoader[Any]) -> tuple[int, int]:
     rank, world_size = loader.rank, loader.world_size
     if rank is not None and world_size is not None:
         return rank, world_size
-    if distributed.is_available() and distributed.is_initialized():
+    if is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 

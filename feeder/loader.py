@@ -466,13 +466,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return [] if self._path is None else self._path.worker_pids()
 
     def close(self) -> None:
-        """Ends the workers. The loader can be iterated again."""
-        if self._path is not None:
-            self._path.close()
-        self._generic.close(self)
-        metrics, self._metrics = self._metrics, None
-        if metrics is not None:
-            metrics.close()
+        """Ends the workers. The loader can be iterated again.
+
+        Raises:
+            ArgumentError: at last, if another rank has found that ranks load different orders.
+        """
+        try:
+            if self._path is not None:
+                self._path.close()
+        finally:
+            self._generic.close(self)
+            metrics, self._metrics = self._metrics, None
+            if metrics is not None:
+                metrics.close()
 
     def stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.meter`."""

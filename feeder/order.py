@@ -294,6 +294,11 @@ class Split:
         """Positions that the whole job has consumed after that many steps from ``start``."""
         return min(self.samples, self.start + steps * self._global_batch)
 
+    def samples_here(self) -> int:
+        """Samples that this rank takes from ``start``, padding included."""
+        steps = len(self)
+        return (steps - 1) * self.batch_size + self._share(steps - 1)[1] if steps else 0
+
     @property
     def _global_batch(self) -> int:
         return self.batch_size * self.world_size

@@ -273,9 +273,26 @@ def test_torchruns_variables_give_the_rank(shards: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
-    assert _ids(_epoch(DataLoader(dataset, batch_size=5, drop_last=True))) == [
-        i for t in range(5) for i in range(10 * t + 5, 10 * t + 10)
-    ]
+    with pytest.warns(UserWarning, match="rank 1 of 2"):
+        assert _ids(_epoch(DataLoader(dataset, batch_size=5, drop_last=True))) == [
+            i for t in range(5) for i in range(10 * t + 5, 10 * t + 10)
+        ]
+
+
+def test_a_split_of_the_stored_order_that_nobody_asked_for_is_told_once(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    loader = DataLoader(dataset, batch_size=5)
+    with pytest.warns(UserWarning, match="rank 1 of 3 gets its part.*, 17 of 50 samples.*rank=0, world_size=1") as told:
+        assert len(_ids(_epoch(loader))) == 17
+    assert told[0].filename == __file__  # where it is iterated
+    counted = _epoch(loader)  # not a second time: a warning is an error here
+    for options in ({"shuffle": True}, {"rank": 0, "world_size": 1}, {"sampler": range(1, 50, 3)}):
+        counted = _ids(_epoch(DataLoader(dataset, batch_size=5, **options)))
+    assert counted == [*range(1, 50, 3)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -16,13 +16,12 @@ import json
 import logging
 import os
 import socket
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +30,12 @@ from torch.utils.data import IterableDataset
 
 from feeder.cores import cores, local_world_size
 from feeder.decode.registry import dali_is_installed
+from feeder.group_store import group_store, is_initialized, within
 from feeder.tuning.trial import run
 
 __all__ = ["Choice", "choose", "measured", "shared"]
 
 _log = logging.getLogger("feeder")
-_T = TypeVar("_T")
 
 _SECONDS = 3.0
 _RUN_S = 0.4
@@ -83,7 +82,7 @@ def choose(
         device: Where batches are to be.
         arguments: Those of the loader that say what a worker does.
     """
-    world_size = distributed.get_world_size() if _initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     ranks = _local_ranks(world_size)
     machine = cores()
     most = max(1, machine.usable // ranks)
@@ -115,11 +114,10 @@ def choose(
         def measure() -> Choice:
             return measured(probe, most, given, rule)
 
-        if not _initialized() or world_size == 1:
+        if not is_initialized() or world_size == 1:
             choice = measure() if world_size == 1 else rule("torch.distributed is not initialized yet")
         else:
-            store = distributed.distributed_c10d._get_default_store()
-            choice = shared(store, _key(dataset, batch_size), measure, rule)
+            choice = shared(group_store(), _key(dataset, batch_size), measure, rule)
     _log.info("num_workers is %d: %s", choice.num_workers, choice.reason)
     return choice
 
@@ -174,12 +172,12 @@ def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[
     """
     with contextlib.suppress(Exception):  # its own connection: a call that never ends then holds up nothing else
         store = store.clone()
-    claim = _within(_PATIENCE_S, lambda: store.add(f"{key}/claims", 1))
+    claim = within(_PATIENCE_S, lambda: store.add(f"{key}/claims", 1))
     if claim is None:
         return rule("the store of torch.distributed does not answer")
     if claim == 1:
         choice = measure()
-        _within(_PATIENCE_S, lambda: store.set(key, json.dumps(asdict(choice))))
+        within(_PATIENCE_S, lambda: store.set(key, json.dumps(asdict(choice))))
         return choice
     wait_s = 2 * _SECONDS + _PATIENCE_S
 
@@ -188,7 +186,7 @@ def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[
         return bytes(store.get(key))
 
     try:
-        found = json.loads(_within(wait_s + _PATIENCE_S, take) or b"null")
+        found = json.loads(within(wait_s + _PATIENCE_S, take) or b"null")
         rates = {int(workers): float(rate) for workers, rate in found["images_per_s"].items()}
         return Choice(int(found["num_workers"]), f"from another rank of this host: {found['reason']}", rates)
     except (KeyError, TypeError, ValueError):
@@ -241,10 +239,6 @@ def _local_ranks(world_size: int) -> int:
     return min(world_size, torch.cuda.device_count() or world_size)
 
 
-def _initialized() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
-
-
 def _key(dataset: Any, batch_size: int | None) -> str:
     """The same on all ranks of a host, or of a container on it, for the same loader."""
     host = socket.gethostname()
@@ -254,17 +248,3 @@ def _key(dataset: Any, batch_size: int | None) -> str:
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     _counts[digest] = _counts.get(digest, 0) + 1
     return f"feeder/auto/{digest}/{_counts[digest]}"
-
-
-def _within(seconds: float, call: Callable[[], _T]) -> _T | None:
-    """The call's result, or None if it fails or takes too long; then it is left behind in a thread of its own."""
-    results: list[_T] = []
-
-    def work() -> None:
-        with contextlib.suppress(Exception):
-            results.append(call())
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return results[0] if results else None
