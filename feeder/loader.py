@@ -285,6 +285,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return "fast" if self._is_fast else "generic"
 
     @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate's ``prepare()`` alone reads it, before it makes one of torch's loaders from this one."""
+        if self._is_fast:
+            warnings.warn(
+                "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
+                "speed, the augmentation by seed and the exact resume. Leave the loader out of prepare(), and give it "
+                "device=accelerator.device: it splits epochs by rank itself",
+                UserWarning,
+                stacklevel=callers_level(),
+            )
+        return False
+
+    @property
     def metrics_url(self) -> str | None:
         """Where the metrics are served; None if they are not."""
         return None if self._metrics is None else self._metrics.url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -147,7 +148,7 @@ def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: s
     assert torch.equal(resumed.layer.weight, unbroken.layer.weight)
 
 
-_RANKS = """
+_LIGHTNING_RANKS = """
 import json, sys, warnings
 from pathlib import Path
 import torch
@@ -161,7 +162,8 @@ class Report(_lightning().Callback):
     def on_train_end(self, trainer, module):
         used = trainer.train_dataloader
         result = {"seen": module.seen, "length": len(used), "fast": used._is_fast, "seed": used.seed,
-                  "sampler": type(used.sampler).__name__, "weight": float(module.layer.weight.sum())}
+                  "sampler": type(used.sampler).__name__, "weight": float(module.layer.weight.sum()),
+                  "validated": module.validated}
         (self.folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(result))
 
 warnings.simplefilter("ignore")
@@ -170,8 +172,8 @@ for folder, kind, inject in cases:
     seed = {"seed": 3} if kind == "shards" else {}
     loader = DataLoader(_dataset(kind, Path(shards)), batch_size=8, shuffle=True, num_workers=1, **seed)
     trainer = _trainer(Path(folder), max_epochs=2, devices=2, strategy="ddp_fork", use_distributed_sampler=inject,
-                       callbacks=[Report(Path(folder))])
-    trainer.fit(_module(), loader)
+                       callbacks=[Report(Path(folder))], num_sanity_val_steps=0)
+    trainer.fit(_module(), loader, DataLoader(_dataset(kind, Path(shards)), batch_size=8))
 """
 
 
@@ -184,9 +186,8 @@ def test_lightning_on_two_processes(shards: Path, tmp_path: Path) -> None:
         folder.mkdir()
     arguments = json.dumps([str(shards), [(str(folder), *rest) for folder, *rest in cases]])
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", _RANKS, arguments], capture_output=True, text=True, timeout=200, env=env, check=False
-    )
+    command = [sys.executable, "-c", _LIGHTNING_RANKS, arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, check=False)
     assert done.returncode == 0, done.stderr
     for folder, kind, inject in cases:
         ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
@@ -198,6 +199,7 @@ def test_lightning_on_two_processes(shards: Path, tmp_path: Path) -> None:
             assert sorted(i for part in batches for batch in part for i in batch) == list(range(_SIZE))
             epochs.append(batches)
         assert epochs[0] != epochs[1]
+        assert sorted(ranks[0]["validated"] + ranks[1]["validated"]) == sorted(2 * list(range(_SIZE)))
         for rank in ranks:
             assert rank["fast"] == (kind == "shards")
             assert rank["seed"] == (3 if kind == "shards" else None)
@@ -244,6 +246,39 @@ def test_accelerate_loop(shards: Path, accelerator: Any, kind: str, workers: int
     assert sum(len(batch[2]) for batch in loader) == _SIZE
 
 
+def test_accelerates_prepare_says_what_it_takes_away(shards: Path, accelerator: Any) -> None:
+    loader = DataLoader(_dataset("shards", shards), batch_size=8)
+    with pytest.warns(UserWarning, match=r"prepare\(\) makes one of torch's loaders .* device=accelerator.device"):
+        assert type(accelerator.prepare(loader)) is not DataLoader
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.prepare(DataLoader(Plain(), batch_size=8))  # loses nothing of the order, or of a fast path
+        copy.copy(loader)
+
+
+def test_accelerate_saves_and_loads_the_place_of_a_registered_loader(
+    shards: Path, tmp_path: Path, accelerator: Any
+) -> None:
+    accelerator = type(accelerator)(cpu=True)
+
+    def loader() -> Any:
+        made = DataLoader(_dataset("shards", shards), 8, True, seed=2, num_workers=1, device=accelerator.device)
+        accelerator.register_for_checkpointing(made)
+        return made
+
+    iterator = iter(loader())
+    for _ in range(3):
+        next(iterator)
+    accelerator.save_state(str(tmp_path))
+    rest = list(iterator)
+    accelerator._custom_objects.clear()  # as in another run
+    resumed = loader()
+    accelerator.load_state(str(tmp_path))
+    assert len(rest) == 4
+    for batch, expected in zip(resumed, rest, strict=True):
+        assert all(map(torch.equal, batch, expected))
+
+
 def test_accelerate_skips_first_batches_of_torchs_order(accelerator: Any) -> None:
     accelerate = pytest.importorskip("accelerate")
     generator = torch.Generator().manual_seed(5)
@@ -269,6 +304,92 @@ def test_accelerate_takes_feeders_order_along(shards: Path, accelerator: Any) ->
     prepared = accelerator.prepare(loader())
     prepared.set_epoch(1)
     assert [batch[2].tolist() for batch in accelerate.skip_first_batches(prepared, 3)] == epochs[1][3:]
+
+
+_ACCELERATE_RANKS = """
+import json, sys, warnings
+from pathlib import Path
+import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
+warnings.simplefilter("ignore")
+from accelerate import Accelerator
+from tests.test_frameworks import Drawn, _dataset
+from feeder.loader import DataLoader
+
+accelerator = Accelerator(cpu=True)
+seen = {}
+for kind in ("shards", "plain"):
+    for way in ("own", "prepared", "sampler"):
+        dataset = _dataset(kind, Path(sys.argv[1]))
+        sampler = torch.utils.data.DistributedSampler(dataset) if way == "sampler" else None
+        loader = DataLoader(dataset, batch_size=8, shuffle=sampler is None, sampler=sampler, num_workers=1)
+        if way == "own" and kind == "plain":
+            continue
+        epochs = []
+        for epoch in range(2):
+            torch.manual_seed(1 + accelerator.process_index)
+            if epoch == 0 and way == "prepared":
+                loader = accelerator.prepare(loader)
+            loader.set_epoch(epoch)
+            ids = []
+            for batch in loader:
+                ids += (accelerator.gather_for_metrics(batch[2]) if way == "prepared" else batch[2]).tolist()
+            epochs.append(ids)
+        seen[f"{kind} {way}"] = epochs
+Path(sys.argv[2], f"rank{accelerator.process_index}.json").write_text(json.dumps(seen))
+del loader
+accelerator.free_memory()
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_accelerate_on_two_processes(shards: Path, tmp_path: Path) -> None:
+    """Whoever splits, each sample is counted once: Accelerate, torch's DistributedSampler, or the loader."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "ranks.py").write_text(_ACCELERATE_RANKS)
+    root = Path(__file__).resolve().parent.parent
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, str(root / "tests/whole_exit.py"), str(tmp_path / "ranks.py"), str(shards), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert list(ranks[0]) == ["shards own", "shards prepared", "shards sampler", "plain prepared", "plain sampler"]
+    for way in ranks[0]:
+        epochs = []
+        for first, second in zip(ranks[0][way], ranks[1][way], strict=True):
+            if "prepared" in way:
+                assert first == second  # both have gathered all
+                second = []
+            assert sorted(first + second) == list(range(_SIZE)), way
+            epochs.append(first)
+        assert epochs[0] != epochs[1], way
+
+
+@pytest.mark.parametrize("collate", [None, list])
+def test_samplers_show_the_order_of_the_whole_job(shards: Path, collate: Any) -> None:
+    """Frameworks split what the samplers show; only the loader's own iterator splits by rank."""
+    ranks = [
+        DataLoader(_dataset("shards", shards), 8, True, seed=3, rank=rank, world_size=2, collate_fn=collate)
+        for rank in range(2)
+    ]
+    whole = [list(rank.sampler) for rank in ranks]
+    assert sorted(whole[0]) == list(range(_SIZE))
+    assert whole[0] == whole[1]
+    for rank in ranks:
+        rank.set_epoch(0)
+        assert [len(batch) for batch in rank.batch_sampler] == [8] * 6 + [2]  # type: ignore[union-attr]
+        assert len(rank) == 4
+
+    def ids(batch: Any) -> list[int]:
+        return batch[2].tolist() if collate is None else [sample[2] for sample in batch]  # type: ignore[no-any-return]
+
+    assert sorted(i for rank in ranks for batch in rank for i in ids(batch)) == list(range(_SIZE))
 
 
 def test_collate_function_that_frameworks_pass_on_is_torchs_default(shards: Path) -> None:
