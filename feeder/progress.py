@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TextIO
 
+from feeder.bar import make_bar
 from feeder.shard.options import Progress
 
 __all__ = ["BarProgress", "LineProgress", "terminal_progress"]
@@ -25,18 +26,10 @@ class BarProgress(Progress):
         self._bytes = 0
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
-        from tqdm import tqdm
-
         self._started = time.monotonic()
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{rate_fmt}{postfix}, {remaining} left]"
-        self._bar = tqdm(
-            total=samples,
-            initial=done_samples,
-            unit=" img",
-            file=self._stream,
-            bar_format=layout,
-            dynamic_ncols=True,
-            leave=False,
+        self._bar = make_bar(
+            self._stream, total=samples, initial=done_samples, unit=" img", bar_format=layout, leave=False
         )
 
     def advance(self, samples: int, size_bytes: int) -> None:

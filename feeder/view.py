@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO
 
+from feeder.bar import make_bar
 from feeder.nvml import current_gpu_busy
 from feeder.text import count
 
@@ -77,12 +78,8 @@ class LiveView:
         self._is_bar = self._stream.isatty() or _in_notebook()
         self._interval_s = _BAR_INTERVAL_S if self._is_bar else _LINE_INTERVAL_S
         if self._is_bar:
-            from tqdm import tqdm
-
             layout = "{desc} {percentage:3.0f}%|{bar}| {unit}" if batches else "{desc} {unit}"
-            self._bar = tqdm(
-                total=batches, desc=title, unit="starting", file=self._stream, bar_format=layout, dynamic_ncols=True
-            )
+            self._bar = make_bar(self._stream, total=batches, desc=title, unit="starting", bar_format=layout)
 
     def step(self) -> None:
         """A batch was handed out."""

@@ -90,12 +90,11 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
     text = _run(Terminal(), monkeypatch, 20, 12)
     drawn = [line for line in text.replace("\n", "\r").split("\r") if line.strip()]
     assert "100 img/s 100 MB/s 0:15 left wait 25% full 3/6 busy 50%" in text
     assert "60%" in drawn[-1]
-    assert all(len(line) <= 80 for line in drawn)
+    assert {len(line) for line in drawn} == {79}  # the last column stays free
     assert text.endswith("\n")
 
 

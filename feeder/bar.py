@@ -1,0 +1,36 @@
+"""A progress bar on a terminal."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TextIO
+
+__all__ = ["make_bar"]
+
+_COLUMNS = 80  # of a terminal that does not tell
+
+
+def make_bar(stream: TextIO, **options: Any) -> Any:
+    """Makes a tqdm bar that follows the terminal's width.
+
+    The last column is left free: after a character there, many terminals begin another line with each update.
+
+    Args:
+        stream: A terminal.
+        options: tqdm's.
+    """
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        @property
+        def format_dict(self) -> Any:
+            return super().format_dict | {"ncols": _columns(stream) - 1}
+
+    return Bar(file=stream, **options)
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):  # a notebook's stream, or a closed one
+        return _COLUMNS
