@@ -64,8 +64,14 @@ def is_shards(path: str) -> bool:
 def open_dataset(path: str, transform: Any, exif_orientation: str = "apply") -> FeederDataset:
     """The dataset at a path: a shard set, or a folder with a subfolder for each class.
 
+    A set whose ``cls`` fields give no label has none here: what is measured are its images.
+
     Raises:
         FormatError, SourceError: if it can't be opened.
     """
-    kind = ShardDataset if is_shards(path) else FolderDataset
-    return kind(path, transform, exif_orientation=exif_orientation)
+    if not is_shards(path):
+        return FolderDataset(path, transform, exif_orientation=exif_orientation)
+    try:
+        return ShardDataset(path, transform, exif_orientation=exif_orientation)
+    except ArgumentError:
+        return ShardDataset(path, transform, exif_orientation=exif_orientation, labels=False)

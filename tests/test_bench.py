@@ -15,15 +15,16 @@ from torch._utils import ExceptionWrapper
 from feeder.bench import contestant
 from feeder.bench import run as bench_run
 from feeder.bench.images import image_fields, listed, tars
-from feeder.bench.options import BenchOptions, default_workers
-from feeder.bench.rivals import RIVALS, Rival
+from feeder.bench.options import BenchOptions, Task, default_workers
+from feeder.bench.rivals import RIVALS, Rival, _webdataset_sample
 from feeder.bench.run import throughput
 from feeder.bench.show import _limit, render, result_page
 from feeder.cli import main
 from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
 from feeder.measure import interleave, machine, spread, table
-from feeder.shard import EncodeOptions, ShardOptions, shard
-from tests.images import make_tree
+from feeder.shard import EncodeOptions, ShardOptions, shard, write_shards
+from feeder.source import ManifestColumns
+from tests.images import encode, make_tree, pixels
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +205,26 @@ def test_peers_read_the_samples_that_feeder_reads(tree: Path, shards: Path, tmp_
     shard(str(tree), str(tmp_path / "raw"), ShardOptions(encode=EncodeOptions("raw")))
     assert RIVALS["webdataset"].missing(str(tree)) == "reads tars only: `feeder shard` the images, and name the shards"
     assert "raw pixels" in (RIVALS["dali"].missing(str(tmp_path / "raw")) or "raw pixels")
+
+
+@pytest.mark.parametrize("kind", ["text", "targets"])
+def test_labels_that_are_text_or_targets_are_no_reason_to_stop(tmp_path: Path, kind: str) -> None:
+    samples = [{"jpg": encode(pixels(i)), "cls": "dog" if i % 2 else "cat", "json": {"x": i / 2}} for i in range(4)]
+    write_shards(samples, tmp_path / "set")
+    path = str(tmp_path / "set")
+    if kind == "targets":
+        shard(path, str(tmp_path / "targets"), ShardOptions(columns=ManifestColumns(targets=("x",))))
+        path = str(tmp_path / "targets")
+    task = Task(path, None, BenchOptions(image_size=16, batch_size=4, workers=(0,)), 0, True)
+    made = {}
+    for name in ("torch", "feeder"):
+        contestant._check(name, task, str(tmp_path / f"{name}.npz"))
+        with np.load(tmp_path / f"{name}.npz") as saved:
+            made[name] = dict(saved)
+    assert [bench_run._difference(made["torch"], made[name])[0] for name in made] == [None] * 2
+    for text, label in ((b"dog", 1), (b"7", 7), (b"", -1), (b"cow", -1)):
+        fields = {"jpg": encode(pixels(0)), "cls": text}
+        assert _webdataset_sample(["jpg"], task.options, {"cat": 0, "dog": 1}, fields)[1] == label
 
 
 def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from feeder.bench.options import BenchOptions, Task
 from feeder.bench.pillow import PillowDataset, preprocess
 from feeder.loader import DataLoader
 from feeder.presets import is_shards, open_dataset, preset
+from feeder.source.labels import label_text
 from feeder.versions import pillow_info
 
 __all__ = ["RIVALS", "Feed", "Rival", "pillow_name"]
@@ -107,7 +108,8 @@ def _webdataset(task: Task) -> Feed:
     import webdataset as wds
 
     options, shuffled = task.options, not task.in_order
-    sample = functools.partial(_webdataset_sample, image_fields(task.path), options)
+    classes = open_dataset(task.path, None).class_to_idx or {}
+    sample = functools.partial(_webdataset_sample, image_fields(task.path), options, classes)
     # Shards drawn with replacement: that way any number of workers has some, and there is no end.
     source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
     if shuffled:
@@ -120,10 +122,11 @@ def _webdataset(task: Task) -> Feed:
 
 
 def _webdataset_sample(
-    kinds: Collection[str], options: BenchOptions, fields: dict[str, Any]
+    kinds: Collection[str], options: BenchOptions, classes: Mapping[str, int], fields: dict[str, Any]
 ) -> tuple[torch.Tensor, int]:
     image = next(fields[name] for name in kinds if name in fields)
-    return preprocess(image, options), int(fields.get("cls", b"-1"))
+    label = label_text(fields.get("cls", b"-1")) or "-1"
+    return preprocess(image, options), int(label) if label.lstrip("-").isdecimal() else classes.get(label, -1)
 
 
 def _dali(task: Task) -> Feed:
