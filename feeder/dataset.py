@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
@@ -20,6 +20,7 @@ from feeder.index import INDEX_NAME
 from feeder.manifest import matches_checksum
 from feeder.read import Reader, check_fields
 from feeder.read_folder import FolderReader
+from feeder.read_joined import JoinedReader, shared_classes
 from feeder.read_part import PartReader
 from feeder.read_shards import ShardReader
 from feeder.relabel import TargetTransform, labels_from_json, named, refuse_unread_labels, transformed, without_labels
@@ -29,7 +30,15 @@ from feeder.work import Work
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["FOLDER_EXTENSIONS", "FeederDataset", "FolderDataset", "ShardDataset", "as_feeder"]
+__all__ = [
+    "FOLDER_EXTENSIONS",
+    "FeederDataset",
+    "FolderDataset",
+    "ShardDataset",
+    "as_feeder",
+    "differing_part",
+    "joined_in",
+]
 
 # torchvision's IMG_EXTENSIONS
 FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
@@ -163,10 +172,11 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     def _check_known(self, *names: str) -> None:
         """Refuses fields that no sample has."""
-        known = self.reader.field_names()
-        for name in names:
-            if name not in known:
-                raise ArgumentError(f"field {name!r} is in no sample of {self.reader.place}; it has {', '.join(known)}")
+        for reader in self.reader.readers if isinstance(self.reader, JoinedReader) else [self.reader]:
+            known = reader.field_names()
+            for name in names:
+                if name not in known:
+                    raise ArgumentError(f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}")
 
     def work(self) -> Work:
         """Reading and decoding with the backend that "auto" chooses; made once in each process."""
@@ -176,13 +186,13 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
 
 class ShardDataset(FeederDataset):
-    """Samples of a shard set, as ``feeder shard`` or ``feeder index`` made it.
+    """Samples of a shard set, as ``feeder shard`` or ``feeder index`` made it, or of several sets as of one.
 
     The index is memory-mapped and opened again in each process: pickling costs the path, and workers share one copy in
     the page cache.
 
     Args:
-        path: The shards' folder, or its index file.
+        path: The shards' folder, or its index file; or a list of these, whose samples follow one another.
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
@@ -192,7 +202,9 @@ class ShardDataset(FeederDataset):
             each sample has one; None takes the image that the index names. The first time, the headers of these images
             are read, and kept in a file beside the index. Samples without one are left out, with a warning.
         classes: Class names by label. Where the set has names of its own, or names in its ``cls`` fields, labels
-            follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``.
+            follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``. Of several sets,
+            None asks for the same names in all, label by label; "merge" numbers classes by their names, in the order in
+            which they first appear, so that the first set's labels stay.
         labels: True: those of the set. False: none, -1 for all. A key of the samples' ``json``: what it says, with
             integers from 0 on as class numbers, text as class names (sorted) and other numbers as float32 targets;
             several keys: their numbers as targets. The ``json`` of all samples is read when the dataset is made.
@@ -200,47 +212,41 @@ class ShardDataset(FeederDataset):
             row of numbers. It is asked once for each label that occurs, when the dataset is made; -1 stays.
 
     Raises:
-        FormatError: if the index is missing or damaged.
-        ArgumentError: for a field that no sample has, or that is refused; for an unknown ``exif_orientation``; for
-            ``cls`` fields that give no label; for labels that ``classes`` or ``target_transform`` has no place for;
-            for an ``image_field`` in which no sample has an image, or whose file can't be written.
+        FormatError: if an index is missing or damaged.
+        ArgumentError: for a field that no sample of a set has, or that is refused; for an unknown
+            ``exif_orientation``; for ``cls`` fields that give no label; for labels that ``classes`` or
+            ``target_transform`` has no place for;
+            for an ``image_field`` in which no sample has an image, or whose file can't be written; for sets whose
+            classes differ, naming the first that does.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         transform: Any = None,
         fields: Sequence[str] = (),
         exif_orientation: str = "apply",
         *,
         image_field: str | None = None,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str] | Literal["merge"] | None = None,
         labels: bool | str | Sequence[str] = True,
         target_transform: TargetTransform | None = None,
     ) -> None:
-        folder = os.fspath(path)
-        index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
-        index = os.path.abspath(index)
-        if image_field is not None:
-            index = index_of_field(index, image_field)
-        reader = ShardReader(index, exif=_applies(exif_orientation))
-        names = reader.index.classes
-        reader.classes = _classes(os.path.dirname(index)) if names is None else names
-        if labels is False:
-            if classes is not None:
-                raise ArgumentError("classes= names the classes of labels, and labels=False asks for none")
-            without_labels(reader)
-        elif labels is not True:
-            labels_from_json(reader, labels, classes)
-        elif classes is None:
-            refuse_unread_labels(reader)
-        if classes is not None:
-            named(reader, classes)
+        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        if not paths:
+            raise ArgumentError("path must be a folder of shards or a list of these, got an empty list")
+        wanted = None if classes == "merge" else classes
+        exif = _applies(exif_orientation)
+        readers = [_shard_reader(each, exif, image_field, wanted, labels) for each in paths]
+        if len(readers) > 1:
+            _share_classes(readers, merge=classes == "merge")
         if target_transform is not None:
-            reader.relabel(transformed(reader.labels(), target_transform), reader.classes)
-        super().__init__(reader, transform, fields)
+            for reader in readers:
+                reader.relabel(transformed(reader.labels(), target_transform), reader.classes)
+        super().__init__(readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True), transform, fields)
         self._check_known(*self.fields)
-        reader.index.check_fields(self.fields)
+        for reader in readers:
+            reader.index.check_fields(self.fields)
 
 
 class FolderDataset(FeederDataset):
@@ -281,13 +287,14 @@ class FolderDataset(FeederDataset):
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
-    """The samples of a dataset as a feeder dataset: of one itself, or of torch's ``Subset`` of one.
+    """The samples of a dataset as a feeder dataset: of one itself, or of torch's ``Subset`` of one, or of torch's
+    ``ConcatDataset`` of several with equal recipes and fields.
 
     None for any other, also for a class that derives from these and makes its own of ``dataset[i]`` or the length.
 
     Args:
         dataset: Any dataset.
-        stored_order: Whether a ``Subset`` is taken in the order that its samples are stored in, and not in its own.
+        stored_order: Whether samples are taken in the order that they are stored in, and not in a ``Subset``'s own.
 
     Raises:
         IndexError: if the ``Subset`` has a sample that its dataset has not.
@@ -295,6 +302,8 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     """
     if isinstance(dataset, FeederDataset):
         return dataset if _keeps_samples(dataset, FeederDataset) else None
+    if isinstance(dataset, ConcatDataset):
+        return _concatenated(dataset, stored_order)
     whole = as_feeder(dataset.dataset) if isinstance(dataset, Subset) and _keeps_samples(dataset, Subset) else None
     if whole is None:
         return None
@@ -306,10 +315,57 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.fields)
 
 
+def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
+    """The first dataset of a ``ConcatDataset`` that can't be joined with those before it.
+
+    Returns:
+        Its number, and "samples" where it is no feeder dataset, else what differs from the first's: "transform",
+        "fields" or "kind of labels"; None if all can be joined.
+    """
+    first: FeederDataset | None = None
+    for number, each in enumerate(dataset.datasets):
+        part = as_feeder(each)
+        if part is None:
+            return number, "samples"
+        first = first or part
+        if part.recipe != first.recipe:
+            return number, "transform"
+        if part.fields != first.fields:
+            return number, "fields"
+        if part.reader.label_dtype != first.reader.label_dtype:
+            return number, "kind of labels"
+    return None
+
+
+def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederDataset | None:
+    if not _keeps_samples(dataset, ConcatDataset) or differing_part(dataset) is not None:
+        return None
+    parts = [part for each in dataset.datasets if (part := as_feeder(each)) is not None]
+    readers: list[Reader] = []  # each once: what one has read lasts until it reads again
+    for part in parts:
+        readers += [reader for reader in joined_in(part.reader) if all(reader is not other for other in readers)]
+    starts = {id(reader): start for reader, start in zip(readers, np.cumsum([0, *map(len, readers)]), strict=False)}
+    chosen = []
+    for part in parts:
+        ids = np.concatenate([np.arange(len(reader)) + starts[id(reader)] for reader in joined_in(part.reader)])
+        chosen.append(ids[part.reader.ids] if isinstance(part.reader, PartReader) else ids)
+    joined: Reader = readers[0] if len(readers) == 1 else JoinedReader(readers)
+    ids = np.concatenate(chosen)
+    if len(ids) != len(joined) or (ids != np.arange(len(ids))).any():
+        joined = PartReader(joined, np.sort(ids) if stored_order else ids)
+    return FeederDataset(joined, parts[0].recipe, parts[0].fields)
+
+
+def joined_in(reader: Reader) -> list[Reader]:
+    """The readers whose samples a dataset's reader has, all or some of them."""
+    whole = reader.whole if isinstance(reader, PartReader) else reader
+    return whole.readers if isinstance(whole, JoinedReader) and not whole.own_index else [whole]
+
+
 def _keeps_samples(dataset: Any, base: type) -> bool:
     """Whether the samples and the length of a dataset are what its base class makes of them."""
     names = ("__getitem__", "__getitems__", "__len__")
-    return all(getattr(type(dataset), name) is getattr(base, name) for name in names)
+    return all(getattr(type(dataset), name, None) is getattr(base, name, None) for name in names)
 
 
 def _subset_ids(indices: Any, count: int) -> npt.NDArray[np.int64]:
@@ -335,6 +391,44 @@ def _applies(exif_orientation: str) -> bool:
     if exif_orientation not in ("apply", "ignore"):
         raise ArgumentError(f"exif_orientation must be 'apply' or 'ignore', got {exif_orientation!r}")
     return exif_orientation == "apply"
+
+
+def _shard_reader(
+    path: str | os.PathLike[str],
+    exif: bool,
+    image_field: str | None,
+    classes: Sequence[str] | None,
+    labels: bool | str | Sequence[str],
+) -> ShardReader:
+    """The reader of one set, with the labels that are asked for."""
+    folder = os.fspath(path)
+    index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
+    index = os.path.abspath(index)
+    if image_field is not None:
+        index = index_of_field(index, image_field)
+    reader = ShardReader(index, exif=exif)
+    names = reader.index.classes
+    reader.classes = _classes(os.path.dirname(index)) if names is None else names
+    if labels is False:
+        if classes is not None:
+            raise ArgumentError("classes= names the classes of labels, and labels=False asks for none")
+        without_labels(reader)
+    elif labels is not True:
+        labels_from_json(reader, labels, classes)
+    elif classes is None:
+        refuse_unread_labels(reader)
+    if classes is not None:
+        named(reader, classes)
+    return reader
+
+
+def _share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
+    """Gives several sets the same classes, or refuses sets whose classes differ."""
+    places = [reader.place for reader in readers]
+    classes = shared_classes([reader.classes for reader in readers], places, merge=merge)
+    if classes is not None and merge:
+        for reader in readers:
+            named(reader, classes)
 
 
 def _classes(folder: str) -> list[str] | None:

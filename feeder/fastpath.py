@@ -24,7 +24,7 @@ from feeder.assembly import HELD_BATCHES, Finished, Request, part_rows
 from feeder.callers import callers_level
 from feeder.collated import CollatedWork, room_for
 from feeder.completion import Completion
-from feeder.dataset import FeederDataset, as_feeder
+from feeder.dataset import FeederDataset, as_feeder, joined_in
 from feeder.decode.base import Decoder, TrainerDecoder
 from feeder.decode.fused import split_for_device
 from feeder.decode.registry import get_decoder
@@ -39,6 +39,7 @@ from feeder.group_store import is_initialized
 from feeder.imageinfo import clipped_warning
 from feeder.meter import Meter
 from feeder.order import Order, Split, Window
+from feeder.read import Reader
 from feeder.read_part import PartReader
 from feeder.replay import Replay, check_replay_state
 from feeder.stats import fused_stages, stage_table, verdict, worker_tables
@@ -197,15 +198,19 @@ class FastPath:
 
     def _refuse_a_changed_subset(self) -> None:
         """Torch's loader would take its new indices or dataset; here order and workers rest on those that it had."""
-        reader = self.dataset.reader
-        if not isinstance(reader, PartReader):
-            return
+        here, kind = self.dataset, type(self._loader.dataset).__name__
         now = as_feeder(self._loader.dataset, stored_order=isinstance(self.order.shuffle, Window))
-        if now is None or not isinstance(now.reader, PartReader) or not np.array_equal(now.reader.ids, reader.ids):
-            raise ArgumentError("the indices of the Subset were changed after the loader was made; make another loader")
-        here = self.dataset
-        if now.reader.whole is not reader.whole or now.recipe is not here.recipe or now.fields != here.fields:
-            raise ArgumentError("the dataset of the Subset was changed after the loader was made; make another loader")
+        if now is here:
+            return
+        changed = f"of the {kind} were changed after the loader was made; make another loader"
+        if now is None:
+            raise ArgumentError(f"the samples {changed}")
+        ids, before = _ids(now.reader), _ids(here.reader)
+        if ids is not before and (ids is None or before is None or not np.array_equal(ids, before)):
+            raise ArgumentError(f"the indices {changed}")
+        is_same = list(map(id, joined_in(now.reader))) == list(map(id, joined_in(here.reader)))
+        if not is_same or now.recipe != here.recipe or now.fields != here.fields:
+            raise ArgumentError(f"the datasets {changed}")
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""
@@ -300,7 +305,8 @@ class FastPath:
 
         def index(i: int) -> int:
             """The id that the caller knows it by: of a Subset's sample that in the whole dataset."""
-            return int(self.dataset.reader.field(i, "index"))
+            ids = _ids(self.dataset.reader)
+            return i if ids is None else int(ids[i])
 
         return {
             **self.counts,
@@ -439,6 +445,11 @@ def current_ranks(loader: DataLoader[Any]) -> tuple[int, int]:
     if is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _ids(reader: Reader) -> npt.NDArray[np.int64] | None:
+    """The samples' ids in the whole dataset; None if these are all."""
+    return reader.ids if isinstance(reader, PartReader) else None
 
 
 def _decoder(loader: DataLoader[Any], dataset: FeederDataset) -> Decoder:

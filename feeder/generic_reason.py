@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from feeder.dataset import FeederDataset, as_feeder
+from feeder.dataset import FeederDataset, as_feeder, differing_part
 from feeder.errors import ArgumentError
 from feeder.transforms import Resize
 
@@ -81,6 +81,13 @@ def _foreign(dataset: Any) -> GenericReason:
     if inner is dataset:
         why += ", whose samples or length are not a feeder dataset's"
         return GenericReason(why, "change what comes out of feeder's own samples in a collate_fn")
+    if type(dataset) is ConcatDataset and (found := differing_part(dataset)) is not None:
+        number, what = found
+        if what == "samples":
+            why += f", of which dataset {number} is a {type(dataset.datasets[number]).__name__}"
+            return GenericReason(why, "join feeder datasets only, and change what comes out in a collate_fn")
+        why += f", of which dataset {number} differs from the first in its {what}"
+        return GenericReason(why, f"give the same {what} to all")
     name = type(inner).__name__
     way_out = f"give the {name} itself to the loader, and change what comes out in a collate_fn"
     return GenericReason(f"{why} around a {name}", way_out)

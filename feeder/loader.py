@@ -49,7 +49,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]; or what a ``collate_fn`` makes of
     the samples. Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of
     workers or ranks. The same holds for torch's ``Subset`` of one, with the indices that it has when the loader is
-    made: its samples are drawn for by their place in it, and named by their ids in the whole. For any other dataset
+    made: its samples are drawn for by their place in it, and named by their ids in the whole; and for torch's
+    ``ConcatDataset`` of several with equal transforms and fields, whose labels stay as they are. For any other dataset
     everything is as with torch's loader.
 
     Args:

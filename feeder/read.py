@@ -97,6 +97,10 @@ class Reader(Protocol):
                 and reads no more. None: all.
         """
 
+    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], of N samples, as :meth:`read` gives them;
+        None if only the files say."""
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """What is known of N samples; those that can't be read count as empty."""
 

@@ -77,6 +77,9 @@ class FolderReader:
                     sizes[row] = sizes[row, ::-1]
         return Encoded(buffers, self._labels[ids], orientations, sizes, errors)
 
+    def stored(self, ids: npt.NDArray[np.int64]) -> None:
+        """See :meth:`Reader.stored`."""
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         encoded = self.read(ids)

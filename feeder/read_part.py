@@ -33,6 +33,10 @@ class PartReader:
         """See :meth:`Reader.read`."""
         return self.whole.read(self.ids[ids], wanted)
 
+    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+        """See :meth:`Reader.stored`."""
+        return self.whole.stored(self.ids[ids])
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         return self.whole.peek(self.ids[ids])

@@ -226,6 +226,10 @@ class ShardReader:
                     inside[row] = False
                     errors[row] = self.at(DecodeError(str(error)), int(ids[row]))
 
+    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """See :meth:`Reader.stored`."""
+        return self._stored(ids)[:2]
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         index = self.index

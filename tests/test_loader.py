@@ -548,7 +548,7 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
 
 def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
-    concatenated = torch.utils.data.ConcatDataset([dataset])
+    concatenated = torch.utils.data.ConcatDataset([dataset, ShardDataset(shards, Resize(8))])
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (concatenated, {}, "the dataset is a ConcatDataset"),
         (torch.arange(10), {}, "the dataset is a Tensor"),
