@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.batch import SlotView
-from feeder.callers import callers_level
+from feeder.callers import warn
 from feeder.work import Report, Substitution, Work
 
 if TYPE_CHECKING:
@@ -254,11 +253,10 @@ class Assembly:
             held = ring.held
             if held >= HELD_BATCHES and held > most and not self._engine.warned:
                 self._engine.warned = True
-                warnings.warn(
+                warn(
                     f"{held} batches are held at a time, so further ones are copied to ordinary memory; "
                     "if they are kept by mistake, let go of them, or copy what is needed",
                     RuntimeWarning,
-                    stacklevel=callers_level(),
                 )
             arrays = SlotView.of(ring.layout, ring.whole[making.slot], rows).copy()
             ring.put_back(making.slot)

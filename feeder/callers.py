@@ -1,15 +1,23 @@
-"""Where a warning belongs: in the code that called this package."""
+"""Warnings, shown where they belong: in the code that called this package."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 
-__all__ = ["callers_level"]
+from feeder.text import printable
+
+__all__ = ["warn"]
 
 
-def callers_level() -> int:
-    """The ``stacklevel`` of the first frame that is not this package's, for a warning by the calling function."""
-    frame, level = sys._getframe(1), 1
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the first frame that is not this package's.
+
+    Args:
+        message: Any text; see :func:`feeder.text.printable`.
+        category: Of the warning.
+    """
+    frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(printable(message, lines=True), category, stacklevel=level)

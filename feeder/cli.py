@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import feeder
 from feeder.commands import bench, doctor, index, inspect, parity, profile, shard, tune
 from feeder.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from feeder.errors import ArgumentError, FeederError
+from feeder.text import printable, say
 
 __all__ = ["main"]
 
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.version:
-        print(_version(arguments.verbose))
+        say(_version(arguments.verbose))
         return 0
     if arguments.run is None:
         parser.print_help()
@@ -35,22 +37,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         return code
     except FeederError as error:
-        print(f"feeder: {error}", file=sys.stderr)
+        say(f"feeder: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ArgumentError) else EXIT_ERROR
     except KeyboardInterrupt:
         hint = f": {arguments.on_interrupt}" if "on_interrupt" in arguments else ""
-        print(f"\nfeeder: interrupted{hint}", file=sys.stderr)
+        say(f"\nfeeder: interrupted{hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         sys.stdout = None
         return 0
     except OSError as error:
-        print(f"feeder: {error.filename or 'error'}: {error.strerror or error}", file=sys.stderr)
+        say(printable(f"feeder: {error.filename or 'error'}: {error.strerror or error}"), file=sys.stderr)
         return EXIT_ERROR
 
 
+class _Parser(argparse.ArgumentParser):
+    """Also of the subcommands."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))  # it may repeat arguments, such as names that a shell's pattern has found
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="feeder", description="An input pipeline for PyTorch vision training: shard once, then load fast."
     )
     parser.set_defaults(run=None)

@@ -15,6 +15,8 @@ Every message gives what was expected, what was found, where, and what to do nex
 
 from __future__ import annotations
 
+from feeder.text import printable
+
 __all__ = [
     "ArgumentError",
     "BackendError",
@@ -30,6 +32,9 @@ __all__ = [
 
 class FeederError(Exception):
     """Base of every exception that feeder raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), lines=True)
 
 
 class ArgumentError(FeederError, ValueError):

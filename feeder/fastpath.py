@@ -9,7 +9,6 @@ import operator
 import os
 import pickle
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from torch import distributed
 
 from feeder.agreement import Agreement
 from feeder.assembly import HELD_BATCHES, Finished, Request, part_rows
-from feeder.callers import callers_level
+from feeder.callers import warn
 from feeder.collated import CollatedWork, room_for
 from feeder.completion import Completion
 from feeder.dataset import FeederDataset, as_feeder, joined_in
@@ -161,13 +160,11 @@ class FastPath:
         if split is None or split.world_size == 1 or is_told:
             return
         self._has_told = True
-        warnings.warn(
+        warn(
             f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
             f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "
             'example, needs rank=0, world_size=1; to count each sample once on all ranks, see "Evaluation" in '
             "docs/loading.md",
-            UserWarning,
-            stacklevel=callers_level(),
         )
 
     def agree(self, progress: Progress) -> None:
@@ -250,12 +247,10 @@ class FastPath:
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn(
                 f"{replay.name} draws the order of each epoch from {' and '.join(replay.drawn)}'s global random state, "
                 "which is not saved: a resumed run finishes the epoch as it would have been, but its next ones are in "
                 "another order. Give the sampler a generator: generator=torch.Generator().manual_seed(0)",
-                UserWarning,
-                stacklevel=callers_level(),
             )
         if replay is None or not goes_on:
             replay = self.replay(place)
@@ -286,11 +281,9 @@ class FastPath:
         if sampler is not None:
             check_replay_state(sampler)
         elif start and not self.own_order:
-            warnings.warn(
+            warn(
                 "this state was saved by an older version of feeder, which saved no random state of samplers and no "
                 "digest of their samples: batches are counted off, and what they were is not checked",
-                UserWarning,
-                stacklevel=callers_level(),
             )
         self._next = Place(epoch, start, sampler)
         self._iterator = self.progress = None
@@ -329,7 +322,7 @@ class FastPath:
         clipped = self.counts["clipped"]
         if clipped and not self._warned_of_clipped:
             self._warned_of_clipped = True
-            warnings.warn(clipped_warning(clipped), UserWarning, stacklevel=callers_level())
+            warn(clipped_warning(clipped))
 
     def _trainer_decode(self, stages: dict[str, dict[str, int]]) -> dict[str, int]:
         return (

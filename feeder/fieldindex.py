@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.callers import warn
 from feeder.errors import ArgumentError, DecodeError, FormatError
 from feeder.index import COLUMNS, OPTIONAL_COLUMNS, ImageOf, Index, write_index
 from feeder.read_shards import ShardReader
@@ -54,10 +54,9 @@ def index_of_field(path: str, image_field: str) -> str:
     made = Index(to)
     left_out = 0 if made.image_of is None else made.image_of.left_out
     if left_out:
-        warnings.warn(
+        warn(
             f"{path}: {count(left_out, 'sample')} of {len(index):,} left out, without a readable image in "
             f"{image_field!r}",
-            stacklevel=3,
         )
     return to
 

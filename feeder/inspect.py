@@ -21,7 +21,7 @@ from feeder.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.order import Order, Window
 from feeder.rows import row_data
 from feeder.shard.options import Progress
-from feeder.text import count
+from feeder.text import count, printable
 
 __all__ = ["Damage", "Report", "inspect", "render", "verify"]
 
@@ -140,10 +140,12 @@ def inspect(path: str) -> Report:
 def render(report: Report) -> str:
     """The report as text for a terminal of 80 columns."""
     mib = report.bytes / 2**20
-    lines = [report.path, f"  samples     {report.samples:,} in {count(report.shards, 'shard')}, {mib:,.1f} MiB"]
+    shards = count(report.shards, "shard")
+    lines = [printable(report.path), f"  samples     {report.samples:,} in {shards}, {mib:,.1f} MiB"]
     if report.rejected is not None:
         lines.append(f"  rejected    {report.rejected:,}" + (" (see rejected.jsonl)" if report.rejected else ""))
-    lines.append(_wrapped("  fields      ", [f"{name} {number:,}" for name, number in report.fields.items()]))
+    fields = [f"{printable(name)} {number:,}" for name, number in report.fields.items()]
+    lines.append(_wrapped("  fields      ", fields))
     if set(report.orientations) - {"1"}:
         lines.append(_wrapped("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
     if report.settings:
@@ -340,8 +342,8 @@ def _histogram(classes: list[tuple[str, int]]) -> list[str]:
             lines.append(f"    ... {len(ranked) - _HISTOGRAM_ROWS:,} more")
             continue
         name, count = row
-        printable = name.encode("ascii", "backslashreplace").decode() if not name.isprintable() else name
-        label = printable if len(printable) <= 30 else printable[:27] + "..."
+        text = printable(name)
+        label = text if len(text) <= 30 else text[:27] + "..."
         lines.append(f"    {label:30} {count:>9,} {'#' * round(_BAR * count / most)}".rstrip())
     return lines
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, cast
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from feeder.callers import callers_level
+from feeder.callers import warn
 from feeder.dataset import as_feeder
 from feeder.device import StaticBuffers, checked_device
 from feeder.errors import ArgumentError
@@ -264,10 +263,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         unsplit = ""
         if world_size > 1 and own_order:
             unsplit = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
-        warnings.warn(
+        warn(
             f"this loader runs torch's path, without feeder's order, rank split and speed: {reason}{unsplit}",
-            UserWarning,
-            stacklevel=callers_level(),
         )
 
     @property
@@ -289,12 +286,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate's ``prepare()`` alone reads it, before it makes one of torch's loaders from this one."""
         if self._is_fast:
-            warnings.warn(
+            warn(
                 "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
                 "speed, the augmentation by seed and the exact resume. Leave the loader out of prepare(), and give it "
                 "device=accelerator.device: it splits epochs by rank itself",
-                UserWarning,
-                stacklevel=callers_level(),
             )
         return False
 

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from feeder.bar import make_bar
 from feeder.shard.options import Progress
+from feeder.text import printable, say
 
 __all__ = ["BarProgress", "LineProgress", "terminal_progress"]
 
@@ -39,7 +40,7 @@ class BarProgress(Progress):
         self._bar.update(samples)
 
     def note(self, line: str) -> None:
-        print(line, file=self._stream)
+        say(printable(line), file=self._stream)
 
     def end(self) -> None:
         self._bar.close()
@@ -74,7 +75,7 @@ class LineProgress(Progress):
             )
 
     def note(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        say(printable(line), file=self._stream)
 
 
 def terminal_progress(quiet: bool, stream: TextIO | None = None) -> Progress:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.callers import warn
 from feeder.errors import DecodeError, SourceError
 from feeder.folders import class_names, is_folder, splits_advice, walk
 from feeder.imagefile import read_image
@@ -200,7 +200,7 @@ class FolderReader:
                     f"{', '.join(sorted(extensions))}: remove the folder, or add images"
                 )
         if advice := splits_advice(root, classes):
-            warnings.warn(advice, UserWarning, stacklevel=3)
+            warn(advice)
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
         return cls(root, *arrays, exif=exif, classes=classes)
 

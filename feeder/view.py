@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from feeder.bar import make_bar
 from feeder.nvml import current_gpu_busy
-from feeder.text import count
+from feeder.text import count, say
 
 __all__ = ["LiveView", "Pace", "bar_text", "end_view", "line_text"]
 
@@ -131,7 +131,7 @@ class LiveView:
         self._bar.refresh()
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        say(line, file=self._stream)
 
 
 _live: weakref.WeakSet[LiveView] = weakref.WeakSet()

@@ -6,7 +6,6 @@ Needs no torch.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.callers import warn
 from feeder.decode.registry import get_decoder
 from feeder.decode.staged import stored_rows
 from feeder.errors import DecodeError
@@ -260,7 +260,7 @@ class Work:
                 encoded = self._read(samples[again], report)
                 for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
                     if error is None:
-                        warnings.warn(_WRONG_ROWS, RuntimeWarning, stacklevel=2)
+                        warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, samples, strict=True)]

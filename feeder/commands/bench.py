@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from feeder.text import say
+
 __all__ = ["add", "run"]
 
 
@@ -84,15 +86,15 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     def note(line: str) -> None:
         if not arguments.quiet:
-            print(line, file=sys.stderr, flush=True)
+            say(line, file=sys.stderr)
 
     result = throughput(arguments.dir, options, folder=arguments.folder, note=note)
     note("")
-    print(render(result))
+    say(render(result))
     if arguments.json:
-        print(f"\nwritten to {save('throughput', result, arguments.json)}")
+        say(f"\nwritten to {save('throughput', result, arguments.json)}")
     if arguments.html:
-        print(f"\nreport: {write_text(arguments.html, result_page({'machine': machine(), **result}))}")
+        say(f"\nreport: {write_text(arguments.html, result_page({'machine': machine(), **result}))}")
     return 0
 
 
@@ -104,11 +106,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         raise ArgumentError("--json goes with DIR; a comparison is printed, or written with --html")
     a, b = arguments.compare
     comparison = compare(load(a), load(b))
-    print(comparison.render())
+    say(comparison.render())
     if arguments.html:
         from feeder.files import write_text
 
-        print(f"\nreport: {write_text(arguments.html, comparison_page(comparison, a, b))}")
+        say(f"\nreport: {write_text(arguments.html, comparison_page(comparison, a, b))}")
     return 0
 
 

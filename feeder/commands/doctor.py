@@ -9,7 +9,7 @@ from typing import Any
 
 from feeder.commands.common import EXIT_DAMAGED, add_output
 from feeder.errors import ArgumentError
-from feeder.text import count
+from feeder.text import count, say
 
 __all__ = ["add", "run"]
 
@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(to_json(findings)))
     elif findings or not arguments.quiet:
         if findings:
-            print(render(findings, min(100, max(60, shutil.get_terminal_size().columns))) + "\n")
-        print(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
+            say(render(findings, min(100, max(60, shutil.get_terminal_size().columns))) + "\n")
+        say(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
     bad = found["problem"] + (found["warning"] if arguments.strict else 0)
     return code or (EXIT_DAMAGED if bad else 0)
 

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share
-from feeder.text import count
+from feeder.text import count, printable, say
 
 __all__ = ["add", "run"]
 
@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))
     elif not arguments.quiet:
-        print(f"{count(summary.samples, 'sample')} in {count(summary.shards, 'tar')}\n  index     {summary.path}")
+        say(f"{count(summary.samples, 'sample')} in {count(summary.shards, 'tar')}\n  index     {summary.path}")
         for rejection in summary.rejected:
-            print(f"  rejected  {rejection.path}: {rejection.reason}")
+            say("  rejected  " + printable(f"{rejection.path}: {rejection.reason}"))
     bad = sum(rejection.bad for rejection in summary.rejected)
     return EXIT_TOO_MANY_BAD if bad > arguments.max_bad * (summary.samples + bad) else 0

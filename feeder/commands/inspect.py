@@ -8,7 +8,7 @@ from typing import Any
 
 from feeder.commands.common import EXIT_DAMAGED
 from feeder.errors import FeederError
-from feeder.text import count
+from feeder.text import count, printable, say
 
 __all__ = ["add", "run"]
 
@@ -42,15 +42,20 @@ def run(arguments: argparse.Namespace) -> int:
         report = inspect(arguments.dir)
     except FeederError:
         for damage in damages or ():
-            print(f"{damage.shard}" + (f" {damage.sample}" if damage.sample else "") + f": {damage.reason}")
+            say(_line(damage))
         raise
     if arguments.json:
         found = None if damages is None else [damage._asdict() for damage in damages]
         print(json.dumps(report.to_json() | {"damages": found}))
     else:
-        print(render(report))
+        say(render(report))
         if damages is not None:
-            print(f"\n  verified: {count(len(damages), 'problem')}")
+            say(f"\n  verified: {count(len(damages), 'problem')}")
             for damage in damages:
-                print(f"    {damage.shard}" + (f" {damage.sample}" if damage.sample else "") + f": {damage.reason}")
+                say(f"    {_line(damage)}")
     return EXIT_DAMAGED if damages else 0
+
+
+def _line(damage: Any) -> str:
+    where = damage.shard if damage.sample is None else f"{damage.shard} {damage.sample}"
+    return printable(f"{where}: {damage.reason}")

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from feeder.commands.common import EXIT_ERROR, add_output
+from feeder.text import say
 
 __all__ = ["add", "run"]
 
@@ -47,5 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.to_json()))
     elif not arguments.quiet:
-        print(report.render())
+        say(report.render())
     return 0 if report.passed else EXIT_ERROR

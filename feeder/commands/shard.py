@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, mib, share, size
-from feeder.text import count
+from feeder.text import count, say
 
 __all__ = ["add", "run"]
 
@@ -139,11 +139,11 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         _print_summary(summary, arguments.dry_run)
     elif summary.loss and not summary.too_many_bad:
-        print(f"feeder: {summary.loss}", file=sys.stderr)
+        say(f"feeder: {summary.loss}", file=sys.stderr)
     if summary.clipped:
-        print(f"feeder: warning: {clipped_warning(summary.clipped)}", file=sys.stderr)
+        say(f"feeder: warning: {clipped_warning(summary.clipped)}", file=sys.stderr)
     if summary.too_many_bad and not arguments.dry_run:
-        print(f"feeder: {summary.too_many_bad}", file=sys.stderr)
+        say(f"feeder: {summary.too_many_bad}", file=sys.stderr)
         return EXIT_TOO_MANY_BAD
     return 0
 
@@ -153,17 +153,17 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     what = f"{count(summary.samples, 'sample')} ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
     what += f", {mib(summary.bytes)}"
     if dry_run:
-        print(f"would write {what}\n  to        {summary.out}\n  rejected  {summary.rejected:,} when listed")
+        say(f"would write {what}\n  to        {summary.out}\n  rejected  {summary.rejected:,} when listed")
         return
     if not summary.written_shards:
-        print(f"nothing to do: {what}\n  in        {summary.out}")
+        say(f"nothing to do: {what}\n  in        {summary.out}")
         return
     speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
     resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
-    print(f"{what}{resumed}\n  to        {summary.out}\n  in        {summary.seconds:.1f} s ({speed})")
+    say(f"{what}{resumed}\n  to        {summary.out}\n  in        {summary.seconds:.1f} s ({speed})")
     if set(summary.encoded) != {"kept"}:
-        print("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
+        say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
     if summary.rejected:
         folders = count(summary.unreadable_folders, "unreadable folder")
         among = f" ({folders})" if summary.unreadable_folders else ""
-        print(f"  rejected  {summary.rejected:,} of {summary.inputs:,} inputs{among}, see rejected.jsonl")
+        say(f"  rejected  {summary.rejected:,} of {summary.inputs:,} inputs{among}, see rejected.jsonl")

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from feeder.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, size
-from feeder.text import count
+from feeder.text import count, say
 
 __all__ = ["add", "run"]
 
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def note(line: str) -> None:
         if not arguments.quiet:
-            print(line, file=sys.stderr, flush=True)
+            say(line, file=sys.stderr)
 
     found = tune(
         dataset,
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"machine": machine(), "recipe": describe(*recipe), **found.to_json()}))
     else:
-        print(f"{count(len(dataset), 'image')}, batch {arguments.batch_size}, {describe(*recipe)}\n{found.render()}")
+        say(f"{count(len(dataset), 'image')}, batch {arguments.batch_size}, {describe(*recipe)}\n{found.render()}")
     if found.outcome.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_SHORT if found.outcome.reached is False else 0

@@ -20,6 +20,7 @@ from feeder.profile.hooks import Meter
 from feeder.profile.launch import run_script, show
 from feeder.profile.sampler import Sampler
 from feeder.profile.trace import StepTrace
+from feeder.text import say
 
 __all__ = ["ProfileOptions", "profile"]
 
@@ -86,7 +87,7 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
         _tell(script, arguments, analyses, nvml, out, code)
         if trace is not None and steps is not None:
             note = steps.write(trace, [a.process for a in analyses])
-            print(f"trace: {trace} ({note}); open it at https://ui.perfetto.dev", file=sys.stderr)
+            say(f"trace: {trace} ({note}); open it at https://ui.perfetto.dev", file=sys.stderr)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(nvml, Nvml):
@@ -125,10 +126,10 @@ def _tell(
 
         findings = [finding for finding in check_script(script) if finding.level != "ok"]
     except FeederError as error:
-        print(f"feeder: {error}", file=sys.stderr)
+        say(f"feeder: {error}", file=sys.stderr)
     absent = nvml if isinstance(nvml, str) else None
     width = min(100, max(60, shutil.get_terminal_size().columns))
-    print(f"\nfeeder profile\n{render(best, findings, others, absent, width)}", file=sys.stderr)
+    say(f"\nfeeder profile\n{render(best, findings, others, absent, width)}", file=sys.stderr)
     command = " ".join([os.path.basename(script), *arguments])
     write_text(out, render_page(command, best, findings, others, absent, code))
-    print(f"\nreport: {out}", file=sys.stderr)
+    say(f"\nreport: {out}", file=sys.stderr)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from feeder.callers import warn
 from feeder.errors import ShardError, SourceError
 from feeder.files import DISK_FULL
 from feeder.imageinfo import clipped_warning
@@ -114,7 +114,7 @@ def write_shards(
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
     if summary.clipped:
-        warnings.warn(clipped_warning(summary.clipped), UserWarning, stacklevel=2)
+        warn(clipped_warning(summary.clipped))
     return summary
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from feeder.callers import callers_level
+from feeder.callers import warn
 from feeder.errors import ArgumentError
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
@@ -145,11 +144,9 @@ class Recipe:
         for op in self.ops:
             if isinstance(op, Normalize):
                 if scaled and max(op.mean) > 1.0:
-                    warnings.warn(
+                    warn(
                         f"{op} has a mean for pixels of 0 to 255, but ToDtype(scale=True) or ToTensor before it has "
                         "scaled them to 0.0-1.0; divide mean and std by 255, or leave the scaling out",
-                        UserWarning,
-                        stacklevel=callers_level(),
                     )
                 return  # what comes after it has a scale of its own
             scaled = scaled or (isinstance(op, ToDtype) and op.scale and op.dtype != "uint8")
