@@ -29,8 +29,9 @@ from feeder.index import Index
 from feeder.inspect import verify
 from feeder.manifest import Manifest
 from feeder.shard import Progress, ShardOptions, shard
-from feeder.source import ManifestColumns
+from feeder.source import ManifestColumns, base
 from feeder.source.folder import open_folder
+from feeder.source.parquet import parquet_rows
 from feeder.tarindex import index_tars
 from tests.images import encode, make_tree, pixels
 from tests.test_shard import kept, samples_of
@@ -571,6 +572,47 @@ def test_nothing_is_lost_by_a_stray_quote_or_a_wild_label(
     (images / "list.csv").write_text(text)
     with pytest.raises(SourceError, match=message):
         sharded(images / "list.csv", tmp_path)
+
+
+def test_parquet_pages_are_compared_with_their_checksums(images: Path, tmp_path: Path) -> None:
+    path = images / "list.parquet"
+    table = pyarrow.Table.from_pylist([{"path": f"class-0/img-00{i}.jpg", "label": i + 40} for i in range(3)])
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = path.read_bytes()
+    assert data.count(bytes([41, 0, 0, 0, 0, 0, 0, 0, 42])) == 1
+    path.write_bytes(data.replace(bytes([41, 0, 0, 0, 0, 0, 0, 0, 42]), bytes([41, 0, 0, 0, 0, 0, 0, 0, 43])))
+    with pytest.raises(SourceError, match=r"list\.parquet: can't be read: .*CRC"):
+        sharded(path, tmp_path)
+
+
+def test_parquet_rows_that_cannot_be_read_are_listed(images: Path, tmp_path: Path) -> None:
+    names = [f"class-0/img-00{i}.jpg" for i in range(3)]
+    times = pyarrow.array([0, 2**60, 1], pyarrow.timestamp("ms"))
+    notes = pyarrow.array([b"a", b"b", b"\xff"], pyarrow.binary()).view(pyarrow.string())
+    table = pyarrow.table({"path": names, "time": times, "note": notes})
+    pyarrow.parquet.write_table(table, images / "list.parquet")
+    out = sharded(images / "list.parquet", tmp_path)
+    found = rejected(out)
+    assert found.keys() == {"list.parquet#2", "list.parquet#3"}
+    assert found["list.parquet#2"].startswith("row 2: ")
+    assert [path for path, _, _ in samples_of(out)] == names[:1]
+
+
+def test_a_small_parquet_file_does_not_take_much_memory(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = images / "list.parquet"
+    image = pyarrow.array([bytes(4 << 20)], pyarrow.binary())
+    repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 200), image)
+    pyarrow.parquet.write_table(pyarrow.table({"image": repeated}), path, compression="zstd")
+    assert path.stat().st_size < 1 << 14
+    before, most = pyarrow.total_allocated_bytes(), 0
+    for _ in parquet_rows(str(path)):
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert most < 512 << 20
+    monkeypatch.setattr(base, "_UNPACKED_BYTES", 1 << 20)
+    with pytest.raises(SourceError, match=r"column 'image' unpacks from [\d,]+ bytes to 4,19\d,\d+, more than"):
+        sharded(path, tmp_path)
 
 
 def test_columns_are_found_whatever_the_first_row_lacks(images: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from feeder.files import DISK_FULL, open_regular
 from feeder.folders import UNREADABLE
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
 from feeder.source.labels import LabelColumn, target_number
+from feeder.source.parquet import parquet_rows
 from feeder.source.spool import Spool
 from feeder.text import count
 
@@ -272,7 +273,7 @@ def _rows(path: str) -> Iterator[Row | str]:
     """The manifest's rows, or for a row that can't be read the reason, as a stream."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix == ".parquet":
-        return _parquet_rows(path)
+        return parquet_rows(path)
     return _json_rows(path) if suffix in (".jsonl", ".ndjson") else _csv_rows(path, "\t" if suffix == ".tsv" else ",")
 
 
@@ -312,20 +313,6 @@ def _json_rows(path: str) -> Iterator[Row | str]:
                 yield f"line {number}: not JSON: {error}"
                 continue
             yield row if isinstance(row, dict) else f"line {number}: expected an object, got {type(row).__name__}"
-
-
-def _parquet_rows(path: str) -> Iterator[Row | str]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise SourceError(f"{path}: reading Parquet needs pyarrow: pip install 'feeder-data[parquet]'") from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256):
-                yield from batch.to_pylist()
-    except pyarrow.ArrowException as error:
-        raise SourceError(f"{path}: can't be read as Parquet: {error}") from None
 
 
 def _plain(value: Any) -> Any:

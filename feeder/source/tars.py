@@ -16,7 +16,7 @@ from feeder.errors import SourceError
 from feeder.files import DISK_FULL, atomic_file
 from feeder.folders import unlistable
 from feeder.manifest import Manifest
-from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples
+from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples, unpacked_limit
 from feeder.source.imagefield import choose_image, lacks_image, split_fields
 from feeder.source.labels import LABEL_BYTES, LabelColumn, label_text, target_number
 from feeder.source.manifest import ManifestColumns
@@ -27,9 +27,6 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "split_name"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _GZIP_MAGIC = b"\x1f\x8b"
-# Images hardly shrink, and their labels and headers not that much; a file of zeros shrinks to a thousandth.
-_UNPACKED_TIMES = 100
-_UNPACKED_BYTES = 1 << 30
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -129,7 +126,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
             return path
     if work is None:
         raise SourceError(f"{path}: is compressed, and can't be indexed as it is; unpack it, or shard it anew")
-    limit = max(_UNPACKED_BYTES, _UNPACKED_TIMES * os.path.getsize(path))
+    limit = unpacked_limit(os.path.getsize(path))
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, atomic_file(unpacked) as plain:
         try:
