@@ -5,10 +5,11 @@ Links, devices, sparse members, absolute names and names with ".." are refused o
 claims more bytes than the file has. Contents are bytes: never unpickled, never executed.
 
 Note [Damaged tars]
-Two blocks of zeros end an archive. What follows them and is not zero is another archive, as in ``cat a.tar b.tar``.
+Two blocks of zeros end an archive. What follows them and is not zero is another archive, as in ``cat a.tar b.tar``, or
+what is left behind a hole: a page that a disk or server lost is all zeros too.
 Anything else where a header is due is damage, a single block of zeros too: it is listed with its byte, and reading goes
 on at the next block that is a valid header. Members that stood in between are lost, so a sample beside the damage may
-lack fields.
+lack fields, and so may one beside the seam of two archives.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ import errno
 import hashlib
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from feeder.files import open_regular
 
-__all__ = ["BLOCK_BYTES", "Member", "Refused", "TarWriter", "member_bytes", "read_members"]
+__all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_bytes", "read_members"]
 
 BLOCK_BYTES = 512
 _FLUSH_BYTES = 1 << 20
 _SCAN_BYTES = 1 << 20
+_TYPE = 156
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_PAX_RECORD = re.compile(rb"([1-9]\d{0,8}) [^=]+=")
 _EXTENDED_HEADER_BYTES = 1 << 20  # names and attributes, of a few KiB at most; a file of zeros may claim gigabytes
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = ctypes.CDLL(None).sync_file_range
@@ -43,6 +48,12 @@ class Member(NamedTuple):
     name: str
     offset: int
     size: int
+
+
+class Seam(NamedTuple):
+    """The place where another archive begins."""
+
+    offset: int
 
 
 class Refused(NamedTuple):
@@ -64,7 +75,7 @@ def member_bytes(size: int) -> int:
     return BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def read_members(path: str) -> Iterator[Member | Refused]:
+def read_members(path: str) -> Iterator[Member | Refused | Seam]:
     """Lists a plain (not compressed) tar in file order; see Note [Hostile tars] and Note [Damaged tars].
 
     Raises:
@@ -75,11 +86,11 @@ def read_members(path: str) -> Iterator[Member | Refused]:
         # It lends what it knows of headers; the reading is ours, as its own ends at the first zeros or damage.
         archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
         archive.fileobj = _HeaderFile(file)  # type: ignore[assignment]
-        position, ended, damage = 0, False, ""
+        position, ended, is_seam, damage = 0, False, False, ""
         while position < file_bytes:
             zeros = _zero_blocks(file, position)
             if zeros > 1:
-                position, ended = position + zeros * BLOCK_BYTES, True
+                position, ended, is_seam = position + zeros * BLOCK_BYTES, True, True
                 continue
             file.seek(position)
             archive.offset = position
@@ -89,6 +100,8 @@ def read_members(path: str) -> Iterator[Member | Refused]:
                 info = tarfile.TarInfo.fromtarfile(archive)
                 if info.size < 0 or archive.offset <= position:
                     raise tarfile.HeaderError(f"a header with size {info.size}")
+                if info.isreg() and not info.name:
+                    raise tarfile.HeaderError("a header without a name")
             except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
                 if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's, and no damage of the tar
                     raise
@@ -97,6 +110,9 @@ def read_members(path: str) -> Iterator[Member | Refused]:
                 continue
             if damage:
                 yield Refused("", f"{damage}; reading went on at byte {position}")
+            elif is_seam:
+                yield Seam(position)
+            is_seam = False
             position, ended, damage = archive.offset, False, ""
             reason = _refusal(info)
             if reason:
@@ -119,16 +135,36 @@ def read_members(path: str) -> Iterator[Member | Refused]:
 
 
 class _HeaderFile:
-    """A file of which tarfile reads headers, and no more than an extended header may take."""
+    """A file of which tarfile reads headers, and no more than an extended header may take.
+
+    Damaged records of an extended header raise: tarfile passes over them, and gives the member another name.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._comes_pax = False
         self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int) -> bytes:
         if size > _EXTENDED_HEADER_BYTES:
             raise tarfile.HeaderError(f"an extended header of {size} bytes")
-        return self._file.read(size)
+        data = self._file.read(size)
+        if self._comes_pax and not _is_pax(data):
+            self._comes_pax = False
+            raise tarfile.HeaderError("damaged records in an extended header")
+        self._comes_pax = not self._comes_pax and data[_TYPE : _TYPE + 1] in _PAX_TYPES
+        return data
+
+
+def _is_pax(data: bytes) -> bool:
+    """Whether an extended header's data are records, such as ``19 path=cat-1.jpg`` with a line end, and zeros."""
+    position = 0
+    while record := _PAX_RECORD.match(data, position):
+        end = position + int(record[1])
+        if end <= record.end() or data[end - 1 : end] != b"\n":
+            return False
+        position = end
+    return not data[position:].strip(b"\0") and (position > 0 or not data)
 
 
 def _zero_blocks(file: BinaryIO, position: int) -> int:

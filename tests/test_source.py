@@ -813,7 +813,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path: Path)
     assert rejected(out) == {
         "t.tar": f"damaged tar: no valid header at byte {header} (bad checksum); "
         f"reading went on at byte {header + 1536}",
-        "t.tar/dir/0001": "may be incomplete: the tar is damaged beside it, and other samples have 'jpg' too",
+        "t.tar/dir/0001": "may be incomplete, beside damage or where archives meet: other samples have 'jpg' too",
     }
     assert sorted(path for path, _, _ in samples_of(out)) == ["t.tar/dir/0000", "t.tar/dir/0002"]
 
@@ -843,6 +843,31 @@ def test_a_zeroed_header_takes_one_sample_and_no_label(tmp_path: Path) -> None:
         assert found["t.tar/dir/0003"].endswith("'jpg' too")
         labels = {index.source_path(i): int(index.label[i]) for i in range(len(index))}
         assert labels == {"t.tar/dir/0000": 0, "t.tar/dir/0002": 2}
+
+
+def test_a_hole_of_zeros_is_noted_and_takes_no_label(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "t.tar", tar_members(4))
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        start, end = (tar.getmember(f"dir/{name}").offset for name in ("0001.cls", "0002.jpg"))
+    data[start:end] = bytes(end - start)
+    path.write_bytes(data)
+    out = sharded(path, tmp_path)
+    reason = "may be incomplete, beside damage or where archives meet: other samples have 'cls', 'json', 'seg.png' too"
+    assert rejected(out) == {"t.tar/dir/0001": reason}
+    assert sorted(path for path, _, _ in samples_of(out)) == [f"t.tar/dir/{i:04d}" for i in (0, 2, 3)]
+    notes = shard(str(path), str(out), kept(max_bad=1, samples_per_shard=5)).notes
+    assert sum("1 tar with another archive behind the first" in note for note in notes) == 1
+
+
+def test_a_zeroed_label_is_none_and_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "t.tar", [(name, data) for name, data in tar_members(4) if "json" not in name])
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        data[tar.getmember("dir/0001.cls").offset_data] = 0
+    path.write_bytes(data)
+    out = sharded(path, tmp_path)
+    assert {path[-1]: label for path, _, label in samples_of(out)} == {"0": 0, "1": -1, "2": 2, "3": 0}
 
 
 def test_concatenated_tars_are_read_to_the_end(tmp_path: Path) -> None:

@@ -156,6 +156,33 @@ def test_zeros_and_damage_are_told_apart(tmp_path: Path) -> None:
     assert listed(b"") == ([], [("empty file", True)])
 
 
+@pytest.mark.parametrize("damage", [bytes(512), b"12 path=x.jpg\n".ljust(512, b"\0"), b"\xff" * 512])
+def test_damage_in_an_extended_header_is_told(tmp_path: Path, damage: bytes) -> None:
+    data = bytearray()
+    for name in ("a" * 120 + ".jpg", "b.jpg"):
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        data += info.tobuf(tarfile.PAX_FORMAT) + b"x".ljust(512, b"\0")
+    data[512:1024] = damage
+    (tmp_path / "t.tar").write_bytes(data + bytes(1024))
+    found = list(read_members(str(tmp_path / "t.tar")))
+    assert found[0] == Refused(
+        "",
+        "damaged tar: no valid header at byte 0 (damaged records in an extended header); reading went on at byte 1024",
+    )
+    assert found[1:] == [Member("a" * 100, 1536, 1), Member("b.jpg", 2560, 1)]  # the first beside damage
+
+
+def test_a_member_whose_long_name_is_zeroed_is_damage(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("a" * 120 + ".jpg")
+    data = bytearray(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    data[512:1024] = bytes(512)
+    (tmp_path / "t.tar").write_bytes(data)
+    (found,) = read_members(str(tmp_path / "t.tar"))
+    assert isinstance(found, Refused)
+    assert (found.name, found.bad, "a header without a name" in found.reason) == ("", True, True)
+
+
 def test_a_truncated_member_hides_none_that_follows(tmp_path: Path) -> None:
     data = bytearray(written([("a.jpg", b"x" * 600), ("b.jpg", b"y")])[0])
     data[124:136] = b"77777777777\0"

@@ -56,9 +56,10 @@ class Numbering:
 def label_text(data: bytes) -> str | None:
     """The label in a ``cls`` field; None if it holds none: it is too long, or no text."""
     try:
-        return data.decode().strip() if len(data) <= LABEL_BYTES else None
+        text = data.decode().strip() if len(data) <= LABEL_BYTES else None
     except UnicodeDecodeError:
         return None
+    return None if text is None or "\0" in text else text  # zeros are what a damaged disk gives
 
 
 class LabelColumn:

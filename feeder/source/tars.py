@@ -20,7 +20,7 @@ from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_sa
 from feeder.source.imagefield import choose_image, lacks_image, split_fields
 from feeder.source.labels import LABEL_BYTES, LabelColumn, label_text, target_number
 from feeder.source.manifest import ManifestColumns
-from feeder.tar import Refused, read_members
+from feeder.tar import Refused, Seam, read_members
 from feeder.text import count
 
 __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "split_name"]
@@ -86,6 +86,7 @@ def open_tars(
     asked = None if image_field is None else image_field.lower()
     labels = _Labels(source, pattern, columns or ManifestColumns())
     doubtful: list[int] = []
+    joined = 0
     for path in paths:
         name = os.path.relpath(path, source.root)
         try:
@@ -95,7 +96,13 @@ def open_tars(
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
         doubtful += group.doubtful
+        joined += group.archives > 1
     labels.finish()
+    if joined:
+        source.notes.append(
+            f"{pattern}: {count(joined, 'tar')} with another archive behind the first, as `cat` joins them; all are "
+            "read. If they were not joined, there are zeros where samples were: get them again"
+        )
     _reject_incomplete(source, doubtful)
     choose_image(source, pattern, asked)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
@@ -154,6 +161,10 @@ def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Lab
         image_fields = None if image_field is None else split_fields(image_field)
         group = _Group(source, name, file.fileno(), labels, image_fields)
         for member in read_members(plain):
+            if isinstance(member, Seam):
+                group.archives += 1
+                group.damage()
+                continue
             split = split_name(member.name)
             if split is None:
                 path = f"{name}/{member.name}".rstrip("/")
@@ -172,7 +183,7 @@ def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Lab
 
 
 def _reject_incomplete(source: Source, doubtful: list[int]) -> None:
-    """Rejects samples beside damage that lack a field which another sample has, such as the label."""
+    """Rejects samples beside damage or a seam that lack a field which another sample has, such as the label."""
     if not doubtful:
         return
     groups = source.table.by_fields()
@@ -181,7 +192,7 @@ def _reject_incomplete(source: Source, doubtful: list[int]) -> None:
     for fields, ids in groups.items():
         if fields != known:
             lacking = ", ".join(repr(field) for field in sorted(known - fields))
-            reason = f"may be incomplete: the tar is damaged beside it, and other samples have {lacking} too"
+            reason = f"may be incomplete, beside damage or where archives meet: other samples have {lacking} too"
             reasons |= dict.fromkeys(set(ids).intersection(doubtful), reason)
     reject_samples(source, reasons)
 
@@ -258,7 +269,8 @@ class _Group:
     """Neighbouring members with one key: a sample, unless one of them is refused.
 
     Attributes:
-        doubtful: Numbers of the samples beside damage, which may lack a field.
+        doubtful: Numbers of the samples beside damage or a seam, which may lack a field.
+        archives: Number of archives in the tar.
     """
 
     def __init__(
@@ -275,9 +287,10 @@ class _Group:
         self._damaged = False
         self._is_doubtful = False
         self.doubtful: list[int] = []
+        self.archives = 1
 
     def damage(self) -> None:
-        """Takes note that members are lost here."""
+        """Takes note that members may be lost here."""
         self._damaged = self._is_doubtful = True
 
     def add(self, key: str, part: Part | str) -> None:
