@@ -241,8 +241,7 @@ class ShardDataset(FeederDataset):
         if len(readers) > 1:
             _share_classes(readers, merge=classes == "merge")
         if target_transform is not None:
-            for reader in readers:
-                reader.relabel(transformed(reader.labels(), target_transform), reader.classes)
+            _transform_labels(readers, target_transform)
         super().__init__(readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True), transform, fields)
         self._check_known(*self.fields)
         for reader in readers:
@@ -420,6 +419,16 @@ def _shard_reader(
     if classes is not None:
         named(reader, classes)
     return reader
+
+
+def _transform_labels(readers: Sequence[ShardReader], change: TargetTransform) -> None:
+    """Changes the labels of several sets as those of one, so that all have labels of one kind."""
+    if len({reader.label_dtype for reader in readers}) > 1:
+        return  # which is an error of its own
+    ends = np.cumsum([len(reader) for reader in readers])
+    labels = transformed(np.concatenate([reader.labels() for reader in readers]), change)
+    for reader, own in zip(readers, np.split(labels, ends[:-1]), strict=True):
+        reader.relabel(own, reader.classes)
 
 
 def _share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:

@@ -243,6 +243,8 @@ class ShardReader:
             return self.index.key(i)
         if name == "path":
             return self.index.source_path(i)
+        if name == "index":
+            return i
         if name in NUMBER_FIELDS:
             return int(self._numbers(name, np.array([i]))[0])
         for member, offset, length in self.index.members(i):

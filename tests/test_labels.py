@@ -66,10 +66,20 @@ def unlabelled(folder: Path, texts: list[bytes], extra: dict[str, bytes] | None 
 
 @pytest.mark.parametrize("names", [("x",), ("x", "y")])
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"on_error": "skip", "channels_last": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"device": "cpu"},
+        {"on_error": "skip", "channels_last": True},
+        {"backend": "dali"},
+    ],
+)
 def test_targets_are_float32_labels_on_the_fast_path(
     tmp_path: Path, names: tuple[str, ...], workers: int, options: dict[str, Any]
 ) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     dataset = ShardDataset(target_set(tmp_path, names), RandomResizedCrop(8), fields=["row"])
     part = Subset(dataset, [3, 19, 7, 3])
     for samples, count in ((dataset, COUNT), (part, 4)):
@@ -236,6 +246,23 @@ def test_a_target_transform_makes_the_labels_of_every_path(
     assert np.array_equal(dataset.targets, found, equal_nan=True)
     assert labels.dtype == next(iter(TorchLoader(dataset, 7)))[1].dtype
     assert labels.dtype == (torch.int64 if isinstance(found[-1], int) else torch.float32)
+
+
+def test_a_target_transform_gives_several_sets_labels_of_one_kind(tmp_path: Path) -> None:
+    for name, label in (("a", 0), ("b", 1)):
+        write_shards([{"png": encode(label), "cls": label}], tmp_path / name)
+    paths = [tmp_path / "a", tmp_path / "b"]
+    assert ShardDataset(paths, target_transform=lambda label: 0.5 if label else 2).targets == [2.0, 0.5]
+    targets = target_set(tmp_path / "t", ("x",))
+    with pytest.raises(ArgumentError, match="join sets with labels of one kind"):
+        ShardDataset([tmp_path / "a", targets], target_transform=lambda label: label)
+
+
+@pytest.mark.parametrize("names", [("x",), ("x", "y")])
+def test_sharding_a_set_again_keeps_its_targets(tmp_path: Path, names: tuple[str, ...]) -> None:
+    first = target_set(tmp_path, names)
+    shard(str(first), str(tmp_path / "again"), ShardOptions(encode=EncodeOptions("keep"), shuffle=False))
+    assert ShardDataset(tmp_path / "again").targets == ShardDataset(first).targets
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 import os
 import zlib
 from array import array
+from dataclasses import replace
 
 import braceexpand
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from feeder.errors import SourceError
 from feeder.files import DISK_FULL, atomic_file
 from feeder.folders import unlistable
+from feeder.index import INDEX_NAME, Index
 from feeder.manifest import Manifest
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples, unpacked_limit
 from feeder.source.imagefield import choose_image, lacks_image, split_fields
@@ -197,10 +199,21 @@ def _reject_incomplete(source: Source, doubtful: list[int]) -> None:
     reject_samples(source, reasons)
 
 
+def _own_targets(folder: str) -> tuple[str, ...]:
+    """The targets of the shard set in a folder, which are in its samples' ``json``; none where there is no such set."""
+    path = os.path.join(folder, INDEX_NAME)
+    if Manifest.read(folder) is None or not os.path.isfile(path):
+        return ()
+    targets = Index(path).targets
+    return () if targets == ("cls",) else targets
+
+
 class _Labels:
     """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``."""
 
     def __init__(self, source: Source, pattern: str, columns: ManifestColumns) -> None:
+        if columns.label is None and not columns.targets:
+            columns = replace(columns, targets=_own_targets(source.root))
         self._source, self._pattern, self._columns = source, pattern, columns
         key = columns.label
         place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
