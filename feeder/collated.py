@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
+from feeder.assembly import part_rows
 from feeder.carry import Slot, WholeMessage, pack_whole, unpack_whole
 from feeder.order import philox
 from feeder.tensors import as_samples
@@ -93,10 +95,14 @@ class CollatedWork(Work):
     ) -> Report:
         """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
         pixels = np.empty((len(ids), *super().sample_shape), super().sample_dtype)
-        report = super().run(epoch, positions, ids, pixels, labels, beat)
-        samples = as_samples(pixels, labels, report.fields, self.recipe.output_dtype)
-        del pixels
-        report.fields = []
+        parts = []
+        for first, count in part_rows(len(ids), 1):  # a large batch at once would be long without a sign of life
+            rows = slice(first, first + count)
+            parts.append(super().run(epoch, positions[rows], ids[rows], pixels[rows], labels[rows], beat))
+        fields = [[value for part in parts for value in part.fields[k]] for k in range(len(self.fields))]
+        samples = as_samples(pixels, labels, fields, self.recipe.output_dtype)
+        del pixels, fields
+        report = _together(parts)
         beat()
         started = time.perf_counter_ns()
         with _seeded(self.seed, epoch, int(positions[0])):
@@ -120,6 +126,14 @@ class CollatedWork(Work):
             worker = get_worker_info()
             where = "in a worker" if worker is None else f"in DataLoader worker process {worker.id}"
             return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+
+
+def _together(parts: list[Report]) -> Report:
+    """The report on a batch, without further fields."""
+    sums = {
+        each.name: sum(getattr(part, each.name) for part in parts) for each in fields_of(Report) if each.default == 0
+    }
+    return Report(substitutions=[found for part in parts for found in part.substitutions], **sums)
 
 
 def room_for(work: Work) -> int:

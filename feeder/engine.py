@@ -166,9 +166,11 @@ class Engine:
             return
         share = int(_GROWTH * wanted_bytes / rows) // _ALIGN * _ALIGN + _ALIGN
         wanted = Layout(layout.batch_size, (share,), layout.dtype)
+        options = self._options
         with contextlib.suppress(ArgumentError):  # no room: what does not fit travels in messages
-            plan_slots(wanted, self._options.ahead, self._options.held, self._options.memory_limit_bytes)
-            work.share_bytes = share
+            _, ahead = plan_slots(wanted, options.ahead, options.held, options.memory_limit_bytes)
+            if ahead >= min(self.ahead, options.pool.workers):  # else workers would be idle for want of slots
+                work.share_bytes = share
 
     def prepare(self, rows: int) -> None:
         """Makes what is missing for batches of that size. Nothing may be in the making."""

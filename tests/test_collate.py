@@ -90,6 +90,21 @@ def test_a_collate_fn_gets_each_batchs_samples_as_the_dataset_gives_them(
     assert loader.stats()["stages"]["collate"]["count"] == 7
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_large_batch_is_made_whole(tmp_path: Path, workers: int) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 50, bad=(5,)), RandomResizedCrop(8), fields=("index", "key"))
+    options: dict[str, Any] = {"batch_size": 150, "seed": 3, "num_workers": workers, "on_error": "skip"}
+    order = [k * 7 % 50 for k in range(150)]
+    collated = DataLoader(dataset, collate_fn=as_they_are, sampler=order, **options)
+    plain = DataLoader(dataset, sampler=order, **options)
+    (samples,), ((images, labels, index, keys),) = collated, plain
+    assert torch.equal(torch.stack([sample[0] for sample in samples]), images)
+    assert [tuple(rest) for _, *rest in samples] == list(zip(labels.tolist(), index.tolist(), keys, strict=True))
+    assert collated.stats()["substitutions"] == plain.stats()["substitutions"] != []
+    for name in ("skipped", "samples", "encoded_bytes"):
+        assert collated.stats()[name] == plain.stats()[name] > 0
+
+
 def test_random_draws_of_a_collate_fn_follow_from_seed_epoch_and_place(shards: Path) -> None:
     dataset = ShardDataset(shards, RandomResizedCrop(8), fields=("index",))
 
