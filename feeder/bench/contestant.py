@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from feeder.bench.options import BenchOptions, Task
+from feeder.bench.options import SETTLE, BenchOptions, Task
 from feeder.bench.rivals import RIVALS
 from feeder.processes import cpu_seconds, forget_peak, memory
 
 __all__ = ["main"]
 
-# After the first batch as long again is for buffers and caches to settle, as a share of the run.
-_SETTLE = 0.2
 # Stages in which something is done with an image; the others are waits, and the trainer's own.
 _WORK = ("read", "draw", "cut", "decode", "transform", "write")
 
@@ -82,7 +80,7 @@ def _run(rival: str, task: Task) -> dict[str, Any]:
     first_at, first_batch_s = time.monotonic(), time.perf_counter() - asked
     if tuple(images.shape) != expected or str(images.dtype) != f"torch.{options.dtype}":
         raise RuntimeError(f"expected batches of {options.dtype} {expected}, got {images.dtype} {tuple(images.shape)}")
-    _consume(feed, options.seconds * _SETTLE)
+    _consume(feed, options.seconds * SETTLE)
     before, cpu_before = feed.stats(), cpu_seconds()
     count, elapsed = _consume(feed, options.seconds)
     cpu_s, after = cpu_seconds() - cpu_before, feed.stats()

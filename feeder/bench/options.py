@@ -8,7 +8,10 @@ from feeder.cores import cores
 from feeder.errors import ArgumentError
 from feeder.presets import preset
 
-__all__ = ["BenchOptions", "Task", "default_workers"]
+__all__ = ["SETTLE", "BenchOptions", "Task", "default_workers"]
+
+# After the first batch as long again is for buffers and caches to settle, as a share of the run.
+SETTLE = 0.2
 
 
 @dataclass(frozen=True)

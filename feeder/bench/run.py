@@ -12,17 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-from feeder.bench.options import BenchOptions, default_workers
+from feeder.bench.options import SETTLE, BenchOptions, default_workers
 from feeder.bench.rivals import RIVALS
 from feeder.cores import cores
 from feeder.errors import BackendError, FeederError
 from feeder.manifest import Manifest
 from feeder.measure import spread
 from feeder.presets import is_shards, open_dataset, preset
+from feeder.text import count
 
 __all__ = ["CHECK_LEVELS", "throughput"]
 
@@ -31,6 +32,8 @@ __all__ = ["CHECK_LEVELS", "throughput"]
 CHECK_LEVELS = 10.0
 _CHECK_IMAGES = 16
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
+# By rival and number of workers, what each run gave.
+_Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
 _MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
 
 
@@ -38,6 +41,8 @@ def throughput(
     path: str, options: BenchOptions, *, folder: str | None = None, note: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Measures feeder and its rivals on somebody's own images, in turn, at each number of workers.
+
+    A KeyboardInterrupt, once feeder was measured, ends it with what was measured by then.
 
     Args:
         path: A shard set, or a class-per-folder tree.
@@ -50,7 +55,8 @@ def throughput(
         ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why); by rival and number of
         workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all processes), peak_rss_mib, pss_mib,
         ratio (of images/s to torch's in the same turn); by rival startup_s (from starting the process to the first
-        batch, at the most workers); of feeder, by number of workers: stages_ms and bottleneck.
+        batch, at the most workers); of feeder, by number of workers: stages_ms and bottleneck. If it was interrupted,
+        ``interrupted`` says in which turn, and ``options`` have the workers and repeats that were measured.
 
     Raises:
         BackendError: if feeder can't run, or its pixels are not what Pillow makes of these images.
@@ -64,26 +70,31 @@ def throughput(
     if not options.peers:
         absent |= dict.fromkeys([name for name in RIVALS if name != "feeder"], "not asked for")
     job = {"path": path, "folder": folder, "options": asdict(options)}
-    check = _check([name for name in RIVALS if name not in absent], job, absent, note)
+    run_s = len(workers) * options.seconds * (1 + SETTLE)
+    turns_s = options.repeats * (len(RIVALS) - len(absent)) * run_s
+    note(f"takes {_duration(turns_s)} at least; Ctrl-C ends it and shows what was measured by then")
+    check, start_s = _check([name for name in RIVALS if name not in absent], job, absent, note)
     present = [name for name in RIVALS if name not in absent]
     note(
-        f"{', '.join(titles[name] for name in present)}: {options.repeats} turns of {options.seconds:g} s, "
-        f"each with {_workers(workers)}"
+        f"{', '.join(titles[name] for name in present)}: {count(options.repeats, 'turn')} of {options.seconds:g} s, "
+        f"each with {_workers(workers)}: about {_duration(options.repeats * len(present) * (start_s + run_s))}"
     )
-    runs: dict[str, dict[int, list[dict[str, Any]]]] = {name: {count: [] for count in workers} for name in present}
+    runs: _Runs = {name: {number: [] for number in workers} for name in present}
     startup: dict[str, list[float]] = {name: [] for name in present}
-    for turn in range(options.repeats):
-        for name in [name for name in present if name not in absent]:
-            try:
-                for count, found in _turn(name, job, workers, startup[name]):
-                    runs[name][count].append(found)
-                    rate = f"{found['images_per_s']:,.0f} images/s"
-                    note(f"  {turn + 1}/{options.repeats} {titles[name]}, {_workers((count,))}: {rate}")
-            except _Failed as error:
-                if name == "feeder":
-                    raise BackendError(f"{path}: feeder's loader failed: {error}") from None
-                absent[name] = f"failed: {error}"
-                note(f"  {titles[name]} failed: {error}")
+    interrupted = None
+    try:
+        _measure(job, options, runs, startup, absent, note)
+    except KeyboardInterrupt:
+        workers = tuple(number for number in workers if runs["feeder"][number])
+        if not workers:
+            raise
+        for name in present:
+            if not all(runs[name][number] for number in workers):
+                absent.setdefault(name, "interrupted before")
+        turn = max(len(each) for each in runs["feeder"].values())
+        interrupted = f"in turn {turn} of {options.repeats}"
+        note(f"interrupted {interrupted}")
+        options = replace(options, workers=workers, repeats=turn)
     present = [name for name in present if name not in absent]
     result: dict[str, Any] = {
         "dataset": os.path.basename(os.path.abspath(path)),
@@ -105,6 +116,8 @@ def throughput(
         result["ratio"] = {
             titles[name]: {str(count): spread(_ratios(runs, name, count)) for count in workers} for name in present
         }
+    if interrupted is not None:
+        result["interrupted"] = interrupted
     ours = runs["feeder"]
     result["stages_ms"] = {
         str(count): {stage: spread([run["stages_ms"][stage] for run in ours[count]]) for stage in _common(ours[count])}
@@ -112,6 +125,35 @@ def throughput(
     }
     result["bottleneck"] = {str(count): ours[count][-1]["bottleneck"] for count in workers}
     return result
+
+
+def _measure(
+    job: dict[str, Any],
+    options: BenchOptions,
+    runs: _Runs,
+    startup: dict[str, list[float]],
+    absent: dict[str, str],
+    note: Callable[[str], None],
+) -> None:
+    """Adds to ``runs`` and ``startup`` what each of their rivals does in its turns; one that fails, to ``absent``."""
+    for turn in range(options.repeats):
+        for name in [name for name in runs if name not in absent]:
+            title = RIVALS[name].title()
+            try:
+                for number, found in _turn(name, job, options.workers, startup[name]):
+                    runs[name][number].append(found)
+                    rate = f"{found['images_per_s']:,.0f} images/s"
+                    note(f"  {turn + 1}/{options.repeats} {title}, {_workers((number,))}: {rate}")
+            except _Failed as error:
+                if name == "feeder":
+                    raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
+                absent[name] = f"failed: {error}"
+                note(f"  {title} failed: {error}")
+
+
+def _duration(seconds: float) -> str:
+    """A time in words, to about a tenth."""
+    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
 
 
 def _is_seekable(path: str) -> bool:
@@ -128,8 +170,8 @@ def _common(runs: list[dict[str, Any]]) -> list[str]:
     return [stage for stage in runs[0]["stages_ms"] if all(stage in run["stages_ms"] for run in runs)]
 
 
-def _ratios(runs: dict[str, dict[int, list[dict[str, Any]]]], name: str, count: int) -> list[float]:
-    pairs = zip(runs[name][count], runs["torch"][count], strict=True)
+def _ratios(runs: _Runs, name: str, count: int) -> list[float]:
+    pairs = zip(runs[name][count], runs["torch"][count], strict=False)  # of a turn that was interrupted one has none
     return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
 
 
@@ -139,9 +181,14 @@ def _workers(counts: tuple[int, ...]) -> str:
 
 def _check(
     names: list[str], job: dict[str, Any], absent: dict[str, str], note: Callable[[str], None]
-) -> dict[str, float]:
-    """How far each rival's pixels are from Pillow's, in levels; one that is too far or fails is taken out."""
+) -> tuple[dict[str, float], float]:
+    """How far each rival's pixels are from Pillow's, in levels; one that is too far or fails is taken out.
+
+    Returns:
+        The levels, and how long a process took to start and make its first batch, seconds.
+    """
     found: dict[str, float] = {}
+    began, start_s = time.monotonic(), None
     arrays: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="feeder-bench-") as work, contextlib.ExitStack() as stack:
         contestant = stack.enter_context(_Contestant())
@@ -153,6 +200,7 @@ def _check(
                     contestant = stack.enter_context(_Contestant())
                 what = {"do": "check", "rival": name, "out": out, "options": small, "workers": 0}
                 contestant.ask(job | what, _START_S)
+                start_s = time.monotonic() - began if start_s is None else start_s
             except _Failed as error:
                 if name == "feeder":
                     raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
@@ -172,7 +220,8 @@ def _check(
                 absent[name] = wrong
             elif name in names:
                 found[name] = levels
-    return found
+    assert start_s is not None  # torch's loader is the first, and does not fail
+    return found, start_s
 
 
 def _difference(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
@@ -225,8 +274,10 @@ class _Contestant:
     def __enter__(self) -> _Contestant:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._process.stdin is not None
+        if kind is KeyboardInterrupt:
+            self._process.kill()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:

@@ -49,6 +49,8 @@ def render(result: Mapping[str, Any]) -> str:
         parts += ["", f"feeder's workers, ms an image: {shares}"]
     if limit := _limit(result, most):
         parts.append(f"limit: {limit}")
+    if "interrupted" in result:
+        parts.append(f"interrupted {result['interrupted']}: medians are of the runs until then")
     for why in dict.fromkeys(result["absent"].values()):
         names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
         parts.append(f"not measured: {names}: {why}")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from feeder.commands.common import EXIT_INTERRUPTED
 from feeder.text import say
 
 __all__ = ["add", "run"]
@@ -95,7 +96,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         say(f"\nwritten to {save('throughput', result, arguments.json)}")
     if arguments.html:
         say(f"\nreport: {write_text(arguments.html, result_page({'machine': machine(), **result}))}")
-    return 0
+    return EXIT_INTERRUPTED if "interrupted" in result else 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:
