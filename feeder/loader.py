@@ -32,12 +32,20 @@ from feeder.view import LiveView
 
 __all__ = ["DataLoader"]
 
+_R = TypeVar("_R")
 _T_co = TypeVar("_T_co", covariant=True)
 _HANG_TIMEOUT_S = 300.0
 # What a fast path takes when it is made, and would not look at again.
 _FIXED = frozenset(
     {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
 )
+
+
+class _Cached(functools.cached_property[_R]):
+    """A cached property that leaves no public attribute: ignite passes all that there are to a loader that it makes."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__set_name__(owner, f"_{name}")
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -182,7 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
         check_mix(mix)
         self.device, self.prefetch_to_device = device, prefetch_to_device
-        self.target_device = checked_device(device)
+        self._target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.seed = None if seed is None else int(seed)
         self.rank, self.world_size, self.backend = rank, world_size, backend
@@ -328,19 +336,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             show_order(self, path.order).on_epoch = path.aim
         return path
 
-    @functools.cached_property
+    @property
+    def target_device(self) -> torch.device | None:
+        """The device that batches go to; None: they stay where they are made."""
+        return self._target_device
+
+    @_Cached
     def feeding_stream(self) -> Any:
         """The stream of the copies to the GPU; None without one."""
         if self.target_device is None or self.target_device.type != "cuda":
             return None
         return torch.cuda.Stream(self.target_device)  # type: ignore[no-untyped-call]
 
-    @functools.cached_property
+    @_Cached
     def generic_meters(self) -> GenericMeters:
         """What the stages of the generic path take."""
         return GenericMeters(self.num_workers)
 
-    @functools.cached_property
+    @_Cached
     def static_places(self) -> StaticBuffers | None:
         """Where ``static_buffers`` puts every batch; the same for all iterators."""
         return StaticBuffers(self.batch_size) if self.static_buffers else None
@@ -352,7 +365,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath(), "_metrics": None}
-        for name in ("feeding_stream", "generic_meters", "static_places"):
+        for name in ("_feeding_stream", "_generic_meters", "_static_places"):
             state.pop(name, None)
         return state
 

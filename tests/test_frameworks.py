@@ -493,3 +493,89 @@ def test_an_epoch_is_told_once_to_whatever_takes_it(shards: Path) -> None:
         assert getattr(dataset, "told", [4, 5]) == [4, 5]
     DataLoader(range(3)).set_epoch(1)  # type: ignore[arg-type]
     DataLoader(torch.utils.data.ChainDataset([]), batch_size=None).set_epoch(1)
+
+
+@pytest.mark.parametrize("kind", ["shards", "plain"])
+def test_ignite_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
+    engines = pytest.importorskip("ignite.engine")
+    handlers = pytest.importorskip("ignite.handlers")
+
+    def run(checkpoint: Path | None) -> list[list[int]]:
+        seen: list[list[int]] = []
+        engine = engines.Engine(lambda _, batch: seen.append(batch[2].tolist()))
+        loader = DataLoader(_dataset(kind, shards), batch_size=8, shuffle=True, num_workers=1)
+        place = {"engine": engine, "loader": loader}
+        saver = handlers.DiskSaver(str(tmp_path), require_empty=False)
+        save = handlers.Checkpoint(place, saver, n_saved=None)
+        engine.add_event_handler(engines.Events.ITERATION_COMPLETED(every=4), save)
+        if checkpoint is not None:
+            handlers.Checkpoint.load_objects(place, checkpoint=str(checkpoint))
+        engine.run(loader, max_epochs=3)
+        return seen
+
+    unbroken, resumed = run(None), run(tmp_path / "checkpoint_12.pt")
+    epochs = [unbroken[k : k + 7] for k in (0, 7, 14)]
+    assert all(sorted(i for batch in epoch for i in batch) == list(range(_SIZE)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert len(resumed) == 9
+    assert resumed[:2] == unbroken[12:14]
+    if kind == "shards":  # the other one's next order is for torch's random state to say
+        assert resumed == unbroken[12:]
+
+
+@pytest.mark.parametrize("kind", ["shards", "plain"])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_ignites_deterministic_engine_makes_the_loader_anew(shards: Path, kind: str, device: str | None) -> None:
+    engines = pytest.importorskip("ignite.engine")
+    seen: list[int] = []
+    loader = DataLoader(_dataset(kind, shards), batch_size=8, shuffle=True, device=device)
+    next(iter(loader))
+    engines.DeterministicEngine(lambda _, batch: seen.extend(batch[2].tolist())).run(loader, max_epochs=2)
+    assert sorted(seen[:_SIZE]) == sorted(seen[_SIZE:]) == list(range(_SIZE))
+    assert seen[:_SIZE] != seen[_SIZE:]
+
+
+@pytest.mark.parametrize("kind", ["shards", "plain"])
+def test_fastai_learner(shards: Path, tmp_path: Path, kind: str) -> None:
+    """Its batches are inputs, then one target: what a loader without further fields gives."""
+    core = pytest.importorskip("fastai.callback.all")
+    from fastai.data.core import DataLoaders
+    from fastai.learner import Learner
+
+    class Seen(core.Callback):  # type: ignore[misc, name-defined]
+        batches: list[tuple[bool, list[int]]]
+
+        def before_fit(self) -> None:
+            self.batches = []
+
+        def before_batch(self) -> None:
+            self.batches.append((self.training, self.yb[0].tolist()))
+
+    dataset: Any = ShardDataset(shards, RandomResizedCrop(8)) if kind == "shards" else _Pairs()
+    loaders = [DataLoader(dataset, 8, shuffle, num_workers=1, persistent_workers=True) for shuffle in (True, False)]
+    seen = Seen()
+    model = torch.nn.Sequential(_Scale(), torch.nn.Linear(3 * 8 * 8, 7))
+    learner = Learner(DataLoaders(*loaders), model, torch.nn.functional.cross_entropy, cbs=[seen], path=tmp_path)
+    with learner.no_bar(), learner.no_logging():
+        learner.fit(2, 0.1)
+    labels = [i % 7 for i in range(_SIZE)]
+    assert [is_training for is_training, _ in seen.batches] == 2 * (7 * [True] + 7 * [False])
+    parts = [[label for _, batch in seen.batches[k : k + 7] for label in batch] for k in range(0, 28, 7)]
+    assert parts[1] == parts[3] == labels
+    assert sorted(parts[0]) == sorted(parts[2]) == sorted(labels)
+    assert parts[0] != parts[2]
+    predictions, targets = learner.get_preds(dl=loaders[1])
+    assert predictions.shape == (_SIZE, 7)
+    assert targets.tolist() == labels
+    for loader in loaders:
+        loader.close()
+
+
+class _Pairs(Plain):
+    def __getitem__(self, i: int) -> Any:
+        return super().__getitem__(i)[:2]
+
+
+class _Scale(torch.nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1).float() / 255
