@@ -19,7 +19,7 @@ from feeder.errors import ArgumentError, DecodeError, FormatError, ShardError, S
 from feeder.index import IndexBuilder, ShardEntry
 from feeder.inspect import Damage, verify
 from feeder.shard import Progress, shard
-from feeder.source import base
+from feeder.source import base, tars
 from feeder.tarindex import index_tars
 from tests.images import encode, make_tree, pixels
 from tests.test_shard import kept
@@ -197,7 +197,7 @@ def test_max_file_bytes_rejects_what_is_larger(tmp_path: Path) -> None:
 
 
 def test_a_gzip_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(tars, "_UNPACKED_BYTES", 1 << 20)
     (tmp_path / "bomb.tar.gz").write_bytes(gzip.compress(bytes(3 << 20)))
     with pytest.raises(SourceError, match=r"bomb\.tar\.gz: unpacks to more than 1,048,576 bytes"):
         shard(str(tmp_path / "bomb.tar.gz"), str(tmp_path / "out"), kept())

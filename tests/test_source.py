@@ -29,7 +29,7 @@ from feeder.index import Index
 from feeder.inspect import verify
 from feeder.manifest import Manifest
 from feeder.shard import Progress, ShardOptions, shard
-from feeder.source import ManifestColumns, base
+from feeder.source import ManifestColumns, parquet
 from feeder.source.folder import open_folder
 from feeder.source.parquet import parquet_rows
 from feeder.tarindex import index_tars
@@ -610,7 +610,12 @@ def test_a_small_parquet_file_does_not_take_much_memory(
     for _ in parquet_rows(str(path)):
         most = max(most, pyarrow.total_allocated_bytes() - before)
     assert most < 512 << 20
-    monkeypatch.setattr(base, "_UNPACKED_BYTES", 1 << 20)
+    lists = pyarrow.table({"path": ["class-0/img-000.jpg"], "x": pyarrow.array([[0] * 100_000])})
+    pyarrow.parquet.write_table(lists, images / "lists.parquet")
+    monkeypatch.setattr(parquet, "_BATCH_VALUES", 99_999)
+    with pytest.raises(SourceError, match=r"column 'x.list.element' has 100,000 values in a row, more than 99,999"):
+        sharded(images / "lists.parquet", tmp_path)
+    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1 << 20)
     with pytest.raises(SourceError, match=r"column 'image' unpacks from [\d,]+ bytes to 4,19\d,\d+, more than"):
         sharded(path, tmp_path)
 

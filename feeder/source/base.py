@@ -36,7 +36,6 @@ _CHUNK = 1 << 16
 _OPEN_CONTAINERS = 128
 # Images hardly shrink, and their labels and headers not that much; a file of zeros shrinks to a thousandth.
 _UNPACKED_TIMES = 100
-_UNPACKED_BYTES = 1 << 30
 # Formats that we don't decode: such a file claims to be an image all the same.
 _OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
 
@@ -365,9 +364,9 @@ def looks_like_image(path: str | bytes) -> bool:
     return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
 
 
-def unpacked_limit(packed_bytes: int) -> int:
-    """The most bytes that so many bytes may unpack to."""
-    return max(_UNPACKED_BYTES, _UNPACKED_TIMES * packed_bytes)
+def unpacked_limit(packed_bytes: int, least_bytes: int) -> int:
+    """The most bytes that so many bytes may unpack to; ``least_bytes`` are never too many."""
+    return max(least_bytes, _UNPACKED_TIMES * packed_bytes)
 
 
 def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason: str) -> None:

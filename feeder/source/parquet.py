@@ -13,6 +13,8 @@ __all__ = ["parquet_rows"]
 _BATCH_ROWS = 256
 # A value may stand once in a file and be meant in every row, so this many rows times all values are at most so much.
 _BATCH_BYTES = 256 << 20
+# Of lists, whose values may be repeated likewise, and which are Python's objects before they are JSON.
+_BATCH_VALUES = 8 << 20
 
 
 def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
@@ -31,8 +33,7 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             first = 1
             for number in range(file.metadata.num_row_groups):
-                largest_bytes = _largest_chunk(path, file.metadata.row_group(number))
-                rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest_bytes)))
+                rows = _batch_rows(path, file.metadata.row_group(number))
                 for batch in file.iter_batches(batch_size=rows, row_groups=[number]):
                     try:
                         yield from batch.to_pylist()
@@ -43,20 +44,28 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
         raise SourceError(f"{path}: can't be read as Parquet: {error or 'not enough memory'}") from None
 
 
-def _largest_chunk(path: str, group: Any) -> int:
-    """Bytes of the largest column of a row group, unpacked.
+def _batch_rows(path: str, group: Any) -> int:
+    """Number of a row group's rows that may be in memory at a time.
 
     Raises:
-        SourceError: if one is far larger than it is packed.
+        SourceError: if a column is far larger than it is packed, or has too many values in a row.
     """
-    chunks = [group.column(number) for number in range(group.num_columns)]
-    for chunk in chunks:
-        if chunk.total_uncompressed_size > (limit := unpacked_limit(chunk.total_compressed_size)):
+    rows = _BATCH_ROWS
+    for chunk in (group.column(number) for number in range(group.num_columns)):
+        packed_bytes, size_bytes = int(chunk.total_compressed_size), int(chunk.total_uncompressed_size)
+        row_values = chunk.num_values // max(1, group.num_rows)
+        if size_bytes > (limit := unpacked_limit(packed_bytes, _BATCH_BYTES)):
             raise SourceError(
-                f"{path}: column {chunk.path_in_schema!r} unpacks from {chunk.total_compressed_size:,} bytes to "
-                f"{chunk.total_uncompressed_size:,}, more than {limit:,}; images don't shrink so much: look what it is"
+                f"{path}: column {chunk.path_in_schema!r} unpacks from {packed_bytes:,} bytes to {size_bytes:,}, more "
+                f"than {limit:,}; images don't shrink so much: look what it is"
             )
-    return max((int(chunk.total_uncompressed_size) for chunk in chunks), default=0)
+        if row_values > _BATCH_VALUES:
+            raise SourceError(
+                f"{path}: column {chunk.path_in_schema!r} has {row_values:,} values in a row, more than "
+                f"{_BATCH_VALUES:,}; images are bytes: look what it is"
+            )
+        rows = min(rows, _BATCH_BYTES // max(1, size_bytes), _BATCH_VALUES // max(1, row_values))
+    return max(1, rows)
 
 
 def _singly(batch: Any) -> Iterator[Any]:
