@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from feeder.dataset import FolderDataset
 from feeder.profile.analysis import analyse
-from feeder.profile.hooks import Meter
+from feeder.profile.hooks import Meter, _class_folders
 from feeder.profile.page import render_page
 from feeder.profile.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
 from feeder.profile.text import render
+from tests.images import make_tree
 
 MS = 1_000_000
 
@@ -126,6 +128,49 @@ def test_all_cores_taken_leave_cheaper_images() -> None:
     assert "feeder shard" in advice.title
     assert (advice.gain, advice.is_bound) == (pytest.approx(4.0), True)
     assert "60% computing, 40% waiting for a core, 0% for storage" in found.stage
+
+
+class DatasetFolder:
+    """What torchvision's has, as far as it is looked at."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+
+class ImageFolder(DatasetFolder):
+    pass
+
+
+class Wrapper:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+
+@pytest.mark.parametrize(
+    ("dataset", "folder"),
+    [
+        (ImageFolder("photos"), "photos"),
+        (Wrapper(Wrapper(ImageFolder("photos"))), "photos"),
+        (Wrapper([1, 2]), None),
+        ([1, 2], None),
+    ],
+)
+def test_a_data_set_of_class_folders_is_known_by_its_root(dataset: Any, folder: str | None) -> None:
+    assert _class_folders(dataset) == folder
+
+
+def test_a_feeder_folder_dataset_is_known_by_its_root(tmp_path: Path) -> None:
+    make_tree(tmp_path / "photos", 1, 1)
+    assert _class_folders(FolderDataset(tmp_path / "photos")) == str(tmp_path / "photos")
+
+
+@pytest.mark.parametrize(("wait_ms", "is_told"), [(30.0, True), (0.1, False)])
+def test_a_loop_that_waits_for_files_in_class_folders_is_told_of_shards(wait_ms: float, is_told: bool) -> None:
+    """Beside more workers, which may help, too."""
+    record = loader([wait_ms] * 21, 10, workers=2, fetches=fetches(21, 70, 1.0, 0.0, workers=2), folder="photos")
+    titles = [advice.title for advice in analyse(process(record, cores=3.0), cores=8).advice]
+    assert ("feeder shard photos, and feeder.DataLoader on the shards" in titles) is is_told
+    assert ("num_workers=7" in titles) is is_told
 
 
 @pytest.mark.parametrize("busy", [0.1, 0.9])

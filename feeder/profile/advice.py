@@ -78,7 +78,9 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
         advice.append(_cheaper_decoding(decoding / n, wait, step))
     elif bound == "input" and not starts_only:
         advice += _more_workers(main, wait, step, cores, load)
-        if not advice or (load.children_cores or 0) + (load.own_cores or 0) > 0.8 * cores:
+        if record.folder is not None:
+            advice.append(_shards(record.folder, _most(wait, step)))
+        elif not advice or (load.children_cores or 0) + (load.own_cores or 0) > 0.8 * cores:
             advice.append(_cheaper(main, _most(wait, step)))
     if main.epoch_start_s and record.workers and not record.persistent:
         gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
@@ -176,6 +178,12 @@ def _cheaper_decoding(decoding: float, wait: float, step: float) -> Advice:
     text = f"The training process itself decodes, for {_ms(decoding)} a batch, and the loop waits for it ({_ms(wait)})."
     text += " Images of seekable shards are cut to what a crop needs before; workers decode with backend='cpu'."
     return Advice("Less to decode in the training process: seekable shards, or backend='cpu'", text, gain, True)
+
+
+def _shards(folder: str, most: float) -> Advice:
+    text = "Each image is a file of its own here, opened and decoded whole in each epoch. feeder.DataLoader reads "
+    text += f"shards in long runs, and decodes only what a crop needs; `feeder bench {folder}` measures it."
+    return Advice(f"feeder shard {folder}, and feeder.DataLoader on the shards", text, most, True)
 
 
 def _cheaper(main: LoaderTimes, most: float) -> Advice:

@@ -33,6 +33,8 @@ _LOADERS = {
 }
 _LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
 _MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # waits left out
+_FOLDER_DATASETS = {"DatasetFolder", "FolderDataset"}  # torchvision's, which ImageFolder derives from, and feeder's
+_MOST_WRAPPERS = 8
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -191,6 +193,7 @@ class Meter:
                 batch_size=loader.batch_size,
                 pin_memory=bool(loader.pin_memory) or getattr(loader, "target_device", None) is not None,
                 persistent=bool(loader.persistent_workers),
+                folder=_class_folders(loader.dataset),
             )
             record = self._successor_of(loader, fresh)
             if record is fresh:
@@ -279,6 +282,17 @@ def _call_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
         hook(module)
 
     loader.exec_module = exec_module
+
+
+def _class_folders(dataset: Any) -> str | None:
+    """Where a dataset of single files in class folders, or the one that it wraps, reads them; else None."""
+    with contextlib.suppress(Exception):  # whatever a data set may be, a meter must not end the training
+        for _ in range(_MOST_WRAPPERS):
+            if any(kind.__name__ in _FOLDER_DATASETS for kind in type(dataset).__mro__):
+                root: str = os.fspath(getattr(dataset, "root", None) or dataset.reader.root)
+                return root
+            dataset = dataset.dataset  # as torch's Subset and most people's own wrappers have it
+    return None
 
 
 def _images(batch: Any, depth: int = 0) -> int:

@@ -94,6 +94,7 @@ class LoaderRecord:
         stage_ns: feeder's own meters: time by stage, over all workers; decoding in the caller under a name of its own.
         bottleneck: feeder's own verdict.
         path_reason: Why a feeder loader of a feeder dataset goes without the fast path, and the way out; else None.
+        folder: Class folders that its dataset reads files from, as torchvision's ImageFolder does; else None.
     """
 
     place: str
@@ -108,6 +109,7 @@ class LoaderRecord:
     stage_ns: dict[str, int] = field(default_factory=dict)
     bottleneck: str | None = None
     path_reason: str | None = None
+    folder: str | None = None
 
 
 @dataclass
