@@ -818,7 +818,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path: Path)
     assert rejected(out) == {
         "t.tar": f"damaged tar: no valid header at byte {header} (bad checksum); "
         f"reading went on at byte {header + 1536}",
-        "t.tar/dir/0001": "may be incomplete, beside damage or where archives meet: other samples have 'jpg' too",
+        "t.tar/dir/0001": "may be incomplete, beside damage or where archives meet: it has only cls, json, seg.png",
     }
     assert sorted(path for path, _, _ in samples_of(out)) == ["t.tar/dir/0000", "t.tar/dir/0002"]
 
@@ -844,8 +844,8 @@ def test_a_zeroed_header_takes_one_sample_and_no_label(tmp_path: Path) -> None:
             found, index = {r.path: r.reason for r in summary.rejected}, Index(summary.path)
             damages = [r.reason for r in summary.rejected if r.path == "t.tar"]
             assert [int(re.findall(r"byte (\d+)", reason)[0]) for reason in damages] == headers
-        assert found["t.tar/dir/0001"].endswith("'cls' too")
-        assert found["t.tar/dir/0003"].endswith("'jpg' too")
+        assert found["t.tar/dir/0001"].endswith("only jpg, json, seg.png")
+        assert found["t.tar/dir/0003"].endswith("only cls, json, seg.png")
         labels = {index.source_path(i): int(index.label[i]) for i in range(len(index))}
         assert labels == {"t.tar/dir/0000": 0, "t.tar/dir/0002": 2}
 
@@ -858,7 +858,7 @@ def test_a_hole_of_zeros_is_noted_and_takes_no_label(tmp_path: Path) -> None:
     data[start:end] = bytes(end - start)
     path.write_bytes(data)
     out = sharded(path, tmp_path)
-    reason = "may be incomplete, beside damage or where archives meet: other samples have 'cls', 'json', 'seg.png' too"
+    reason = "may be incomplete, beside damage or where archives meet: it has only jpg"
     assert rejected(out) == {"t.tar/dir/0001": reason}
     assert sorted(path for path, _, _ in samples_of(out)) == [f"t.tar/dir/{i:04d}" for i in (0, 2, 3)]
     notes = shard(str(path), str(out), kept(max_bad=1, samples_per_shard=5)).notes
@@ -883,6 +883,18 @@ def test_concatenated_tars_are_read_to_the_end(tmp_path: Path) -> None:
     assert rejected(out) == {}
     assert {path for path, _, _ in samples_of(out)} == {f"t.tar/dir/{i:04d}" for i in range(6)}
     assert index_tars(str(tmp_path / "in")).samples == 6
+
+
+def test_samples_where_archives_meet_may_have_any_format_and_lack_what_others_lack(tmp_path: Path) -> None:
+    png = encode(pixels(7), "PNG")
+    several = [("0.jpg", JPEG), ("0.cls", b"1"), ("1.jpg", JPEG), ("1.cls", b"1"), ("1.json", b"{}"), ("2.png", png)]
+    archive = write_tar(tmp_path / "a.tar", [*several, ("2.cls", b"1")]).read_bytes()
+    other = write_tar(tmp_path / "b.tar", [("2.png", png), ("2.cls", b"1"), *several[:4]]).read_bytes()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "t.tar").write_bytes(archive + other)
+    out = sharded(tmp_path / "in", tmp_path)
+    assert set(rejected(out).values()) == {"duplicate key in the same tar"}
+    assert sorted(path[-1] for path, _, _ in samples_of(out)) == ["0", "1", "2"]
 
 
 def test_a_damaged_gzip_gives_what_comes_before(tmp_path: Path) -> None:

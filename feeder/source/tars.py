@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import glob
 import gzip
 import json
@@ -16,6 +17,7 @@ import numpy as np
 from feeder.errors import SourceError
 from feeder.files import DISK_FULL, atomic_file
 from feeder.folders import unlistable
+from feeder.imageinfo import is_image_field
 from feeder.index import INDEX_NAME, Index
 from feeder.manifest import Manifest
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples, unpacked_limit
@@ -29,6 +31,7 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "split_name"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _UNPACKED_BYTES = 1 << 30
+_SOUND, _JOINED, _DAMAGED = range(3)
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -88,8 +91,9 @@ def open_tars(
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
     asked = None if image_field is None else image_field.lower()
     labels = _Labels(source, pattern, columns or ManifestColumns())
-    doubtful: list[int] = []
-    joined = 0
+    damaged: list[int] = []
+    joined: list[int] = []
+    several = 0
     for path in paths:
         name = os.path.relpath(path, source.root)
         try:
@@ -98,15 +102,16 @@ def open_tars(
             if error.errno in DISK_FULL:  # where it is unpacked to; nothing is wrong with the tar
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
-        doubtful += group.doubtful
-        joined += group.archives > 1
+        damaged += group.damaged
+        joined += group.joined
+        several += group.has_seam
     labels.finish()
-    if joined:
+    if several:
         source.notes.append(
-            f"{pattern}: {count(joined, 'tar')} with another archive behind the first, as `cat` joins them; all are "
+            f"{pattern}: {count(several, 'tar')} with another archive behind the first, as `cat` joins them; all are "
             "read. If they were not joined, there are zeros where samples were: get them again"
         )
-    _reject_incomplete(source, doubtful)
+    _reject_incomplete(source, damaged, joined)
     choose_image(source, pattern, asked)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
     return source
@@ -165,8 +170,7 @@ def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Lab
         group = _Group(source, name, file.fileno(), labels, image_fields)
         for member in read_members(plain):
             if isinstance(member, Seam):
-                group.archives += 1
-                group.damage()
+                group.seam()
                 continue
             split = split_name(member.name)
             if split is None:
@@ -185,19 +189,37 @@ def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Lab
     return group
 
 
-def _reject_incomplete(source: Source, doubtful: list[int]) -> None:
-    """Rejects samples beside damage or a seam that lack a field which another sample has, such as the label."""
-    if not doubtful:
+def _reject_incomplete(source: Source, damaged: list[int], joined: list[int]) -> None:
+    """Rejects samples that lack a field, such as the label, which may have been lost beside them.
+
+    Args:
+        source: The source, whose table has the samples.
+        damaged: Numbers of the samples beside damage. Another sample's field that they lack may be lost.
+        joined: Numbers of the samples beside a seam of two archives, mostly whole: they may lack what a sample that
+            stands elsewhere lacks too.
+    """
+    if not damaged and not joined:
         return
-    groups = source.table.by_fields()
-    known = frozenset().union(*groups)
+    doubtful = {*damaged, *joined}
+    groups = [(_shape(fields), fields, ids) for fields, ids in source.table.by_fields().items()]
+    known = frozenset().union(*(shape for shape, _, _ in groups))
+    usual = {shape for shape, _, ids in groups if not doubtful.issuperset(ids)}
     reasons: dict[int, str] = {}
-    for fields, ids in groups.items():
-        if fields != known:
-            lacking = ", ".join(repr(field) for field in sorted(known - fields))
-            reason = f"may be incomplete, beside damage or where archives meet: other samples have {lacking} too"
-            reasons |= dict.fromkeys(set(ids).intersection(doubtful), reason)
+    for shape, fields, ids in groups:
+        suspects = set(ids).intersection(damaged) if shape != known else set()
+        if shape not in usual and any(shape < other for other in usual):
+            suspects |= doubtful.intersection(ids)
+        reason = f"may be incomplete, beside damage or where archives meet: it has only {', '.join(sorted(fields))}"
+        reasons |= dict.fromkeys(suspects, reason)
     reject_samples(source, reasons)
+
+
+def _shape(fields: frozenset[str]) -> frozenset[str]:
+    """Fields without the format of images, as that may differ from sample to sample."""
+    names: collections.Counter[str] = collections.Counter()
+    for field in fields:
+        names[f"{field.rpartition('.')[0]}.image" if is_image_field(field) else field] += 1
+    return frozenset(f"{name} {k}" for name, number in names.items() for k in range(number))
 
 
 def _own_targets(folder: str) -> tuple[str, ...]:
@@ -283,8 +305,9 @@ class _Group:
     """Neighbouring members with one key: a sample, unless one of them is refused.
 
     Attributes:
-        doubtful: Numbers of the samples beside damage or a seam, which may lack a field.
-        archives: Number of archives in the tar.
+        damaged: Numbers of the samples beside damage, which may lack a field.
+        joined: Numbers of the samples beside a seam of two archives.
+        has_seam: Whether the tar has several archives.
     """
 
     def __init__(
@@ -298,22 +321,29 @@ class _Group:
         self._key = ""
         self._parts: dict[str, Part] = {}
         self._broken: str | None = None
-        self._damaged = False
-        self._is_doubtful = False
-        self.doubtful: list[int] = []
-        self.archives = 1
+        self._place = self._next_place = _SOUND
+        self.damaged: list[int] = []
+        self.joined: list[int] = []
+        self.has_seam = False
 
     def damage(self) -> None:
-        """Takes note that members may be lost here."""
-        self._damaged = self._is_doubtful = True
+        """Takes note that members are lost here."""
+        self._place = self._next_place = _DAMAGED
+
+    def seam(self) -> None:
+        """Ends the sample, as another archive begins."""
+        self.has_seam = True
+        self._place = max(self._place, _JOINED)
+        self.finish()
+        self._key, self._next_place = "", max(self._next_place, _JOINED)
 
     def add(self, key: str, part: Part | str) -> None:
         """Takes the next member, or the reason why it was refused."""
         if key != self._key:
             self.finish()
             self._key = key
-            self._is_doubtful = self._damaged
-        self._damaged = False
+            self._place = self._next_place
+        self._next_place = _SOUND
         if isinstance(part, str):
             self._broken = part
         elif part.field in self._parts:
@@ -336,7 +366,7 @@ class _Group:
         except ValueError as error:
             self._source.reject(path, f"no label: {error}")
             return
-        if self._is_doubtful:
-            self.doubtful.append(len(self._source.table))
+        if self._place != _SOUND:
+            (self.damaged if self._place == _DAMAGED else self.joined).append(len(self._source.table))
         size = sum(part.length for part in parts.values())
         self._source.table.add(os.fsencode(path), size, NO_FILE, label, list(parts.values()))
