@@ -26,6 +26,7 @@ from torch.utils.data import get_worker_info
 from feeder.assembly import part_rows
 from feeder.carry import Slot, WholeMessage, pack_whole, unpack_whole
 from feeder.order import philox
+from feeder.sink import SampleSink, Sink
 from feeder.tensors import as_samples
 from feeder.work import Report, Work
 
@@ -94,14 +95,19 @@ class CollatedWork(Work):
         beat: Callable[[], None] = lambda: None,
     ) -> Report:
         """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
-        pixels = np.empty((len(ids), *super().sample_shape), super().sample_dtype)
+        pixels: list[npt.NDArray[Any]] = []
         parts = []
         for first, count in part_rows(len(ids), 1):  # a large batch at once would be long without a sign of life
             rows = slice(first, first + count)
-            parts.append(super().run(epoch, positions[rows], ids[rows], pixels[rows], labels[rows], beat))
+            made: Any = [None] * count
+            if self.recipe.output_size is not None:
+                made = np.empty((count, *super().sample_shape), super().sample_dtype)
+            parts.append(super().run(epoch, positions[rows], ids[rows], made, labels[rows], beat))
+            pixels += list(made)
+            del made
         fields = [[value for part in parts for value in part.fields[k]] for k in range(len(self.fields))]
         samples = as_samples(pixels, labels, fields, self.recipe.output_dtype)
-        del pixels, fields
+        del pixels, fields  # the samples are the collate_fn's
         report = _together(parts)
         beat()
         started = time.perf_counter_ns()
@@ -110,13 +116,18 @@ class CollatedWork(Work):
                 report.collated = Collated(self.collate_fn(samples))
             else:
                 result = self._caught(samples)
-        made = time.perf_counter_ns()
-        self.meter.add("collate", made - started)
+        collated = time.perf_counter_ns()
+        self.meter.add("collate", collated - started)
         if self.share_bytes:
             slot = Slot(images.reshape(-1))
             report.collated = Collated(message=pack_whole(result, slot))
-            self.meter.add("write", time.perf_counter_ns() - made, slot.used)
+            self.meter.add("write", time.perf_counter_ns() - collated, slot.used)
         return report
+
+    def _sink(self, images: Any) -> Sink:
+        if self.recipe.output_size is not None:
+            return super()._sink(images)
+        return SampleSink(self.decoder, self.recipe, images, self.meter)
 
     def _caught(self, samples: list[Any]) -> Any:
         """The batch, or the collate_fn's error with its traceback."""
@@ -137,8 +148,10 @@ def _together(parts: list[Report]) -> Report:
 
 
 def room_for(work: Work) -> int:
-    """Bytes of a slot for each sample, if a batch is about its samples: stacked, with labels, in their dtype."""
-    assert work.recipe.output_size is not None
+    """Bytes of a slot for each sample, if a batch is about its samples: stacked, with labels, in their dtype. Where
+    sizes differ, little: the first batches tell."""
+    if work.recipe.output_size is None:
+        return _ALIGN
     size_bytes = 3 * int(np.prod(work.recipe.output_size)) * work.recipe.storage_dtype.itemsize
     label_bytes = work.reader.label_dtype.itemsize
     return sum(-(-size // _ALIGN) * _ALIGN for size in (size_bytes, label_bytes))

@@ -18,6 +18,7 @@ from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, map_tensors, slot_guard
 from feeder.engine import Engine
 from feeder.errors import ArgumentError
+from feeder.generic_reason import explain_sizes
 from feeder.order import Split
 from feeder.read import NUMBER_FIELDS
 from feeder.replay import Replay
@@ -176,6 +177,8 @@ class FastIterator:
             raise
         self._account(finished)
         if isinstance(finished, BaseException):
+            if isinstance(finished, RuntimeError):
+                explain_sizes(self._loader.dataset, finished)
             raise finished
         if self.view is not None:
             self.view.step()

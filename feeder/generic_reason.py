@@ -43,7 +43,7 @@ def generic_reason(dataset: Any) -> GenericReason:
     if source is None:
         return _foreign(dataset)
     if source.recipe.output_size is None:
-        way_out = "end the geometry of the recipe with a crop, or Resize((height, width))"
+        way_out = "end the geometry of the recipe with a crop, or Resize((height, width)), or give a collate_fn"
         return GenericReason("images have sizes of their own", way_out)
     return GenericReason("batch_size is None", "give batch_size")
 

@@ -35,6 +35,7 @@ __all__ = ["DataLoader"]
 _R = TypeVar("_R")
 _T_co = TypeVar("_T_co", covariant=True)
 _HANG_TIMEOUT_S = 300.0
+_DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 # What a fast path takes when it is made, and would not look at again.
 _FIXED = frozenset(
     {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
@@ -51,7 +52,7 @@ class _Cached(functools.cached_property[_R]):
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in for torch's DataLoader.
 
-    For a feeder dataset (with a recipe of fixed output size, and batches) the fast path yields
+    For a feeder dataset (with a recipe of fixed output size or a ``collate_fn``, and batches) the fast path yields
     ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
     ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]; or what a ``collate_fn`` makes of
     the samples. Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of
@@ -206,7 +207,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._is_fast = (
             self._source is not None
             and (batch_size is not None or batch_sampler is not None)
-            and self._source.recipe.output_size is not None
+            # Images of different sizes are for a collate_fn to put together.
+            and (self._source.recipe.output_size is not None or collate_fn not in _DEFAULT_COLLATES)
         )
         self._generic_reason: GenericReason | None = None
         if not self._is_fast:
@@ -314,7 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._is_fast:
             names = ("backend", "fidelity", "memory_limit_bytes", "worker_threads")
             arguments |= {name: getattr(self, name) for name in names}
-        if not self._is_fast or collate_fn not in (None, torch.utils.data.default_collate):
+        if not self._is_fast or collate_fn not in _DEFAULT_COLLATES:
             arguments["collate_fn"] = collate_fn
         if batch_sampler is not None:
             batch_size = getattr(batch_sampler, "batch_size", None) or 32

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feeder.errors import DecodeError
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["PixelSink", "Sink", "StagedSink"]
+__all__ = ["PixelSink", "SampleSink", "Sink", "StagedSink"]
 
 
 class Sink(Protocol):
@@ -108,6 +108,46 @@ class PixelSink:
         self.slow += getattr(self._decoder, "slow", 0)
         if not whole:
             self._images[rows] = images
+        return errors
+
+    def close(self) -> dict[int, Buffer]:
+        """See :meth:`Sink.close`."""
+        return {}
+
+
+class SampleSink:
+    """Decodes at once, each image into memory of its own, of whatever size it comes out with.
+
+    Args:
+        decoder: With what.
+        recipe: What is done to every image.
+        images: A list of N, the part's images; filled with arrays [C, H, W].
+        meter: Has what it takes.
+    """
+
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: list[Any], meter: Meter) -> None:
+        self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
+        self.takes_rows = getattr(decoder, "takes_rows", False)
+        self.clipped = self.slow = 0
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """See :meth:`Sink.add`."""
+        errors: list[DecodeError | None] = []
+        for k, row in enumerate(rows.tolist()):
+            one, drawn = slice(k, k + 1), draws.take([k])
+            image = np.empty((1, 3, *drawn.output_size[0].tolist()), self._recipe.storage_dtype)
+            sink = PixelSink(self._decoder, self._recipe, None, image, self._meter)
+            first = None if first_rows is None else first_rows[one]
+            errors += sink.add(np.zeros(1, np.int64), buffers[one], orientations[one], drawn, first)
+            self._images[row] = image[0]
+            self.clipped, self.slow = self.clipped + sink.clipped, self.slow + sink.slow
         return errors
 
     def close(self) -> dict[int, Buffer]:

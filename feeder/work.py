@@ -187,11 +187,7 @@ class Work:
         """
         report = Report()
         samples = self.samples_of(ids)
-        sink: Sink
-        if self.stager is None:
-            sink = PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
-        else:
-            sink = StagedSink(self.stager, self.recipe, images, self.meter)
+        sink = self._sink(images)
         errors = self._make(epoch, np.arange(len(ids)), ids, sink, labels, report, beat)
         if any(errors):
             for row, error in enumerate(errors):
@@ -201,6 +197,11 @@ class Work:
         report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
         report.fields = [[self.reader.field(i, name) for i in samples.tolist()] for name in self.fields]
         return report
+
+    def _sink(self, images: Any) -> Sink:
+        if self.stager is None:
+            return PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
+        return StagedSink(self.stager, self.recipe, images, self.meter)
 
     def samples_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The samples that a request's ids name, see :class:`feeder.assembly.Request`; int64 of any shape."""

@@ -22,12 +22,12 @@ from torch.utils.data import RandomSampler, Subset, get_worker_info
 
 from feeder import fastpath
 from feeder.carry import Slot, pack, pack_whole, unpack, unpack_whole
-from feeder.dataset import ShardDataset
+from feeder.dataset import FolderDataset, ShardDataset
 from feeder.decode.base import TrainerDecoder
 from feeder.errors import ArgumentError, DecodeError, WorkerError
 from feeder.loader import DataLoader
 from feeder.transforms import Compose, MixUp, Normalize, RandomResizedCrop, Resize, ToDtype
-from tests.loader_data import write_shards
+from tests.loader_data import encode, write_shards
 
 FIELDS = ("index", "key", "json", "cls")
 
@@ -103,6 +103,33 @@ def test_a_large_batch_is_made_whole(tmp_path: Path, workers: int) -> None:
     assert collated.stats()["substitutions"] == plain.stats()["substitutions"] != []
     for name in ("skipped", "samples", "encoded_bytes"):
         assert collated.stats()[name] == plain.stats()[name] > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_of_different_sizes_are_for_a_collate_fn_to_put_together(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "x").mkdir()
+    for i in range(30):
+        (tmp_path / f"x/{i:02}.png").write_bytes(encode(i, (10 + i, 40 - i)))
+    (tmp_path / "x/05.png").write_bytes(b"no image")
+    dataset = FolderDataset(tmp_path, Resize(20), fields=("index",))
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": workers, "on_error": "skip", "seed": 1}
+    loader = DataLoader(dataset, collate_fn=as_they_are, rank=0, world_size=1, **options)
+    assert loader.path == "fast"
+    samples = [sample for _ in range(2) for batch in loader for sample in batch]
+    (substitution,) = loader.stats()["substitutions"][:1]
+    expected = [i if i != 5 else substitution["substitute"] for i in range(30)]
+    assert [sample[2] for sample in samples[:30]] == expected
+    for image, label, index in samples:
+        assert (label, image.shape) == (0, dataset[index][0].shape)
+        assert torch.equal(image, dataset[index][0])
+    assert len({image.shape for image, _, _ in samples}) > 10
+    stacking = DataLoader(dataset, collate_fn=default_like, **options)
+    with pytest.raises(ArgumentError, match=r"different sizes: Resize\(.*\) keeps each image's shape"):
+        next(iter(stacking))
+
+
+def default_like(samples: list[Any]) -> Any:
+    return torch.stack([sample[0] for sample in samples])
 
 
 def test_random_draws_of_a_collate_fn_follow_from_seed_epoch_and_place(shards: Path) -> None:

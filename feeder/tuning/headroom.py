@@ -330,7 +330,8 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
         return None
     rows = np.array(kept)
     size = work.recipe.output_size
-    assert size is not None
+    if size is None:
+        return None
     recipe, draws = work.recipe, work.recipe.draw(work.seed, 0, ids[rows], encoded.sizes[rows])
     if work.split is not None:  # the device does the rest
         recipe, draws = work.split.cpu, work.split.draws(draws)
