@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         findings = [finding for finding in findings if finding.level in ("warning", "problem")]
     found = counts(findings)
     if arguments.json:
-        print(json.dumps(to_json(findings)))
+        say(json.dumps(to_json(findings)))
     elif findings or not arguments.quiet:
         if findings:
             say(render(findings, min(100, max(60, shutil.get_terminal_size().columns))) + "\n")

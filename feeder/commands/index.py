@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     rejected = [rejection._asdict() for rejection in summary.rejected]
     if arguments.json:
-        print(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))
+        say(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))
     elif not arguments.quiet:
         say(f"{count(summary.samples, 'sample')} in {count(summary.shards, 'tar')}\n  index     {summary.path}")
         for rejection in summary.rejected:

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     if arguments.json:
         found = None if damages is None else [damage._asdict() for damage in damages]
-        print(json.dumps(report.to_json() | {"damages": found}))
+        say(json.dumps(report.to_json() | {"damages": found}))
     else:
         say(render(report))
         if damages is not None:

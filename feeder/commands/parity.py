@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=terminal_progress(arguments.quiet),
     )
     if arguments.json:
-        print(json.dumps(report.to_json()))
+        say(json.dumps(report.to_json()))
     elif not arguments.quiet:
         say(report.render())
     return 0 if report.passed else EXIT_ERROR

@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.src, arguments.out, options, progress=progress, dry_run=arguments.dry_run, force=arguments.force
     )
     if arguments.json:
-        print(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
+        say(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
     elif not arguments.quiet:
         _print_summary(summary, arguments.dry_run)
     elif summary.loss and not summary.too_many_bad:

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         prefetch_factor=arguments.prefetch_factor,
     )
     if arguments.json:
-        print(json.dumps({"machine": machine(), "recipe": describe(*recipe), **found.to_json()}))
+        say(json.dumps({"machine": machine(), "recipe": describe(*recipe), **found.to_json()}))
     else:
         say(f"{count(len(dataset), 'image')}, batch {arguments.batch_size}, {describe(*recipe)}\n{found.render()}")
     if found.outcome.interrupted:

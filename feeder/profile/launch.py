@@ -62,7 +62,7 @@ def run_script(path: str, arguments: Sequence[str]) -> tuple[int, BaseException 
 def show(error: BaseException) -> None:
     """Prints what a script did not catch, as Python would: without the frames that ran it."""
     if isinstance(error, SystemExit):
-        print(error.code, file=sys.stderr)
+        print(error.code, file=sys.stderr)  # noqa: T201  the script's own
         return
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
