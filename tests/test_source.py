@@ -883,6 +883,8 @@ def test_concatenated_tars_are_read_to_the_end(tmp_path: Path) -> None:
     assert rejected(out) == {}
     assert {path for path, _, _ in samples_of(out)} == {f"t.tar/dir/{i:04d}" for i in range(6)}
     assert index_tars(str(tmp_path / "in")).samples == 6
+    (tmp_path / "t.tar.gz").write_bytes(b"".join(map(gzip.compress, parts)))
+    assert shard(str(tmp_path / "t.tar.gz"), str(tmp_path / "out-gz"), kept()).samples == 6
 
 
 def test_samples_where_archives_meet_may_have_any_format_and_lack_what_others_lack(tmp_path: Path) -> None:
