@@ -191,7 +191,7 @@ def wrap(name):
 for name in real:
     setattr(os, name, wrap(name))
 options = feeder.shard.ShardOptions(samples_per_shard=20, workers=1, max_bad=1)
-feeder.shard.shard(sys.argv[1], sys.argv[2], options)
+feeder.shard.shard(sys.argv[1], sys.argv[2], options, force=len(sys.argv) > 4)
 """
 
 
@@ -511,6 +511,28 @@ def test_force_replaces_an_unfinished_run_and_resumes_its_own(tree: Path, tmp_pa
         shard(str(tree), str(out), options, progress=StopAfter(20), force=True)
     assert shard(str(tree), str(out), options, force=True).written_shards < 12
     assert contents(out) == contents(tmp_path / "expected")
+
+
+@pytest.mark.slow
+def test_killed_anywhere_while_it_replaces_a_set_force_ends_as_a_new_one(tree: Path, tmp_path: Path) -> None:
+    old, out = tmp_path / "old", tmp_path / "out"
+    options = ShardOptions(samples_per_shard=20, max_bad=1)
+    shard(str(make_tree(tmp_path / "other", 2, 6, first_seed=77)), str(old), kept(samples_per_shard=2))
+    shard(str(tree), str(tmp_path / "expected"), options)
+    expected = contents(tmp_path / "expected")
+    for step in range(200):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(old, out)
+        command = [sys.executable, "-c", KILLED, str(tree), str(out), str(step), "force"]
+        killed = subprocess.run(command, check=False)
+        if killed.returncode == 0:
+            break
+        assert killed.returncode == -signal.SIGKILL
+        shard(str(tree), str(out), options, force=True)
+        assert contents(out) == expected, f"killed at step {step}"
+    else:
+        pytest.fail("the run has no end")
+    assert step > 20
 
 
 def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> None:

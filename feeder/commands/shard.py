@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
     elif not arguments.quiet:
         _print_summary(summary, arguments.dry_run)
-    elif summary.loss and not summary.too_many_bad:
+    elif summary.loss and not summary.too_many_bad and not arguments.dry_run:
         say(f"feeder: {summary.loss}", file=sys.stderr)
     if summary.clipped:
         say(f"feeder: warning: {clipped_warning(summary.clipped)}", file=sys.stderr)
