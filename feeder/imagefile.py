@@ -61,5 +61,7 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         return data
     except MemoryError:
         raise MemoryError(f"{path}: not enough memory for its {size:,} bytes") from None
+    except OSError as error:  # which has no name where a descriptor was read
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)

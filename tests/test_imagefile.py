@@ -238,3 +238,21 @@ def test_a_disk_that_fails_in_a_tar_ends_the_run(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tar._HeaderFile, "read", fail)
     with pytest.raises(SourceError, match=rf"x\.tar: can't be read: {os.strerror(code)}"):
         shard(str(tmp_path / "x.tar"), str(tmp_path / "out"), kept())
+
+
+def test_a_disk_that_fails_in_a_members_bytes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar(tmp_path / "x.tar", tar_members(3))
+    real = os.pread
+
+    def fail(descriptor: int, count: int, offset: int) -> bytes:
+        if count > 64 and os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "x.tar"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(descriptor, count, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(ShardError, match=r"x\.tar: Stale file handle; nothing is lost"):
+            shard(str(tmp_path / "x.tar"), str(tmp_path / "out"), kept())
+        with pytest.raises(OSError, match=r"x\.tar"):
+            index_tars(str(tmp_path / "x.tar"))
+    assert shard(str(tmp_path / "x.tar"), str(tmp_path / "out"), kept()).samples == 3

@@ -172,7 +172,10 @@ def _run(
                 source.close()
     except OSError as error:
         if error.errno not in DISK_FULL:
-            raise ShardError(f"{error.filename or out}: {error.strerror or error}") from error
+            raise ShardError(
+                f"{error.filename or out}: {error.strerror or error}; nothing is lost: mend this and run the same "
+                "command again"
+            ) from error
         raise ShardError(
             f"{out}: the disk is full ({error.strerror}); nothing is lost: free some space and run the same "
             "command again"

@@ -340,6 +340,7 @@ class Source:
         return data
 
     def _pread(self, descriptor: int, part: Part) -> bytes:
+        path = self.containers[part.container].path
         try:
             if not part.field or is_image_field(part.field):
                 check_size(descriptor, part.offset, part.length, max_bytes=self.max_file_bytes)
@@ -347,9 +348,10 @@ class Source:
                 raise ValueError(f"field {part.field!r} has {part.length:,} bytes, more than {self.max_file_bytes:,}")
             return os.pread(descriptor, part.length, part.offset)
         except MemoryError:
-            path = self.containers[part.container].path
             place = f"{part.length:,} bytes at byte {part.offset}"
             raise MemoryError(f"{path}: not enough memory for {place}") from None
+        except OSError as error:  # which has no name where a descriptor was read
+            raise OSError(error.errno, error.strerror, path) from None
 
 
 def _changed(path: str, expected: str, found: str) -> SourceError:
