@@ -443,18 +443,20 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
     """
     fields: dict[str, int] = {}
     shards: list[ShardEntry] = []
-    opened = Index(parts[0]) if parts else None
-    targets = opened.targets if opened is not None else ()
-    present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if opened is not None and opened.has_column(name))]
-    counts = dict.fromkeys(present, 0)
-    for name in _STARTS:
-        counts[name] = 1 - len(parts)  # each part has a 0 of its own, of which one is kept
+    targets: tuple[str, ...] = ()
+    sizes: list[dict[str, int]] = []
     for part in map(Index, parts):
         for field in part.fields:
             fields.setdefault(field, len(fields))
         shards.extend(part.shards)
-        for name in present:
-            counts[name] += part.column(name).size
+        targets = part.targets
+        names = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if part.has_column(name))]
+        sizes.append({name: part.column(name).size for name in names})
+    # Parts that an earlier feeder wrote, of a run that was resumed, may lack a column that the others have.
+    present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if parts and all(name in part for part in sizes))]
+    counts = {name: sum(part[name] for part in sizes) for name in present}
+    for name in _STARTS:
+        counts[name] += 1 - len(parts)  # each part has a 0 of its own, of which one is kept
 
     def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
         base = 0

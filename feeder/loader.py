@@ -54,7 +54,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     For a feeder dataset (with a recipe of fixed output size or a ``collate_fn``, and batches) the fast path yields
     ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
-    ToDtype/Normalize ask for; labels int64 [N]; fields lists of N, "index" int64 [N]; or what a ``collate_fn`` makes of
+    ToDtype/Normalize ask for; labels int64 [N], of targets float32 [N] or [N, K]; fields lists of N, "index" and other
+    numbers int64 [N]; or what a ``collate_fn`` makes of
     the samples. Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of
     workers or ranks. The same holds for torch's ``Subset`` of one, with the indices that it has when the loader is
     made: its samples are drawn for by their place in it, and named by their ids in the whole; and for torch's

@@ -300,7 +300,7 @@ class ShardReader:
         ids = np.concatenate([owners, images])
         offsets = np.concatenate([index.column("member_offset")[rows], index.offset[images]])
         lengths = np.concatenate([index.column("member_length")[rows], index.length[images]])
-        is_inside = ids < count
+        is_inside = (ids >= 0) & (ids < count)  # others are of a damaged index
         ids, offsets, lengths = ids[is_inside], offsets[is_inside], lengths[is_inside]
         values: list[Any] = [None] * count
         for k in np.lexsort((offsets, index.shard[ids])).tolist():

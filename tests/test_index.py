@@ -73,6 +73,19 @@ def test_merged_parts_read_like_one(tmp_path: Path) -> None:
     assert index.column("row_data").tolist() == [32, 20, 12_000, 24_000] * 2
 
 
+def test_parts_of_a_resumed_run_may_lack_the_rows(tmp_path: Path) -> None:
+    parts = [build(tmp_path / "a", 0, 2), build(tmp_path / "b", 0, 3)]
+    numbered = IndexBuilder(0, numbered=True)
+    numbered.write(str(tmp_path / "c"), [ShardEntry("c.tar", 512)])
+    for order in (parts, [str(tmp_path / "c"), *parts]):
+        merge_indexes(order, str(tmp_path / "merged"))
+        merged = Index(tmp_path / "merged")
+        assert len(merged) == 5
+        assert not merged.has_column("source_row")
+    merge_indexes([str(tmp_path / "c")], str(tmp_path / "merged"))
+    assert Index(tmp_path / "merged").has_column("source_row")
+
+
 def test_an_index_of_no_samples_opens(tmp_path: Path) -> None:
     assert len(Index(build(tmp_path / "index.bin", 0, 0))) == 0
 

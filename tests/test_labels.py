@@ -363,6 +363,16 @@ def test_the_commands_take_columns_for_labels(tmp_path: Path) -> None:
     assert ShardDataset(tmp_path / "set/y.bin").targets == [2, 4]
 
 
+def test_a_column_gives_no_sample_the_value_of_another_by_a_damaged_index(tmp_path: Path) -> None:
+    path = unlabelled(tmp_path, [b"1", b"2", b"3"])
+    index = Index(path / INDEX_NAME)
+    columns: dict[str, Any] = {name: [np.array(index.column(name))] for name in COLUMNS}
+    columns["member_start"] = [np.full(4, 3, np.uint64)]
+    counts = {name: len(column[0]) for name, column in columns.items()}
+    write_index(str(path / INDEX_NAME), index.shards, index.fields, columns, counts)
+    assert ShardDataset(path, labels=False).column("cls") == [None] * 3
+
+
 def test_a_dataset_says_what_it_is(tmp_path: Path) -> None:
     images = make_tree(tmp_path / "images", 2, 3)
     assert repr(FolderDataset(images)) == f"FolderDataset({str(images)!r}, samples=6, classes=2)"

@@ -248,7 +248,7 @@ class _Listing:
         if path is None and image is None:
             raise SourceError(
                 f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: name it with "
-                "--path-column or --image-column"
+                "--path-column or --image-column, ids with --path-column and --suffix"
             )
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
