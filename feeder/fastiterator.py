@@ -13,6 +13,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feeder.assembly import Assembly, Finished, assemble_here
+from feeder.callers import warn
 from feeder.closing import Use
 from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, map_tensors, slot_guard
@@ -22,6 +23,8 @@ from feeder.generic_reason import explain_sizes
 from feeder.order import Split
 from feeder.read import NUMBER_FIELDS
 from feeder.replay import Replay
+from feeder.text import count, printable
+from feeder.work import Substitution
 
 if TYPE_CHECKING:
     from feeder.fastpath import FastPath
@@ -57,6 +60,9 @@ class Progress:
         steps: How many batches it has handed out.
         exhausted: Whether the epoch is over.
         asked: Whether a batch was asked for.
+        samples: How many samples it has handed out.
+        skipped: How many of them took the place of bad ones.
+        first_skipped: The first that one took the place of.
     """
 
     place: Place
@@ -65,12 +71,28 @@ class Progress:
     steps: int = 0
     exhausted: bool = False
     asked: bool = False
+    samples: int = 0
+    skipped: int = 0
+    first_skipped: Substitution | None = None
 
     def now(self) -> Place:
         """Where an iteration would go on after what was handed out."""
         split = self.split
         start = self.place.start + self.steps if split is None else split.consumed(self.steps)
         return Place(self.place.epoch, start)
+
+    def warn_of_skipped(self) -> None:
+        """Says at the end of an epoch how many samples others took the place of."""
+        first = self.first_skipped
+        if first is None:
+            return
+        share = self.skipped / self.samples
+        warn(
+            f"{self.skipped:,} of {count(self.samples, 'sample')} of epoch {self.place.epoch} ({share:.2%}) were bad, "
+            f"and others took their place (on_error='skip'); the first: {printable(first.key or 'no key')}: "
+            f"{printable(first.reason)}; stats()['substitutions'] lists them, and `feeder inspect --verify` those of a "
+            "shard set"
+        )
 
     @property
     def is_midway(self) -> bool:
@@ -170,6 +192,7 @@ class FastIterator:
             self._end()
             if self._progress.exhausted:
                 self._path.warn_of_clipped()
+                self._progress.warn_of_skipped()
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way
@@ -268,6 +291,11 @@ class FastIterator:
         self._asked_ns = now
         if isinstance(finished, BaseException):
             return
+        progress, skipped = self._progress, finished.substitutions
+        progress.samples += len(finished.arrays.labels)
+        progress.skipped += len(skipped)
+        if skipped and progress.first_skipped is None:
+            progress.first_skipped = skipped[0]
         path.counts["batches"] += 1
         path.counts["samples"] += len(finished.arrays.labels)
         path.counts["skipped"] += len(finished.substitutions)

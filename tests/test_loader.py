@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -362,6 +363,26 @@ def test_skipped_samples_have_the_same_substitutes_whatever_the_workers(tmp_path
     assert [entry["key"] for entry in ledger] == [f"{i:08d}" for i in (3, 9, 10, 11)]
     assert all(entry["shard"] == "shard-000000.tar" and entry["offset_bytes"] and entry["reason"] for entry in ledger)
     assert [entry["substitute"] for entry in ledger] == [ids[i] for i in (3, 9, 10, 11)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_end_of_an_epoch_tells_of_skipped_samples(tmp_path: Path, workers: int) -> None:
+    folder = write_shards(tmp_path, 40, bad=(3, 9, 10, 11, 17, 29, 31, 39))
+    loader = DataLoader(ShardDataset(folder, RECIPE), batch_size=8, on_error="skip", num_workers=workers)
+    told = r"^8 of 40 samples of epoch 0 \(20.00%\) were bad, .*; the first: 00000003: .*stats\(\)\['substitutions'\]"
+    with pytest.warns(UserWarning, match=told) as caught:
+        _epoch(loader)
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(UserWarning, match="^8 of 40 samples of epoch 1 ") as caught:
+        _epoch(loader)
+    assert len(caught) == 1
+
+
+def test_an_epoch_without_bad_samples_tells_of_none(tmp_path: Path) -> None:
+    loader = DataLoader(ShardDataset(write_shards(tmp_path, 8), RECIPE), batch_size=8, on_error="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _epoch(loader)
 
 
 def test_nothing_but_bad_samples_is_an_error_even_when_skipping(tmp_path: Path) -> None:
