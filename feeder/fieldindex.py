@@ -94,6 +94,8 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
         try:
             info = reader.header(i, int(place["offset"][i]), int(place["length"][i]))
         except (DecodeError, ValueError) as error:
+            if isinstance(error.__cause__, OSError):  # the disk's, and no reason to leave the sample out for good
+                raise
             has_field[i], reason = False, reason or f"; the first, {index.key(i)!r}: {error}"
         else:
             place["width"][i], place["height"][i] = info.width_px, info.height_px

@@ -264,7 +264,8 @@ class ShardReader:
             length: Its bytes.
 
         Raises:
-            ValueError: if it is no image that can be read.
+            DecodeError: if its bytes can't be read; an error of the disk is the cause.
+            ValueError: if it is no image.
         """
         data = self._member(i, offset, min(length, _HEADER_BYTES))
         if length > len(data):
@@ -362,7 +363,7 @@ class ShardReader:
         try:
             _pread(self._open(shard)[0], offset, memoryview(data))
         except DecodeError as error:
-            raise self.at(error, i) from None
+            raise self.at(error, i) from error.__cause__
         if self._has_changed(shard):
             self._check(i)
         return bytes(data)
@@ -433,7 +434,7 @@ def _pread(descriptor: int, offset: int, view: memoryview) -> None:
         try:
             count = os.preadv(descriptor, [view[done:] if done else view], offset + done)
         except OSError as error:
-            raise DecodeError(f"read failed at byte {offset + done}: {error.strerror}") from None
+            raise DecodeError(f"read failed at byte {offset + done}: {error.strerror}") from error
         if count == 0:
             raise DecodeError(
                 f"expected {len(view)} bytes at byte {offset}, got {done}: the shard was cut off; "

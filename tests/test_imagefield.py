@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from PIL import Image
 
 from feeder.cli import main
 from feeder.dataset import ShardDataset
-from feeder.errors import ArgumentError, ShardError, SourceError
+from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
 from feeder.index import Index
 from feeder.inspect import inspect, verify
 from feeder.loader import DataLoader
@@ -245,6 +247,22 @@ def test_a_field_without_images_is_an_error(tmp_path: Path, field: str) -> None:
     folder = indexed(tmp_path / "set")
     with pytest.raises(ArgumentError, match=f"image_field='{field}'"):
         ShardDataset(folder, image_field=field)
+    assert not list(folder.glob("index.*.bin"))
+
+
+def test_a_disk_that_fails_leaves_no_sample_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = indexed(tmp_path / "set")
+    real, calls = os.preadv, iter(range(100))
+
+    def fail(*arguments: object) -> int:
+        if next(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        with pytest.raises(DecodeError, match=r"a\.tar at byte .*read failed at byte \d+: Input/output error"):
+            ShardDataset(folder, image_field="mask.png")
     assert not list(folder.glob("index.*.bin"))
 
 

@@ -287,6 +287,14 @@ def test_a_folder_that_vanishes_while_it_is_listed_ends_the_run(
         shard(str(source), str(tmp_path / "out"))
 
 
+def test_a_source_behind_an_unreadable_folder_is_not_called_missing(unprivileged: Path) -> None:
+    make_tree(unprivileged / "secret" / "src", 1, 1)
+    (unprivileged / "secret").chmod(0)
+    for name in ("src", "list.csv", "x.tar"):
+        with pytest.raises(SourceError, match=f"secret/{name}: can't be looked at: Permission denied"):
+            shard(str(unprivileged / "secret" / name), str(unprivileged / "out"))
+
+
 def test_a_pattern_of_tars_passes_over_no_unreadable_folder(unprivileged: Path) -> None:
     for name in "ab":
         (unprivileged / name).mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from feeder.errors import SourceError
@@ -20,6 +21,10 @@ __all__ = [
     "overlaps_source",
     "source_kind",
 ]
+
+
+# Of a pattern, or a mistake, which gets an error of its own.
+_NO_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def open_source(
@@ -63,6 +68,13 @@ def source_kind(path: str) -> str:
     Raises:
         SourceError: if it is none of these, or isn't there.
     """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in _NO_PATH:
+            raise SourceError(f"{path}: can't be looked at: {error.strerror}") from None
+    except ValueError as error:
+        raise SourceError(f"{path!r}: is no path: {error}") from None
     if os.path.isdir(path):
         try:
             return "tars" if _is_tar_folder(path) else "folder"
