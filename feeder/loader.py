@@ -253,13 +253,26 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._serve_metrics()
             return
         make_resumable(self.sampler)
-        given = (seed, rank, backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load)
-        if isinstance(shuffle, Window) or given != (None, None, "auto", "fast", "raise", False, None, None, None):
+        given = {
+            "shuffle=Window(...)": isinstance(shuffle, Window),
+            "seed": seed is not None,
+            "rank": rank is not None,
+            "world_size": world_size is not None,
+            "backend": backend != "auto",
+            "fidelity": fidelity != "fast",
+            "on_error": on_error != "raise",
+            "channels_last": channels_last,
+            "mix": mix is not None,
+            "gpu_memory_limit_bytes": gpu_memory_limit_bytes is not None,
+            "hw_decoder_load": hw_decoder_load is not None,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if names:
+            are, them = ("is", "it") if len(names) == 1 else ("are", "them")
             raise ArgumentError(
-                "shuffle=Window(...), seed, rank, world_size, backend, fidelity, on_error, channels_last, mix, "
-                "gpu_memory_limit_bytes and hw_decoder_load are for feeder's datasets, in batches, with a recipe of "
-                "fixed output size; elsewhere torch's random state and samplers rule. "
-                f"Here {self._generic_reason}"
+                f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
+                f"{self._generic_reason}. Leave {them} out: torch's random state and samplers rule here, so "
+                "torch.manual_seed(), generator= or a sampler is the way"
             )
         self._warn_of_torchs_path(own_order)
         self.generic_meters  # noqa: B018  made before another thread may ask for it
@@ -287,6 +300,26 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _serve_metrics(self) -> None:
         if self.metrics_port is not None and self._metrics is None:
             self._metrics = Metrics(self, self.metrics_port, self.metrics_address)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_path_arguments"):
+            return super().__repr__()
+        dataset: Any = self.dataset
+        shuffle, own_order = self._path_arguments
+        if self.batch_size is None and not own_order:
+            order = f"batch_sampler={type(self.batch_sampler).__name__}"
+        else:
+            order = f"batch_size={self.batch_size}, "
+            order += f"shuffle={shuffle}" if own_order else f"sampler={type(self.sampler).__name__}"
+        parts = [
+            repr(dataset) if self._source is dataset else type(dataset).__name__,
+            order,
+            f"num_workers={self.num_workers}",
+            *([] if self.seed is None else [f"seed={self.seed}"]),
+            *([] if self.device is None else [f"device={str(self.device)!r}"]),
+            f"path={self.path!r}",
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def path(self) -> Literal["fast", "generic"]:

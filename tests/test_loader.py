@@ -365,6 +365,32 @@ def test_skipped_samples_have_the_same_substitutes_whatever_the_workers(tmp_path
     assert [entry["substitute"] for entry in ledger] == [ids[i] for i in (3, 9, 10, 11)]
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": 1}, "^seed is for feeder's datasets, .* Here the dataset is a list. Leave it out: .*manual_seed"),
+        ({"backend": "cpu", "on_error": "skip"}, "^backend, on_error are for .*Leave them out"),
+        ({"shuffle": Window(4)}, r"^shuffle=Window\(...\) is for "),
+    ],
+)
+def test_an_argument_that_other_datasets_do_not_take_is_named_alone(options: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        DataLoader([1, 2], **options)
+
+
+def test_loaders_show_what_they_are(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 8), RECIPE)
+    fast = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, device="cpu")
+    held = f"DataLoader({dataset!r}, batch_size=4, "
+    assert repr(fast) == f"{held}shuffle=True, num_workers=2, seed=0, device='cpu', path='fast')"
+    assert repr(DataLoader(dataset, 4, sampler=[1])) == f"{held}sampler=list, num_workers=0, seed=0, path='fast')"
+    plain = DataLoader(range(9), shuffle=True)  # type: ignore[arg-type]
+    assert repr(plain) == "DataLoader(range, batch_size=1, shuffle=True, num_workers=0, path='generic')"
+    batches = DataLoader(range(9), batch_sampler=[[1, 2]])  # type: ignore[arg-type]
+    assert repr(batches) == "DataLoader(range, batch_sampler=list, num_workers=0, path='generic')"
+    assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.loader.DataLoader object")
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_end_of_an_epoch_tells_of_skipped_samples(tmp_path: Path, workers: int) -> None:
     folder = write_shards(tmp_path, 40, bad=(3, 9, 10, 11, 17, 29, 31, 39))
