@@ -98,14 +98,16 @@ def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
         labels = np.append(found.labels, -1)[codes]
     elif names is not None and names != wanted:
         places = name_numbers(names, wanted)
+        if labels.max(initial=-1) >= len(names):
+            raise ArgumentError(f"{reader.place}: has a label {labels.max()}, but names of {len(names)} classes only")
         used = np.unique(labels[labels >= 0])
-        lost = [names[label] for label in used.tolist() if label < len(names) and places[label] < 0]
+        lost = [names[label] for label in used.tolist() if places[label] < 0]
         if lost:
             raise ArgumentError(
                 f"classes= lacks {lost[0]!r}" + (f" and {len(lost) - 1} more" if lost[1:] else "") + ", of which there "
                 "are samples: add it, or leave its samples out with torch.utils.data.Subset"
             )
-        labels = np.append(places, -1)[np.where(labels < len(places), labels, -1)]
+        labels = np.append(places, -1)[labels]
     elif labels.max(initial=-1) >= len(wanted):
         raise ArgumentError(f"classes= has {len(wanted)} names, but there is a label {labels.max()}")
     reader.relabel(labels, wanted)

@@ -15,12 +15,13 @@ from torch.utils.data import Subset
 
 from feeder import DataLoader, FolderDataset, ShardDataset
 from feeder.cli import main
-from feeder.errors import ArgumentError, FormatError
+from feeder.errors import ArgumentError, FormatError, SourceError
 from feeder.index import COLUMNS, INDEX_NAME, Index, write_index
 from feeder.inspect import inspect, render
 from feeder.shard import ShardOptions, shard, write_shards
 from feeder.shard.encode import EncodeOptions
 from feeder.source import ManifestColumns
+from feeder.source.labels import LabelColumn
 from feeder.tarindex import index_tars
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
 from tests.images import make_tree
@@ -215,6 +216,28 @@ def test_classes_number_labels_by_name(tmp_path: Path) -> None:
                 type(dataset)(dataset_path(dataset), classes=wrong)  # type: ignore[arg-type]
     packed = pickle.dumps(ShardDataset(tmp_path / "set", classes=[f"class-{k}" for k in range(3)]))
     assert len(packed) < 2000
+
+
+def test_many_different_labels_are_targets_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.source.labels._MAX_CLASSES", 3)
+    column = LabelColumn("the table", "name another column")
+    for number in (0.5, 1, 2, 3.25, 4):
+        column.add(number)
+    targets = column.finish().targets
+    assert targets is not None
+    assert targets.tolist() == [0.5, 1, 2, 3.25, 4]
+    for values in (["a", "b", "c", "d"], [1, 2, 3, 4]):
+        column = LabelColumn("the table", "name another column")
+        with pytest.raises(SourceError, match="the table holds more than 3 different labels: name another column"):
+            list(map(column.add, values))
+
+
+def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
+    write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["a", "b", "c"])
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({"classes": manifest["classes"][:2]}))
+    with pytest.raises(ArgumentError, match="has a label 2, but names of 2 classes only"):
+        ShardDataset(tmp_path, classes=["b", "a"])
 
 
 def dataset_path(dataset: FolderDataset | ShardDataset) -> str:

@@ -499,10 +499,17 @@ def test_a_label_column_may_be_left_alone(images: Path, tmp_path: Path) -> None:
     for given in ({"label": "a", "targets": ("b",)}, {"label": "a", "has_labels": False}, {"path": "a", "label": "a"}):
         with pytest.raises(ArgumentError, match="column 'a'"):
             ManifestColumns(**given)  # type: ignore[arg-type]
-    with pytest.raises(SourceError, match="--no-labels is for manifests"):
-        sharded(images, tmp_path / "b", ManifestColumns(has_labels=False))
-    with pytest.raises(SourceError, match="a folder's classes are its subfolders"):
-        sharded(images, tmp_path / "b", ManifestColumns(label="a"))
+    with pytest.raises(SourceError, match="--suffix is for manifests"):
+        sharded(images, tmp_path / "b", ManifestColumns(suffix=".jpg"))
+    for columns in (ManifestColumns(has_labels=False), ManifestColumns(label="a")):
+        with pytest.raises(SourceError, match="a folder's classes are its subfolders"):
+            sharded(images, tmp_path / "b", columns)
+    assert not (tmp_path / "b" / "out").exists()
+    write_tar(tmp_path / "t.tar", [("a.jpg", JPEG), ("a.cls", b"dog")])
+    index = index_tars(str(tmp_path / "t.tar"), columns=ManifestColumns(has_labels=False)).path
+    assert ShardDataset(index, labels=False, fields=["cls"])[0][1:] == (-1, b"dog")
+    with pytest.raises(ArgumentError, match="labels=False"):
+        ShardDataset(index)
 
 
 def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def mib(size_bytes: int) -> str:
 
 
 def add_labels(command: Any, what: str) -> None:
-    """Adds --label-column and --target-column, which name things of a kind."""
+    """Adds --label-column and --target-column, which name things of a kind, and --no-labels."""
     command.add_argument(
         "--label-column",
         metavar="NAME",
@@ -73,6 +73,7 @@ def add_labels(command: Any, what: str) -> None:
         metavar="NAME",
         help=f"{what} with a number in place of the label; several times for several",
     )
+    command.add_argument("--no-labels", action="store_true", help="take no labels")
 
 
 def add_output(command: Any) -> None:

@@ -38,7 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     summary = index_tars(
         arguments.src,
         arguments.out,
-        columns=ManifestColumns(label=arguments.label_column, targets=tuple(arguments.target_column)),
+        columns=ManifestColumns(
+            label=arguments.label_column,
+            targets=tuple(arguments.target_column),
+            has_labels=not arguments.no_labels,
+        ),
         image_field=arguments.image_field,
         progress=terminal_progress(arguments.quiet),
     )

@@ -85,7 +85,6 @@ def add(commands: Any) -> None:
     command.add_argument("--suffix", default="", metavar="EXT", help="put behind each path, such as .jpg behind ids")
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
     add_labels(command, "manifest column, or key of the json in tars,")
-    command.add_argument("--no-labels", action="store_true", help="take no manifest column for the label")
     command.add_argument(
         "--force", action="store_true", help="replace the shard set that is in the output folder, and nothing else"
     )

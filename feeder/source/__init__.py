@@ -57,7 +57,7 @@ def open_source(
         raise SourceError(f"{path}: has no fields to choose the image from; leave --image-field out, it is for tars")
     if kind == "manifest":
         return open_manifest(path, columns, os.path.join(work, "spool"))
-    if columns.label is not None or columns.targets:
+    if columns.label is not None or columns.targets or not columns.has_labels:
         raise SourceError(f"{path}: a folder's classes are its subfolders; it has no columns for labels")
     return open_folder(path, skip_unreadable=skip_unreadable)
 

@@ -48,7 +48,7 @@ class ManifestColumns:
         label: Column with the label: integers from 0 on are class numbers, names are numbered in sorted order, and
             other numbers are targets. Of tars, a key of each sample's ``json``.
         targets: Columns with numbers that take the place of a label; of tars, keys of each sample's ``json``.
-        has_labels: False for a manifest without labels, whatever its columns are called.
+        has_labels: False for a source without labels, whatever its columns or fields are called.
         root: Folder that paths are relative to; None for the manifest's own.
         suffix: Put behind each path, such as ".jpg" behind plain ids.
     """
@@ -81,7 +81,6 @@ class ManifestColumns:
             "--image-column": self.image,
             "--image-root": self.root,
             "--suffix": self.suffix,
-            "--no-labels": not self.has_labels,
         }
         return next((option for option, value in given.items() if value), None)
 

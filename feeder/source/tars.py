@@ -235,12 +235,12 @@ class _Labels:
     """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``."""
 
     def __init__(self, source: Source, pattern: str, columns: ManifestColumns) -> None:
-        if columns.label is None and not columns.targets:
+        if columns.label is None and not columns.targets and columns.has_labels:
             columns = replace(columns, targets=_own_targets(source.root))
         self._source, self._pattern, self._columns = source, pattern, columns
         key = columns.label
         place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
-        way_out = "name a key of the samples' json that has the label with --label-column"
+        way_out = "name a key of the samples' json that has the label with --label-column, or give --no-labels"
         self._column = LabelColumn(place, way_out, ("", "-1") if key is None else ("",))
         self._target = array("f")
         self._found = self._unreadable = 0
@@ -252,6 +252,8 @@ class _Labels:
             ValueError: for a target that is no number.
         """
         columns, part = self._columns, parts.get("cls")
+        if not columns.has_labels:
+            return -1
         if not columns.label and not columns.targets:
             if part is None:
                 return self._column.add(None)
@@ -274,6 +276,8 @@ class _Labels:
             SourceError: if no sample has the keys asked for, or a label can't be one.
         """
         source, columns = self._source, self._columns
+        if not columns.has_labels:
+            return
         samples, manifest = len(source.table), Manifest.read(source.root)
         known = manifest.classes if manifest else None
         asked = [name for name in (columns.label, *columns.targets) if name]
