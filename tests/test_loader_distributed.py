@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from feeder.dataset import ShardDataset
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
 from tests.loader_data import write_shards
+from tests.test_workers import _ended as ended
 
 _RANK = """
 import gc, json, sys
@@ -99,3 +104,53 @@ def test_an_epoch_over_1_2_3_1_ranks_sees_every_sample_once(tmp_path: Path) -> N
     for i in padded:
         seen.remove(i)
     assert sorted(seen) == list(range(50))
+
+
+_LONE_RANK = """
+import json, os, signal, sys
+from torch import distributed
+from feeder.dataset import ShardDataset
+from feeder.loader import DataLoader
+from feeder.transforms import RandomResizedCrop
+
+rank, store, shards, note = json.loads(sys.argv[1])
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+loader = DataLoader(ShardDataset(shards, RandomResizedCrop(8), fields=("index",)), 4, shuffle=True, num_workers=2)
+seen = []
+try:
+    for _, _, index in loader:
+        distributed.all_reduce(torch.zeros(1))
+        seen.append(index.tolist())
+        with open(note, "w") as file:
+            json.dump({"seen": seen, "workers": loader.worker_pids()}, file)
+        if rank and len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+except RuntimeError:
+    state = loader.state_dict()
+    loader.close()
+    print(json.dumps({"seen": seen, "state": state}), flush=True)
+    os._exit(0)  # torch would wait for the rank that is dead
+"""
+
+
+@pytest.mark.slow
+def test_the_rank_that_is_left_of_two_resumes_what_both_had_not_seen(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards", 50)
+    ranks = []
+    for rank in range(2):
+        arguments = json.dumps([rank, str(tmp_path / "store"), str(shards), str(tmp_path / f"note-{rank}")])
+        command = [sys.executable, "-c", "import torch\n" + _LONE_RANK, arguments]
+        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    out, err = ranks[0].communicate(timeout=200)
+    ranks[1].communicate(timeout=200)
+    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL], err
+    left, dead = json.loads(out), json.loads((tmp_path / "note-1").read_text())
+    assert ended(dead["workers"])
+    # The rank that is left had the batch in hand that it could not reduce any more: of both ranks that counts as seen.
+    loader = DataLoader(ShardDataset(shards, RandomResizedCrop(8), fields=("index",)), 4, shuffle=True)
+    loader.load_state_dict(left["state"])
+    rest = [i for _, _, index in loader for i in index.tolist()]
+    seen = [i for batch in left["seen"][:3] + dead["seen"] for i in batch]
+    assert len(rest) == 50 - 4 * 8
+    assert not set(rest) & set(seen)
+    assert len(set(rest)) == len(rest)
