@@ -24,6 +24,7 @@ from feeder.read_joined import JoinedReader, shared_classes
 from feeder.read_part import PartReader
 from feeder.read_shards import ShardReader
 from feeder.relabel import TargetTransform, labels_from_json, named, refuse_unread_labels, transformed, without_labels
+from feeder.sample_numbers import sample_numbers
 from feeder.tensors import as_samples
 from feeder.work import Work
 
@@ -99,7 +100,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         count = len(self)
-        ids = np.array([int(i) for i in indices], np.int64).reshape(-1)
+        ids = sample_numbers(indices)
         for i in ids.tolist():
             if not -count <= i < count:
                 raise IndexError(f"sample {i} is out of range: the dataset has {count} samples")

@@ -20,6 +20,7 @@ from feeder.device import feed_device, map_tensors, slot_guard
 from feeder.engine import Engine
 from feeder.errors import ArgumentError
 from feeder.generic_reason import explain_sizes
+from feeder.limits import explained
 from feeder.order import Split
 from feeder.read import NUMBER_FIELDS
 from feeder.replay import Replay
@@ -197,12 +198,14 @@ class FastIterator:
         except BaseException:
             with contextlib.suppress(Exception):  # it is no news beside what is under way
                 self._end()
-            raise
+            with explained():
+                raise
         self._account(finished)
         if isinstance(finished, BaseException):
             if isinstance(finished, RuntimeError):
                 explain_sizes(self._loader.dataset, finished)
-            raise finished
+            with explained():
+                raise finished
         if self.view is not None:
             self.view.step()
         self._given_ns = time.monotonic_ns()

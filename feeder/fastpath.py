@@ -259,7 +259,9 @@ class FastPath:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
-        version = state.get("version") if isinstance(state, Mapping) else state
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
+        version = state.get("version")
         if version != _STATE_VERSION:
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
         for name, value in self._identity().items():
@@ -269,10 +271,15 @@ class FastPath:
                     "with the dataset and arguments that it was saved with"
                 )
         epoch = state.get("epoch")
-        if not isinstance(epoch, int) or not 0 <= epoch < 1 << 32:
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
         start = state.get("consumed" if self.own_order else "batches")
-        if not isinstance(start, int) or start < 0 or (self.own_order and start > len(self.dataset)):
+        if (
+            not isinstance(start, int)
+            or isinstance(start, bool)
+            or start < 0
+            or (self.own_order and start > len(self.dataset))
+        ):
             raise ArgumentError(
                 f"this state does not fit: it was saved {'with' if self.own_order else 'without'} an explicit sampler, "
                 f"or is damaged (at {start!r} of {len(self.dataset)})"

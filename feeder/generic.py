@@ -36,6 +36,7 @@ from feeder.generic_processes import Message, Processes
 from feeder.generic_reason import explain_sizes
 from feeder.generic_state import IndexIterator
 from feeder.generic_worker import Job, Result, Task
+from feeder.limits import explained
 from feeder.view import LiveView, end_view
 
 if TYPE_CHECKING:
@@ -160,9 +161,11 @@ class WorkersIterator(_BaseDataLoaderIter):
             self.progress.finished = True
             end_view(self)
             raise
-        except RuntimeError as error:
-            explain_sizes(self._dataset, error)
-            raise
+        except (MemoryError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError):
+                explain_sizes(self._dataset, error)
+            with explained():
+                raise
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:

@@ -13,6 +13,7 @@ from feeder.generic_places import without_workers
 from feeder.generic_reason import explain_sizes
 from feeder.generic_state import IndexIterator, load_if_stateful
 from feeder.generic_worker import worker_state
+from feeder.limits import explained
 from feeder.view import LiveView, end_view
 
 if TYPE_CHECKING:
@@ -66,9 +67,11 @@ class HereIterator(_SingleProcessDataLoaderIter):
             self.finished = True
             end_view(self)
             raise
-        except RuntimeError as error:
-            explain_sizes(self._dataset, error)
-            raise
+        except (MemoryError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError):
+                explain_sizes(self._dataset, error)
+            with explained():
+                raise
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from feeder.device import feed_device
+from feeder.errors import ArgumentError
 from feeder.generic import WorkersIterator
 from feeder.generic_here import HereIterator
 from feeder.generic_places import Progress, epoch_is_over
@@ -106,6 +107,13 @@ class GenericPath:
 
     def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
+        if state and "_iterator_finished" not in state:
+            raise ArgumentError(
+                f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
+                f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
+            )
         self.close(loader)
         self._here = self._progress = self._prepared = self._on_device = None
         self._loaded = state or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import collections
 import contextlib
 import os
@@ -192,7 +193,8 @@ def worker_main(connection: socket.socket, job: Job) -> None:
     """
     signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
     connection.settimeout(None)  # whatever the script's default for sockets is
-    threading.Thread(target=_watch, args=(connection.fileno(), os.getppid()), daemon=True).start()
+    # Not by a Thread: for one that ends at its start, for want of memory, Thread.start() waits for ever.
+    _thread.start_new_thread(_watch, (connection.fileno(), os.getppid()))
     with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
         _run(Channel(connection), job)
 

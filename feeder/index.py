@@ -45,6 +45,7 @@ import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.files import atomic_file, open_regular
+from feeder.limits import explained
 from feeder.read import NUMBER_FIELDS
 
 __all__ = [
@@ -250,7 +251,9 @@ class Index:
             self._samples = int(header["samples"])
             origin = header.get("image_of")
             self.image_of = None if origin is None else ImageOf(str(origin["identity"]), int(origin["left_out"]))
-            data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)  # whose elements are had in half the time
+            with explained():
+                mapped = np.memmap(self.path, np.uint8, "r")
+            data = mapped.view(np.ndarray)  # whose elements are had in half the time
             columns = header["columns"]
             self.has_checksums = "header_crc32" in header
             has_rows = all(name in columns for name in _ROWS)

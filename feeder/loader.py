@@ -22,6 +22,7 @@ from feeder.generic_meters import GenericMeters
 from feeder.generic_path import GenericPath
 from feeder.generic_reason import GenericReason, generic_reason
 from feeder.generic_state import draw_seed, make_resumable
+from feeder.limits import explained
 from feeder.metrics import Metrics
 from feeder.order import Window
 from feeder.sampler import show_order, tell_epoch
@@ -407,7 +408,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._serve_metrics()
-        iterator: Any = self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
+        with explained():
+            iterator: Any = self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
         if self.progress and current_ranks(self)[0] == 0:
             if iterator.view is not None:
                 iterator.view.end()

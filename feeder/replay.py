@@ -23,6 +23,7 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.generic_state import Stateful
 from feeder.random_state import RandomSource, get_state, global_sources, set_state
+from feeder.sample_numbers import sample_numbers
 
 __all__ = ["Replay", "check_replay_state"]
 
@@ -77,6 +78,7 @@ class Replay:
         Raises:
             ArgumentError: if a batch is empty, or the sampler gives other samples than when the state was saved.
             IndexError: if a sample is out of range.
+            TypeError: if a sample is no integer.
         """
         number, first, digest, count = 0, 0, _NOTHING, self._samples
         times = np.zeros(count, np.int64)
@@ -91,7 +93,7 @@ class Replay:
         self._digest, self._first = digest, first
         batches = self._begin({} if saved is None else saved["global"])
         for batch in batches:
-            ids = np.array([int(i) for i in batch], np.int64)
+            ids = sample_numbers(batch)
             if not ids.size:
                 raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
             if ids.min() < -count or ids.max() >= count:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from feeder import read_shards
 from feeder.dataset import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.index import COLUMNS, INDEX_NAME, Index, write_index
+from feeder.loader import DataLoader
 from feeder.read_shards import ShardReader
 from feeder.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
@@ -350,6 +352,25 @@ def test_bad_image_is_named(tmp_path: Path) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 4, bad=(2,)))
     with pytest.raises(DecodeError, match="00000002"):
         dataset[2]
+
+
+@pytest.mark.parametrize(
+    "number", [True, 1.0, "1", None, np.bool_(True), np.float32(1), torch.tensor(True), torch.tensor(1.0)]
+)
+def test_only_integers_are_sample_numbers(tmp_path: Path, number: Any) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 4), RandomResizedCrop(8))
+    for ask in (
+        lambda: dataset[number],
+        lambda: dataset.__getitems__([0, number]),
+        lambda: list(DataLoader(dataset, sampler=[0, number])),
+        lambda: list(DataLoader(dataset, batch_sampler=[[0], [number, 1]], num_workers=1)),
+    ):
+        with pytest.raises(TypeError, match="a sample number must be an integer, got"):
+            ask()
+    numbers = [np.int64(1), np.uint8(1), np.array(1), torch.tensor(1), 1]
+    assert [dataset[i][1] for i in numbers] == [1] * 5
+    (batch,) = DataLoader(dataset, batch_size=5, sampler=numbers)
+    assert batch[1].tolist() == [1] * 5
 
 
 def test_index_out_of_range(tmp_path: Path) -> None:

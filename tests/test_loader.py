@@ -910,7 +910,18 @@ def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_pa
         with pytest.raises(ArgumentError, match=reason):
             loader.load_state_dict(state)
     fitting = DataLoader(dataset, shuffle=True, seed=1)
+    generic = DataLoader(torch.arange(4))
+    for bad in (1, None, [], "state", True):
+        for loader in (fitting, generic):
+            with pytest.raises(ArgumentError, match="a state that state_dict\\(\\) gave"):
+                loader.load_state_dict(bad)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"StatefulDataLoader.*fingerprint"):
+        generic.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="version 1"):
+        fitting.load_state_dict(generic.state_dict())
     for bad, reason in [
+        (state | {"epoch": True}, "epoch"),
+        (state | {"consumed": False}, "False"),
         ({}, "version"),
         (state | {"version": 99}, "99"),
         (state | {"backend": "dali"}, "backend"),

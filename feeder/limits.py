@@ -1,0 +1,66 @@
+"""Errors that come from a limit of the process, with the limit's name and value, and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import Iterator
+
+__all__ = ["explained", "limit_reached"]
+
+_MIB = 1 << 20
+# What packages raise as a RuntimeError when the system refused them a descriptor, memory or a thread.
+_WORDS = {
+    "received 0 items of ancdata": errno.EMFILE,
+    os.strerror(errno.EMFILE).lower(): errno.EMFILE,
+    "allocate memory": errno.ENOMEM,
+    "can't start new thread": errno.EAGAIN,
+}
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Around what takes descriptors, memory or processes: an error for want of them names the limit.
+
+    Raises:
+        OSError, MemoryError, RuntimeError: of the kind that it was, with the same ``errno``.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        said = limit_reached(error)
+        if said is None or said in str(error):
+            raise
+        if isinstance(error, OSError):
+            raise OSError(
+                error.errno, f"{error.strerror}: {said}", *([error.filename] if error.filename else [])
+            ) from error
+        text = f"{error}: {said}" if str(error) else said
+        raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(text) from error
+
+
+def limit_reached(error: BaseException) -> str | None:
+    """The limit of this process that an error may come from, and the way out; None if it comes from none."""
+    if isinstance(error, MemoryError):
+        code = errno.ENOMEM
+    elif isinstance(error, OSError):
+        code = error.errno or 0
+    else:
+        text = str(error).lower()
+        code = next((number for words, number in _WORDS.items() if words in text), 0)
+    if code == errno.EMFILE:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"this process may have {most} files open (RLIMIT_NOFILE): raise it, with `ulimit -n 4096` for "
+            "example, or take fewer workers"
+        )
+    if code == errno.ENOMEM and (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        return (
+            f"the address space of this process is limited to {most // _MIB:,} MiB (RLIMIT_AS), of which torch alone "
+            "maps thousands: raise it with `ulimit -v`, and limit memory by a control group, which counts what is used"
+        )
+    if code == errno.EAGAIN and (most := resource.getrlimit(resource.RLIMIT_NPROC)[0]) != resource.RLIM_INFINITY:
+        return f"this user may have {most} processes and threads (RLIMIT_NPROC): raise it with `ulimit -u`"
+    return None

@@ -1,0 +1,43 @@
+"""Sample numbers as callers and samplers give them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["sample_numbers"]
+
+
+def sample_numbers(numbers: Iterable[Any]) -> npt.NDArray[np.int64]:
+    """Numbers as an array.
+
+    Args:
+        numbers: Python's or numpy's integers, or integer tensors of one element.
+
+    Returns:
+        int64 [N].
+
+    Raises:
+        TypeError: naming the first that is something else, also a boolean.
+    """
+    found = list(numbers)
+    if not set(map(type, found)) <= {int}:
+        found = [_checked(number) for number in found]
+    return np.array(found, np.int64)
+
+
+def _checked(number: Any) -> int:
+    is_bool = isinstance(number, bool) or str(getattr(number, "dtype", "")) in ("bool", "torch.bool")
+    try:
+        if not is_bool:
+            return operator.index(number)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"a sample number must be an integer, got {number!r} ({type(number).__name__}); of a mask, "
+        "np.flatnonzero(mask) gives the numbers"
+    )
