@@ -15,9 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
 from feeder.fieldindex import index_of_field
-from feeder.files import open_regular
 from feeder.index import INDEX_NAME
-from feeder.manifest import matches_checksum
+from feeder.manifest import manifest_bytes, matches_checksum
 from feeder.read import Reader, check_fields
 from feeder.read_folder import FolderReader
 from feeder.read_joined import JoinedReader, shared_classes
@@ -444,14 +443,11 @@ def _share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
 def _classes(folder: str) -> list[str] | None:
     """Class names from the manifest beside an index; None if there is none."""
     path = os.path.join(folder, "manifest.json")
-    try:
-        with open(path, "rb", opener=open_regular) as file:
-            text = file.read()
-        manifest = json.loads(text)
-    except FileNotFoundError:
+    text = manifest_bytes(folder)
+    if text is None:
         return None
-    except OSError as error:
-        raise FormatError(f"{path}: this manifest can't be read: {error.strerror}") from None
+    try:
+        manifest = json.loads(text)
     except ValueError as error:
         raise FormatError(f"{path}: damaged manifest: {error}; run `feeder inspect --verify`") from None
     if not matches_checksum(text):

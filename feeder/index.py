@@ -62,6 +62,7 @@ __all__ = [
 
 INDEX_NAME = "index.bin"
 _T = TypeVar("_T")
+_MAX_HEADER_BYTES = 1 << 28  # a million shards; a file of zeros may claim gigabytes
 _MAGIC = b"FEEDERIX"
 _VERSION = 1
 _VERSION_WITH_TARGETS = 2
@@ -568,7 +569,7 @@ def _read_header(path: str) -> dict[str, Any]:
             size = os.fstat(file.fileno()).st_size
             head = file.read(16)
             length = int.from_bytes(head[8:16], "little")
-            if head[:8] != _MAGIC or length > size - 16:
+            if head[:8] != _MAGIC or length > min(size - 16, _MAX_HEADER_BYTES):
                 raise FormatError(
                     f"{path}: not a feeder index (starts with {head[:8]!r}), or cut off; give the shards' folder, or "
                     "rebuild its index with `feeder index`"

@@ -12,11 +12,20 @@ from typing import Any
 from feeder.errors import FormatError
 from feeder.files import atomic_file, open_regular
 
-__all__ = ["MANIFEST_NAME", "PLAN_NAME", "Manifest", "ShardRecord", "is_shard_set", "matches_checksum"]
+__all__ = [
+    "MANIFEST_NAME",
+    "PLAN_NAME",
+    "Manifest",
+    "ShardRecord",
+    "is_shard_set",
+    "manifest_bytes",
+    "matches_checksum",
+]
 
 MANIFEST_NAME = "manifest.json"
 PLAN_NAME = os.path.join(".work", "plan.json")  # while a set is being written
 _VERSION = 1
+_MAX_BYTES = 1 << 28  # a million shards; a file of zeros may claim gigabytes
 _CRC32 = re.compile(rb'("crc32": ")([0-9a-f]{8})')
 
 
@@ -78,13 +87,11 @@ class Manifest:
             FormatError: if it is damaged or of another version.
         """
         path = os.path.join(folder, MANIFEST_NAME)
-        try:
-            with open(path, encoding="utf-8", opener=open_regular) as file:
-                data = json.load(file)
-        except FileNotFoundError:
+        text = manifest_bytes(folder)
+        if text is None:
             return None
-        except OSError as error:
-            raise FormatError(f"{path}: this manifest can't be read: {error.strerror}") from None
+        try:
+            data = json.loads(text)
         except ValueError as error:
             raise FormatError(f"{path}: damaged: {error}; restore it, or shard the dataset again") from None
         try:
@@ -111,6 +118,25 @@ def matches_checksum(text: bytes) -> bool:
     """Whether the bytes of a manifest are what was written, by its own checksum, which older ones lack."""
     found = _CRC32.search(text)
     return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
+
+
+def manifest_bytes(folder: str) -> bytes | None:
+    """The bytes of a shard set's manifest; None if it has none.
+
+    Raises:
+        FormatError: if it can't be read, or is larger than any manifest.
+    """
+    path = os.path.join(folder, MANIFEST_NAME)
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes > _MAX_BYTES:
+                raise FormatError(f"{path}: {size_bytes:,} bytes are no manifest's; restore it, or shard again")
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FormatError(f"{path}: this manifest can't be read: {error.strerror}") from None
 
 
 def is_shard_set(folder: str) -> bool:

@@ -131,6 +131,20 @@ def test_a_sparse_file_among_images_is_rejected_unread(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("little_memory")
+def test_an_index_or_manifest_of_zeros_is_not_read(tmp_path: Path) -> None:
+    shard(str(make_tree(tmp_path / "images", 1, 2)), str(tmp_path / "out"), kept())
+    os.truncate(tmp_path / "out" / "manifest.json", 3 * GIB)
+    for opened in (lambda: ShardDataset(tmp_path / "out"), lambda: verify(str(tmp_path / "out"))):
+        with pytest.raises(FormatError, match=r"manifest\.json: 3,221,225,472 bytes are no manifest's"):
+            opened()
+    index = tmp_path / "index.bin"
+    index.write_bytes((tmp_path / "out" / "index.bin").read_bytes()[:8] + (2 * GIB).to_bytes(8, "little"))
+    os.truncate(index, 3 * GIB)
+    with pytest.raises(FormatError, match=r"index\.bin: not a feeder index"):
+        ShardDataset(tmp_path)
+
+
+@pytest.mark.usefixtures("little_memory")
 def test_an_index_that_names_large_images_where_none_are_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "a.tar").touch()
     os.truncate(tmp_path / "a.tar", 15 * GIB)
