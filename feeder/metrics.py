@@ -74,12 +74,7 @@ def _leave(server: _Server, number: int) -> None:
 
 
 def _see_off() -> None:
-    """Does what Note [Connections]
-    Whoever can reach the port can open connections and say nothing, or read nothing. Each takes a thread and a
-    descriptor, so there are a few at most, and none lasts for longer than a scrape can take. One more than that takes
-    the place of the oldest: scrapes, which take milliseconds, go on.
-
-Note [Loaders that go] says."""
+    """Does what Note [Loaders that go] says."""
     while _leaving and _lock.acquire(blocking=False):
         ended = []
         try:
