@@ -5,12 +5,13 @@ The keys are those of torchdata's StatefulDataLoader, so that states pass betwee
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 __all__ = [
@@ -105,15 +106,83 @@ class _ResumableRandomIterator:
         return self._indices
 
 
+class ResumableSubsetSampler(SubsetRandomSampler):
+    """torch's SubsetRandomSampler, with iterators that can be resumed. Same numbers, same use of the random state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return _DrawnAtOnce(self, super().__iter__)
+
+
+class ResumableWeightedSampler(WeightedRandomSampler):
+    """torch's WeightedRandomSampler, with iterators that can be resumed. Same numbers, same use of the random state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return _DrawnAtOnce(self, super().__iter__)
+
+
+class _DrawnAtOnce:
+    """The iterator of a sampler that draws an epoch at once, from its generator or the global one.
+
+    Args:
+        sampler: The sampler.
+        iterate: Its plain iterator.
+    """
+
+    def __init__(self, sampler: Any, iterate: Callable[[], Iterator[int]]) -> None:
+        self._own, self._iterate = sampler.generator, iterate
+        self._yielded = 0
+        self._start: torch.Tensor | None = None
+        self._indices: Iterator[int] | None = None
+
+    def __iter__(self) -> _DrawnAtOnce:
+        return self
+
+    def __next__(self) -> int:
+        value = next(self._begun())
+        self._yielded += 1
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        self._begun()
+        return {"yielded": self._yielded, "generator": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._start, self._yielded = state["generator"], state["yielded"]
+        self._indices = None
+        collections.deque(itertools.islice(self._begun(), self._yielded), maxlen=0)
+
+    def _begun(self) -> Iterator[int]:
+        if self._indices is None:
+            generator = torch.default_generator if self._own is None else self._own
+            before, is_resumed = generator.get_state(), self._start is not None
+            if self._start is None:
+                self._start = before
+            else:
+                generator.set_state(self._start)
+            self._indices = iter([*self._iterate()])
+            if is_resumed and self._own is None:  # it was drawn from in the run that is resumed
+                generator.set_state(before)
+        return self._indices
+
+
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """A seed from torch's random state or a generator, as torch draws those of samplers and workers."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def make_resumable(sampler: Any) -> None:
-    """Gives the RandomSampler that torch's constructor made iterators that can be resumed."""
-    if type(sampler) is RandomSampler:
-        sampler.__class__ = ResumableRandomSampler
+_RESUMABLE: dict[type, type] = {
+    RandomSampler: ResumableRandomSampler,
+    SubsetRandomSampler: ResumableSubsetSampler,
+    WeightedRandomSampler: ResumableWeightedSampler,
+}
+
+
+def make_resumable(*samplers: Any) -> None:
+    """Gives torch's random samplers, and those in a BatchSampler of torch's, iterators that can be resumed."""
+    for sampler in samplers:
+        inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+        if type(inner) in _RESUMABLE:
+            inner.__class__ = _RESUMABLE[type(inner)]
 
 
 class IndexIterator:
@@ -174,6 +243,7 @@ class IndexIterator:
         load_if_stateful(self._source, own)
         self._iterator = iter(self._source)
         load_if_stateful(self._iterator, iterator)
-        if not isinstance(self._source, Stateful) and not isinstance(self._iterator, Stateful):
+        loaded = own is not None and isinstance(self._source, Stateful)
+        if not loaded and not (iterator is not None and isinstance(self._iterator, Stateful)):
             for _ in itertools.islice(self._iterator, skip):
                 pass

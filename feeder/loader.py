@@ -253,7 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._path = self._make_path()
             self._serve_metrics()
             return
-        make_resumable(self.sampler)
+        make_resumable(self.sampler, self.batch_sampler)
         given = {
             "shuffle=Window(...)": isinstance(shuffle, Window),
             "seed": seed is not None,

@@ -277,3 +277,49 @@ def test_a_state_from_before_there_were_digests_is_counted_off_with_a_warning(da
     for damaged in ({}, 1, {"rank": 0, "digest": 1}):
         with pytest.raises(ArgumentError, match="damaged"):
             loader.load_state_dict(state | {"sampler": damaged})
+
+
+_TORCHS: dict[str, Callable[[torch.Generator | None], dict[str, Any]]] = {
+    "subset": lambda g: {"sampler": SubsetRandomSampler(range(40), generator=g), "batch_size": 4},
+    "weighted": lambda g: {"sampler": WeightedRandomSampler([1.0, 3.0] * 20, 40, generator=g), "batch_size": 4},
+    "batched random": lambda g: {"batch_sampler": BatchSampler(RandomSampler(range(40), generator=g), 4, False)},
+    "batched subset": lambda g: {"batch_sampler": BatchSampler(SubsetRandomSampler(range(40), generator=g), 4, False)},
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("kind", _TORCHS)
+def test_torchs_random_samplers_resume_with_any_dataset_too(kind: str, seeded: bool, workers: int) -> None:
+    def loader(cls: Any = DataLoader) -> Any:
+        return cls(torch.arange(40), num_workers=workers, **_TORCHS[kind](_generator() if seeded else None))
+
+    torch.manual_seed(1)
+    plain = loader(torch.utils.data.DataLoader)
+    expected = [batch.tolist() for _ in range(2) for batch in plain]
+    torch.manual_seed(1)
+    unbroken = loader()
+    first = [batch.tolist() for batch in unbroken]
+    iterator = iter(unbroken)
+    second = [next(iterator).tolist() for _ in range(3)]
+    state = unbroken.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    assert first + second + rest == expected  # torch's numbers
+    torch.manual_seed(2)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+    if seeded:
+        assert [b.tolist() for b in resumed] == [b.tolist() for b in unbroken]
+
+
+def test_a_state_without_a_samplers_own_is_counted_off() -> None:
+    loader = DataLoader(torch.arange(40), sampler=SubsetRandomSampler(range(40), generator=_generator()), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    del state["_sampler_iter_state"]["sampler_iter_state"]  # as torchdata's loader saves it
+    rest = [batch.tolist() for batch in iterator]
+    other = DataLoader(torch.arange(40), sampler=SubsetRandomSampler(range(40), generator=_generator()), batch_size=4)
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in other] == rest
