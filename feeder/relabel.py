@@ -46,7 +46,7 @@ def labels_from_json(reader: ShardReader, keys: str | Sequence[str], classes: Se
             return
         column = LabelColumn(place, "name another key")
         codes = np.array([column.add(row.get(names[0])) for row in rows], np.int64)
-        found = column.finish(None if classes is None else check_classes(classes))
+        found = column.finish_whole(None if classes is None else check_classes(classes))
     except (SourceError, ValueError) as error:
         raise ArgumentError(str(error)) from None
     if found.targets is not None:
@@ -91,11 +91,14 @@ def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
         texts = [None if text is None else label_text(text) for text in reader.column("cls")]
         codes = np.array([column.add(text) for text in texts], np.int64)
         try:
-            found = column.finish(wanted)
+            found = column.finish_whole(wanted)
         except SourceError as error:
             raise ArgumentError(f"{error}: {', '.join(map(repr, wanted[:5]))}, ...") from None
-        assert found.labels is not None
+        if found.labels is None:
+            raise ArgumentError("classes= is for labels that are classes; this set's cls fields hold other numbers")
         labels = np.append(found.labels, -1)[codes]
+        if found.classes is None:
+            _check_names(labels, wanted)
     elif names is not None and names != wanted:
         places = name_numbers(names, wanted)
         if labels.max(initial=-1) >= len(names):
@@ -108,9 +111,14 @@ def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
                 "are samples: add it, or leave its samples out with torch.utils.data.Subset"
             )
         labels = np.append(places, -1)[labels]
-    elif labels.max(initial=-1) >= len(wanted):
-        raise ArgumentError(f"classes= has {len(wanted)} names, but there is a label {labels.max()}")
+    else:
+        _check_names(labels, wanted)
     reader.relabel(labels, wanted)
+
+
+def _check_names(labels: npt.NDArray[np.int64], names: Sequence[str]) -> None:
+    if labels.max(initial=-1) >= len(names):
+        raise ArgumentError(f"classes= has {len(names)} names, but there is a label {labels.max()}")
 
 
 def transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:

@@ -57,7 +57,7 @@ def unlabelled(folder: Path, texts: list[bytes], extra: dict[str, bytes] | None 
     members = [(f"{i}.{name}", data(i)) for i in range(len(texts)) for name, data in fields.items()]
     folder.mkdir(parents=True, exist_ok=True)
     write_tar(folder / "t.tar", members)
-    path = index_tars(str(folder / "t.tar")).path
+    path = index_tars(str(folder / "t.tar"), columns=ManifestColumns(has_labels=False)).path
     index = Index(path)
     columns: dict[str, Any] = {name: [np.array(index.column(name))] for name in COLUMNS}
     columns["label"] = [np.full(len(texts), -1, np.int64)]
@@ -173,6 +173,30 @@ def test_cls_fields_without_a_label_are_no_dataset_without_labels(tmp_path: Path
     with pytest.raises(ArgumentError, match="labels must be True, False, or keys"):
         ShardDataset(path, labels=[])
     assert ShardDataset(unlabelled(tmp_path / "none", [b"-1", b""])).targets == [-1, -1]
+
+
+def test_an_odd_label_among_numbers_is_named_where_no_sample_can_be_left_out(tmp_path: Path) -> None:
+    texts: list[Any] = [*range(24), "1x"]
+    samples = [{"png": encode(i), "cls": text, "json": {"k": text}} for i, text in enumerate(texts)]
+    with pytest.raises(SourceError, match=r"'cls' holds '1x', 1 label of 25; the others are numbers.*classes=\["):
+        write_shards(samples, tmp_path / "refused")
+    names = list(map(str, texts))
+    write_shards(samples, tmp_path / "set", classes=names, shuffle=False)
+    assert ShardDataset(tmp_path / "set").targets == list(range(25))
+    with pytest.raises(ArgumentError, match=r"labels='k' holds '1x', 1 label of 25; the others are numbers"):
+        ShardDataset(tmp_path / "set", labels="k")
+    assert ShardDataset(tmp_path / "set", labels="k", classes=names[::-1]).targets == list(range(24, -1, -1))
+    path = unlabelled(tmp_path / "text", [text.encode() for text in names[:20]] + [b"1x"])
+    with pytest.raises(ArgumentError, match="the cls field holds '1x'"):
+        ShardDataset(path, classes=names[:20])
+
+
+def test_classes_fit_the_numbers_of_cls_fields(tmp_path: Path) -> None:
+    path = unlabelled(tmp_path / "numbers", [b"5", b"1"])
+    with pytest.raises(ArgumentError, match="classes= has 2 names, but there is a label 5"):
+        ShardDataset(path, classes=["a", "b"])
+    with pytest.raises(ArgumentError, match="cls fields hold other numbers"):
+        ShardDataset(unlabelled(tmp_path / "other", [b"0.5", b"1"]), classes=["a", "b"])
 
 
 def test_labels_come_from_json(tmp_path: Path) -> None:

@@ -880,14 +880,15 @@ def test_a_hole_of_zeros_is_noted_and_takes_no_label(tmp_path: Path) -> None:
     assert sum("1 tar with another archive behind the first" in note for note in notes) == 1
 
 
-def test_a_zeroed_label_is_none_and_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+def test_a_sample_with_a_zeroed_label_is_rejected_and_the_others_stay_as_they_are(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "t.tar", [(name, data) for name, data in tar_members(4) if "json" not in name])
     data = bytearray(path.read_bytes())
     with tarfile.open(path) as tar:
         data[tar.getmember("dir/0001.cls").offset_data] = 0
     path.write_bytes(data)
     out = sharded(path, tmp_path)
-    assert {path[-1]: label for path, _, label in samples_of(out)} == {"0": 0, "1": -1, "2": 2, "3": 0}
+    assert {path[-1]: label for path, _, label in samples_of(out)} == {"0": 0, "2": 2, "3": 0}
+    assert rejected(out) == {"t.tar/dir/0001": "its label is binary or too long"}
 
 
 def test_concatenated_tars_are_read_to_the_end(tmp_path: Path) -> None:
@@ -960,11 +961,11 @@ def test_text_labels_of_tars_are_classes_in_sorted_order(tmp_path: Path) -> None
             notes.append(line)
 
     shard(str(tmp_path / "t.tar"), str(tmp_path / "out"), progress=Notes())
-    labels = {"0": 0, "1": 1, "2": -1, "3": 2, "4": 1, "5": -1, "6": -1}
+    labels = {"0": 0, "1": 1, "2": -1, "3": 2, "4": 1, "6": -1}
     assert {path[-1]: label for path, _, label in samples_of(tmp_path / "out")} == labels
     assert any("labels are class names, as the cls field holds 'cat'" in note for note in notes)
-    assert any("1 cls field without a label, being binary or too long" in note for note in notes)
-    assert any("3 samples without a label" in note for note in notes)
+    assert any("2 samples without a label" in note for note in notes)
+    assert rejected(tmp_path / "out") == {"t.tar/5": "its label is binary or too long"}
     index = index_tars(str(tmp_path / "t.tar")).path
     for path in (tmp_path / "out", index):
         dataset = ShardDataset(path, fields=["path"])
@@ -973,6 +974,38 @@ def test_text_labels_of_tars_are_classes_in_sorted_order(tmp_path: Path) -> None
     again = tmp_path / "again"
     shard(str(tmp_path / "out"), str(again))  # the names are those of the set, whichever of them are used
     assert Manifest.read(str(again)).classes == ["3", "cat", "été"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("odd", [b"1x", b"07", b"\0\0", b"z" * 300])
+@pytest.mark.parametrize("kind", ["shard", "index", "key", "csv"])
+def test_an_odd_label_is_rejected_and_moves_no_other(tmp_path: Path, odd: bytes, kind: str) -> None:
+    texts = {i: odd if i == 11 else b"%d" % i for i in range(25)}
+    if kind == "csv":
+        for i in texts:
+            (tmp_path / f"{i}.jpg").write_bytes(JPEG)
+        source = tmp_path / "t.csv"
+        source.write_bytes(b"path,label\n" + b"".join(b"%d.jpg,%s\n" % row for row in texts.items()))
+    else:
+        name, field = ("json", b'{"k": "%s"}') if kind == "key" else ("cls", b"%s")
+        members = [(f"{i}.{f}", data) for i, t in texts.items() for f, data in (("jpg", JPEG), (name, field % t))]
+        source = tmp_path / "t.tar"
+        write_tar(source, members)
+    columns = ManifestColumns(label="k" if kind == "key" else None)
+    if kind == "index":
+        summary = index_tars(str(source))
+        found, path = {r.path: r.reason for r in summary.rejected if r.bad}, summary.path
+    else:
+        shard(str(source), str(tmp_path / "out"), kept(columns=columns))
+        found, path = rejected(tmp_path / "out"), str(tmp_path / "out")
+    dataset = ShardDataset(path, fields=["path"])
+    assert {Path(row).stem: label for row, label in zip(dataset.column("path"), dataset.targets, strict=True)} == {
+        str(i): i for i in texts if i != 11
+    }
+    assert dataset.classes is None
+    assert len(found) == 1
+    ((name, reason),) = found.items()
+    assert "11" in name
+    assert "its label" in reason or "not JSON" in reason or "control character" in reason
 
 
 @pytest.mark.parametrize("index_only", [False, True])

@@ -17,6 +17,7 @@ from feeder.files import open_regular
 from feeder.imagefile import MAX_FILE_BYTES, check_size, read_image
 from feeder.imageinfo import IMAGE_EXTENSIONS, is_image_field
 from feeder.source.labels import Numbering
+from feeder.text import count
 
 __all__ = [
     "NO_FILE",
@@ -34,6 +35,7 @@ __all__ = [
 NO_FILE = -(2**63)
 _CHUNK = 1 << 16
 _OPEN_CONTAINERS = 128
+_SHOWN_LABELS = 3
 # Images hardly shrink, and their labels and headers not that much; a file of zeros shrinks to a thousandth.
 _UNPACKED_TIMES = 100
 # Formats that we don't decode: such a file claims to be an image all the same.
@@ -261,18 +263,33 @@ class Source:
         parts = [self.table.digest(), self.classes, self.content_digest]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def take_labels(self, found: Numbering, name: str) -> None:
+    def take_labels(self, found: Numbering, name: str) -> dict[int, str]:
         """Gives the samples, which have codes for labels, the labels or the targets that they stand for.
 
         Args:
             found: The labels.
             name: Of the targets, if they are some.
+
+        Returns:
+            By number the samples that are to be rejected, as their labels are odd, with the reason.
         """
+        codes = self.table.columns()["labels"]
+        odd = {
+            i: f"its label {found.odd[int(codes[i])]!r} is no number, as nearly all others are"
+            for i in np.flatnonzero(np.isin(codes, list(found.odd))).tolist()
+        }
+        del codes
+        if odd:
+            self.notes.append(
+                f"{count(len(odd), 'sample')} rejected whose label is no number, as nearly all others are: "
+                f"{', '.join(repr(text) for text in list(found.odd.values())[:_SHOWN_LABELS])}"
+            )
         if found.targets is not None:
             self.table.set_targets([name], found.targets)
         elif found.labels is not None:
             self.table.relabel(found.labels)
         self.classes = found.classes
+        return odd
 
     def reject(self, path: str | bytes, reason: str, *, bad: bool = True) -> None:
         """Lists an input that can't be a sample."""

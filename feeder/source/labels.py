@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, SourceError
+from feeder.text import count
 
 __all__ = [
     "LABEL_BYTES",
@@ -28,10 +29,13 @@ __all__ = [
 
 LABEL_BYTES = 256
 _MAX_CLASSES = 1_000_000
+# Names that so few samples have, where all others have numbers, are damage or slips, and not the names of classes.
+_ODD_SHARE = 0.05
 # Python takes more than this for a number, such as 1_0; and 007 is a name, not 7.
 _NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*|(?=\.[0-9]))(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _NOT_A_NUMBER = ("nan", "+nan", "-nan")
 _LARGEST_LABEL = 2**63 - 1
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Numbering:
         classes: Class names by label; None where labels are numbers.
         missing: Samples without a label.
         example: A label as it was written that makes these names or targets, and no class numbers; None if they are.
+        odd: By code, the few labels that are no numbers where nearly all are; those samples have none.
     """
 
     labels: npt.NDArray[np.int64] | None
@@ -51,6 +56,7 @@ class Numbering:
     classes: list[str] | None
     missing: int
     example: str | None
+    odd: dict[int, str]
 
 
 def label_text(data: bytes) -> str | None:
@@ -66,7 +72,7 @@ class LabelColumn:
     """Takes the labels of samples, one after another; memory is 4 bytes a sample, and one entry a different label.
 
     Integers from 0 on are class numbers. If any label is another number, all are targets; if any is no number at all,
-    all are class names, which are numbered in sorted order.
+    all are class names, which are numbered in sorted order. A few that are no numbers, where nearly all are, are odd.
 
     Args:
         place: The labels' place, for errors.
@@ -77,42 +83,47 @@ class LabelColumn:
     def __init__(self, place: str, way_out: str, none: Sequence[str] = ("",)) -> None:
         self._place, self._way_out, self._none = place, way_out, none
         self._codes: dict[str, int] = {}
-        self._numbers: array[float] | None = array("f")  # as long as all are numbers
-        self._name: str | None = None  # the first that is no number
-        self._fraction: str | None = None  # the first that is no class number
+        self._numbers = array("f")  # NaN for what is none
+        self._names: dict[int, str] = {}  # by code, those that are no numbers
+        self._named = 0  # samples that have these
+        self._fraction: str | None = None  # the first number that is no class number
+        self._beyond: float | None = None  # the first number beyond float32
+        self._has_all_codes = True
         self._missing = 0
 
     def add(self, value: Any) -> int:
         """Takes a sample's label and returns its code, -1 for none.
 
         Raises:
-            SourceError: for a list or dict, a number beyond float32, or too many different labels.
+            SourceError: for a list or dict, or too many different labels.
         """
         text = _as_text(value)
         if text is None:
             raise SourceError(
                 f"{self._place} holds {str(value)[:40]}; labels are numbers or class names: {self._way_out}"
             )
-        number = as_number(text)
+        number = math.nan if text in self._none else as_number(text)
+        self._numbers.append(math.nan if number is None or _is_beyond_float32(number) else number)
         if text in self._none:
             self._missing += 1
-            if self._numbers is not None:
-                self._numbers.append(math.nan)
             return -1
         if number is None:
-            self._name = text if self._name is None else self._name
-            self._numbers = None
-        elif not math.isnan(number) and not is_class_number(number) and self._fraction is None:
-            self._fraction = text
-        if self._numbers is not None and number is not None:
-            self._numbers.append(_as_float32(number, self._place))
+            self._named += 1
+        elif not math.isnan(number):
+            if not is_class_number(number) and self._fraction is None:
+                self._fraction = text
+            if _is_beyond_float32(number) and self._beyond is None:
+                self._beyond = number
         code = self._codes.get(text)
         if code is not None:
             return code
         if len(self._codes) >= _MAX_CLASSES:
-            if self._numbers is not None and self._fraction is not None:
-                return 0  # they are targets by now, which need no codes
-            raise SourceError(f"{self._place} holds more than {_MAX_CLASSES} different labels: {self._way_out}")
+            if number is not None and self._fraction is not None:
+                self._has_all_codes = False
+                return -1  # they are targets by now, which need no codes
+            raise self._too_many()
+        if number is None:
+            self._names[len(self._codes)] = text
         return self._codes.setdefault(text, len(self._codes))
 
     def finish(self, classes: Sequence[str] | None = None) -> Numbering:
@@ -122,32 +133,54 @@ class LabelColumn:
             classes: Class names by label, for labels that are names; None: those that came, sorted.
 
         Raises:
-            SourceError: for a class number that is too large, or a name that is not among ``classes``.
+            SourceError: for a number that is too large, or a name that is not among ``classes``.
         """
-        texts = list(self._codes)
-        if self._name is not None:
-            return self._by_name(texts, classes)
-        numbers = self._numbers
-        assert numbers is not None
-        if self._fraction == "-1" and texts == ["-1"]:  # which says of all that they have none
-            return Numbering(np.array([-1], np.int64), None, None, len(numbers), None)
-        if self._fraction is not None:
-            targets = np.array(numbers, np.float32)
-            return Numbering(None, targets, None, int(np.isnan(targets).sum()), self._fraction)
-        found = [_class_number(text) for text in texts]
+        are_odd = 0 < self._named <= _ODD_SHARE * (len(self._numbers) - self._missing)
+        if self._names and not (are_odd and (classes is None or not set(self._codes).issubset(classes))):
+            return self._by_name(classes)
+        if self._beyond is not None:
+            raise SourceError(f"{self._place} holds {self._beyond}, which is beyond float32; scale the column")
+        texts = [text for code, text in enumerate(self._codes) if code not in self._names]
+        targets = np.array(self._numbers, np.float32)
+        missing = int(np.isnan(targets).sum()) - self._named
+        if self._fraction is not None and not (self._fraction == "-1" and texts == ["-1"]):
+            return Numbering(None, targets, None, missing, self._fraction, self._names)
+        if self._fraction is not None:  # -1 for all says that they have none
+            return Numbering(np.full(len(self._codes), -1), None, None, len(targets) - self._named, None, self._names)
+        found = [-1 if code in self._names else _class_number(text) for code, text in enumerate(self._codes)]
         outside = next((number for number in found if number > _LARGEST_LABEL), None)
         if outside is not None:
             raise SourceError(f"{self._place} holds the label {outside}; labels are 0 to 2**63-1: {self._way_out}")
-        missing = int(np.isnan(np.array(numbers, np.float32)).sum())
-        return Numbering(np.array(found, np.int64), None, None, missing, None)
+        return Numbering(np.array(found, np.int64), None, None, missing, None, self._names)
 
-    def _by_name(self, texts: list[str], classes: Sequence[str] | None) -> Numbering:
+    def finish_whole(self, classes: Sequence[str] | None = None) -> Numbering:
+        """As :meth:`finish`, for samples of which none can be left out.
+
+        Raises:
+            SourceError: as there, and for odd labels.
+        """
+        found = self.finish(classes)
+        if found.odd:
+            names = ", ".join(repr(text) for text in list(found.odd.values())[:3])
+            raise SourceError(
+                f"{self._place} holds {names}, {count(self._named, 'label')} of {len(self._numbers)}; the others are "
+                f"numbers: mend {'it' if self._named == 1 else 'them'}, or name all classes with classes=[...]"
+            )
+        return found
+
+    def _by_name(self, classes: Sequence[str] | None) -> Numbering:
+        if not self._has_all_codes:
+            raise self._too_many()
+        texts = list(self._codes)
         names = sorted(texts) if classes is None else list(classes)
         numbers = name_numbers(texts, names)
         if (numbers < 0).any():
             unknown = texts[int(np.argmin(numbers))]
             raise SourceError(f"{self._place} holds the class {unknown!r}, which is not among the {len(names)} classes")
-        return Numbering(numbers, None, names, self._missing, self._name)
+        return Numbering(numbers, None, names, self._missing, next(iter(self._names.values())), {})
+
+    def _too_many(self) -> SourceError:
+        return SourceError(f"{self._place} holds more than {_MAX_CLASSES} different labels: {self._way_out}")
 
 
 def is_class_number(number: float) -> bool:
@@ -172,7 +205,9 @@ def target_number(value: Any, place: str) -> float:
     number = None if text is None else math.nan if not text else as_number(text)
     if number is None:
         raise ValueError(f"{place} holds {str(value)[:40]!r}, expected a number")
-    return _as_float32(number, place)
+    if _is_beyond_float32(number):
+        raise SourceError(f"{place} holds {number}, which is beyond float32; scale the column")
+    return number
 
 
 def check_classes(classes: Sequence[str]) -> list[str]:
@@ -213,7 +248,5 @@ def _class_number(text: str) -> int:
     return int(text) if text.isdecimal() else int(float(text))
 
 
-def _as_float32(number: float, place: str) -> float:
-    if abs(number) > float(np.finfo(np.float32).max) and not math.isnan(number):
-        raise SourceError(f"{place} holds {number}, which is beyond float32; scale the column")
-    return number
+def _is_beyond_float32(number: float) -> bool:
+    return abs(number) > _LARGEST_FLOAT32  # NaN is not

@@ -20,7 +20,7 @@ import numpy as np
 from feeder.errors import ArgumentError, SourceError
 from feeder.files import DISK_FULL, open_regular
 from feeder.folders import UNREADABLE
-from feeder.source.base import NO_FILE, Part, Source, drop_duplicates
+from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples
 from feeder.source.labels import LabelColumn, target_number
 from feeder.source.parquet import parquet_rows
 from feeder.source.spool import Spool
@@ -210,7 +210,7 @@ class _Listing:
         if self._labels is None or columns.label is None:
             return
         found = self._labels.finish()
-        self._source.take_labels(found, columns.label)
+        reject_samples(self._source, self._source.take_labels(found, columns.label))
         if found.targets is not None:
             self._source.notes.append(
                 f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are no class "

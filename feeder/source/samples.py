@@ -61,7 +61,7 @@ def open_samples(
             parts = [spool.add(field, data) for field, data in fields.items()]
             size = sum(part.length for part in parts)
             source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
-    found = labels.finish(classes)
+    found = labels.finish_whole(classes)
     source.take_labels(found, "cls")
     if found.classes is None and classes is not None:
         source.classes = list(classes)

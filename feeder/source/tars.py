@@ -105,13 +105,13 @@ def open_tars(
         damaged += group.damaged
         joined += group.joined
         several += group.has_seam
-    labels.finish()
+    reasons = labels.finish()
     if several:
         source.notes.append(
             f"{pattern}: {count(several, 'tar')} with another archive behind the first, as `cat` joins them; all are "
             "read. If they were not joined, there are zeros where samples were: get them again"
         )
-    _reject_incomplete(source, damaged, joined)
+    reject_samples(source, reasons | _incomplete(source, damaged, joined))
     choose_image(source, pattern, asked)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
     return source
@@ -189,17 +189,20 @@ def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Lab
     return group
 
 
-def _reject_incomplete(source: Source, damaged: list[int], joined: list[int]) -> None:
-    """Rejects samples that lack a field, such as the label, which may have been lost beside them.
+def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[int, str]:
+    """Samples to be rejected, as they lack a field, such as the label, which may have been lost beside them.
 
     Args:
         source: The source, whose table has the samples.
         damaged: Numbers of the samples beside damage. Another sample's field that they lack may be lost.
         joined: Numbers of the samples beside a seam of two archives, mostly whole: they may lack what a sample that
             stands elsewhere lacks too.
+
+    Returns:
+        Reason by the sample's number.
     """
     if not damaged and not joined:
-        return
+        return {}
     doubtful = {*damaged, *joined}
     groups = [(_shape(fields), fields, ids) for fields, ids in source.table.by_fields().items()]
     known = frozenset().union(*(shape for shape, _, _ in groups))
@@ -211,7 +214,7 @@ def _reject_incomplete(source: Source, damaged: list[int], joined: list[int]) ->
             suspects |= doubtful.intersection(ids)
         reason = f"may be incomplete, beside damage or where archives meet: it has only {', '.join(sorted(fields))}"
         reasons |= dict.fromkeys(suspects, reason)
-    reject_samples(source, reasons)
+    return reasons
 
 
 def _shape(fields: frozenset[str]) -> frozenset[str]:
@@ -243,7 +246,8 @@ class _Labels:
         way_out = "name a key of the samples' json that has the label with --label-column, or give --no-labels"
         self._column = LabelColumn(place, way_out, ("", "-1") if key is None else ("",))
         self._target = array("f")
-        self._found = self._unreadable = 0
+        self._found = 0
+        self._unreadable = array("q")  # numbers of samples
 
     def take(self, descriptor: int, parts: dict[str, Part]) -> int:
         """Takes the label of the tar's next sample and returns its code.
@@ -258,7 +262,8 @@ class _Labels:
             if part is None:
                 return self._column.add(None)
             text = label_text(os.pread(descriptor, min(part.length, LABEL_BYTES + 1), part.offset))
-            self._unreadable += text is None
+            if text is None:
+                self._unreadable.append(len(self._source.table))
             self._found += 1
             return self._column.add(text)
         part = parts.get("json")
@@ -269,15 +274,18 @@ class _Labels:
         self._target.extend([target_number(row.get(name), f"{name!r} of the json field") for name in columns.targets])
         return self._column.add(row.get(columns.label)) if columns.label else -1
 
-    def finish(self) -> None:
+    def finish(self) -> dict[int, str]:
         """Gives the samples their labels, now that all are known.
+
+        Returns:
+            By number the samples that are to be rejected, as their labels are damaged or odd, with the reason.
 
         Raises:
             SourceError: if no sample has the keys asked for, or a label can't be one.
         """
         source, columns = self._source, self._columns
         if not columns.has_labels:
-            return
+            return {}
         samples, manifest = len(source.table), Manifest.read(source.root)
         known = manifest.classes if manifest else None
         asked = [name for name in (columns.label, *columns.targets) if name]
@@ -286,23 +294,27 @@ class _Labels:
         if columns.targets:
             numbers = np.array(self._target, np.float32).reshape(samples, len(columns.targets))
             source.table.set_targets(columns.targets, numbers)
-            return
+            return {}
         found = self._column.finish(None if asked else known)
-        source.take_labels(found, columns.label or "cls")
+        reasons = source.take_labels(found, columns.label or "cls")
         if found.labels is not None and known is not None and not asked:
             source.classes = known
         what = "the cls field" if not asked else f"{asked[0]!r} of the json field"
-        if self._unreadable:
-            source.notes.append(
-                f"{self._pattern}: {count(self._unreadable, 'cls field')} without a label, being binary or too long"
-            )
+        missing = found.missing
+        if missing < samples:
+            reasons |= dict.fromkeys(self._unreadable, "its label is binary or too long")
+            missing -= len(self._unreadable)
+        elif self._unreadable:
+            unread = count(len(self._unreadable), "cls field")
+            source.notes.append(f"{self._pattern}: {unread} without a label, being binary or too long")
         if found.example is not None:
             kind = "class names" if found.classes is not None else "float32 targets"
             source.notes.append(f"{self._pattern}: labels are {kind}, as {what} holds {found.example!r}")
-        if samples and found.missing == samples:
+        if samples and missing == samples:
             source.notes.append(f"{self._pattern}: no sample has a label in {what}")
-        elif found.missing:
-            source.notes.append(f"{self._pattern}: {count(found.missing, 'sample')} without a label in {what}")
+        elif missing:
+            source.notes.append(f"{self._pattern}: {count(missing, 'sample')} without a label in {what}")
+        return reasons
 
 
 class _Group:
