@@ -71,6 +71,8 @@ def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[A
     if not training:
         crop = [T.Resize(round(size * 256 / 224)), T.CenterCrop(size)]
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    # Validation counts what is repeated to fill all processes' batches, see validate(): the split is meant.
+    split = {} if training else {"rank": rank(), "world_size": world_size()}
     kind = feeder.ShardDataset if (Path(path) / "index.bin").exists() else feeder.FolderDataset
     return feeder.DataLoader(
         kind(path, T.Compose([*crop, *values])),
@@ -80,6 +82,7 @@ def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[A
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         seed=args.seed,
+        **split,
         # dp copies each part of a batch to its own device, straight from where the workers decoded it.
         device="cuda" if args.device == "cuda" and args.parallel != "dp" else None,
         pin_memory=args.device == "cuda",

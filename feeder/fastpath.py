@@ -163,15 +163,15 @@ class FastPath:
         warn(
             f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
             f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "
-            'example, needs rank=0, world_size=1; to count each sample once on all ranks, see "Evaluation" in '
-            "docs/loading.md",
+            f"example, needs rank=0, world_size=1; where the split is meant, rank={split.rank} and "
+            f'world_size={split.world_size} say so. To count each sample once, see "Evaluation" in docs/loading.md',
         )
 
     def agree(self, progress: Progress) -> None:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
         last; see :mod:`feeder.agreement`."""
         split, steps = progress.split, progress.steps
-        if split is None or not self._is_shared() or steps not in (0, 1, len(split) - 1):
+        if split is None or steps not in (0, 1, len(split) - 1) or not self._is_shared():
             return
         if steps:
             self._agreement.check(steps)
