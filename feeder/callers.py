@@ -20,4 +20,4 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
         frame, level = frame.f_back, level + 1
-    warnings.warn(printable(message, lines=True), category, stacklevel=level)  # noqa: TID251
+    warnings.warn(printable(message), category, stacklevel=level)  # noqa: TID251

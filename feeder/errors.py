@@ -15,6 +15,8 @@ Every message gives what was expected, what was found, where, and what to do nex
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from feeder.text import printable
 
 __all__ = [
@@ -33,8 +35,10 @@ __all__ = [
 class FeederError(Exception):
     """Base of every exception that feeder raises on purpose."""
 
+    _lines: ClassVar[bool] = False  # whether the message may have several
+
     def __str__(self) -> str:
-        return printable(super().__str__(), lines=True)
+        return printable(super().__str__(), lines=self._lines)
 
 
 class ArgumentError(FeederError, ValueError):
@@ -59,6 +63,8 @@ class FormatError(FeederError):
 
 class BackendError(FeederError):
     """A decode backend is missing, or can't run the recipe."""
+
+    _lines = True  # what another library says, or a recipe
 
 
 class DecodeError(FeederError):
@@ -97,3 +103,5 @@ def _decode_error(reason: str, key: str | None, shard: str | None, offset_bytes:
 
 class WorkerError(FeederError):
     """The worker pool stopped without finishing."""
+
+    _lines = True  # a traceback

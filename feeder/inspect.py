@@ -149,7 +149,9 @@ def render(report: Report) -> str:
     if set(report.orientations) - {"1"}:
         lines.append(_wrapped("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
     if report.settings:
-        lines.append(_wrapped("  settings    ", [f"{k}={v}" for k, v in report.settings.items() if v is not None]))
+        lines.append(
+            _wrapped("  settings    ", [printable(f"{k}={v}") for k, v in report.settings.items() if v is not None])
+        )
     if report.window_scores:
         scores = [f"{window:,} samples {score:.2f}" for window, score in report.window_scores.items()]
         lines.append(_wrapped("  windows     ", [*scores, "(a full shuffle is 1)"]))
@@ -162,7 +164,7 @@ def render(report: Report) -> str:
     ):
         lines.append(f"  {name:14}" + "".join(f"{value:>10,}" for value in row))
     if report.targets:
-        ranges = [f"{name} {low:g} to {high:g}" for name, (low, high) in report.targets.items()]
+        ranges = [f"{printable(name)} {low:g} to {high:g}" for name, (low, high) in report.targets.items()]
         lines += ["", _wrapped("  targets     ", ranges)]
         if report.unlabelled:
             lines.append(f"  {count(report.unlabelled, 'sample')} without a target")

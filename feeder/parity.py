@@ -22,6 +22,7 @@ from feeder.imageinfo import image_info
 from feeder.index import INDEX_NAME, Index
 from feeder.shard.options import Progress
 from feeder.source import ManifestColumns, Source, open_source
+from feeder.text import printable
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
 __all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
@@ -120,7 +121,7 @@ class ParityReport:
                 "the log says why"
             )
         for failure in self.failures:
-            lines.append(f"\n  only {failure.decoded_by!r} decodes {failure.name}: {failure.reason}")
+            lines.append(f"\n  only {failure.decoded_by!r} decodes " + printable(f"{failure.name}: {failure.reason}"))
         lines.append("\n  " + ("passed" if self.passed else "NOT PASSED"))
         return "\n".join(lines)
 

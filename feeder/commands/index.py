@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say(json.dumps(dataclasses.asdict(summary) | {"rejected": rejected}))
     elif not arguments.quiet:
-        say(f"{count(summary.samples, 'sample')} in {count(summary.shards, 'tar')}\n  index     {summary.path}")
+        say(f"{count(summary.samples, 'sample')} in {count(summary.shards, 'tar')}")
+        say(f"  index     {printable(summary.path)}")
         for rejection in summary.rejected:
             say("  rejected  " + printable(f"{rejection.path}: {rejection.reason}"))
     bad = sum(rejection.bad for rejection in summary.rejected)

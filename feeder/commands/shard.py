@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, mib, share, size
-from feeder.text import count, say
+from feeder.text import count, printable, say
 
 __all__ = ["add", "run"]
 
@@ -138,11 +138,11 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         _print_summary(summary, arguments.dry_run)
     elif summary.loss and not summary.too_many_bad and not arguments.dry_run:
-        say(f"feeder: {summary.loss}", file=sys.stderr)
+        say(printable(f"feeder: {summary.loss}"), file=sys.stderr)
     if summary.clipped:
         say(f"feeder: warning: {clipped_warning(summary.clipped)}", file=sys.stderr)
     if summary.too_many_bad and not arguments.dry_run:
-        say(f"feeder: {summary.too_many_bad}", file=sys.stderr)
+        say(printable(f"feeder: {summary.too_many_bad}"), file=sys.stderr)
         return EXIT_TOO_MANY_BAD
     return 0
 
@@ -152,14 +152,14 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
     what = f"{count(summary.samples, 'sample')} ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
     what += f", {mib(summary.bytes)}"
     if dry_run:
-        say(f"would write {what}\n  to        {summary.out}\n  rejected  {summary.rejected:,} when listed")
+        say(f"would write {what}\n  to        {printable(summary.out)}\n  rejected  {summary.rejected:,} when listed")
         return
     if not summary.written_shards:
-        say(f"nothing to do: {what}\n  in        {summary.out}")
+        say(f"nothing to do: {what}\n  in        {printable(summary.out)}")
         return
     speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
     resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
-    say(f"{what}{resumed}\n  to        {summary.out}\n  in        {summary.seconds:.1f} s ({speed})")
+    say(f"{what}{resumed}\n  to        {printable(summary.out)}\n  in        {summary.seconds:.1f} s ({speed})")
     if set(summary.encoded) != {"kept"}:
         say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
     if summary.rejected:
