@@ -6,7 +6,8 @@ claims more bytes than the file has. Contents are bytes: never unpickled, never 
 
 Note [Damaged tars]
 Two blocks of zeros end an archive. What follows them and is not zero is another archive, as in ``cat a.tar b.tar``, or
-what is left behind a hole: a page that a disk or server lost is all zeros too.
+what is left behind a hole: a page that a disk or server lost is all zeros too. More zeros than any writer pads an
+archive with are damage: a download that reserved its space and was cut off ends with them.
 Anything else where a header is due is damage, a single block of zeros too: it is listed with its byte, and reading goes
 on at the next block that is a valid header. Members that stood in between are lost, so a sample beside the damage may
 lack fields, and so may one beside the seam of two archives.
@@ -31,6 +32,7 @@ __all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_byte
 BLOCK_BYTES = 512
 _FLUSH_BYTES = 1 << 20
 _SCAN_BYTES = 1 << 20
+_PADDING_BYTES = 1 << 20  # writers fill up to 10 KiB, or to the blocks of a tape
 _TYPE = 156
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _PAX_RECORD = re.compile(rb"([1-9]\d{0,8}) [^=]+=")
@@ -90,6 +92,9 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
         while position < file_bytes:
             zeros = _zero_blocks(file, position)
             if zeros > 1:
+                if zeros * BLOCK_BYTES > _PADDING_BYTES:
+                    hole = f"{zeros * BLOCK_BYTES:,} bytes of zeros from byte {position} on"
+                    damage = damage or f"damaged tar: {hole}, where samples may have been"
                 position, ended, is_seam = position + zeros * BLOCK_BYTES, True, True
                 continue
             file.seek(position)

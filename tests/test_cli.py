@@ -56,11 +56,14 @@ def test_every_command_explains_itself_in_80_columns() -> None:
 
 def test_shard_inspect_verify_from_the_command_line(tree: Path) -> None:
     out = tree.parent / "images-shards"
+    (tree / "class-0" / "notes.txt").write_text("no image")
     done = run("shard", tree, "--samples-per-shard", "5")
     assert done.stdout.splitlines()[0].startswith("12 samples (class folders, 2 classes) in 3 shards")
     assert str(out) in done.stdout
     assert inspect(str(out)).samples == 12
-    assert "nothing to do" in run("shard", tree, "--samples-per-shard", "5").stdout
+    again = run("shard", tree, "--samples-per-shard", "5").stdout
+    assert "nothing to do" in again
+    assert all("rejected  1 of 13 inputs, see rejected.jsonl" in text for text in (done.stdout, again))
     assert "12 in 3 shards" in run("inspect", out).stdout
     assert "verified: 0 problems" in run("inspect", out, "--verify").stdout
     os.truncate(out / "shard-000001.tar", 600)
@@ -211,6 +214,14 @@ def test_index_from_the_command_line(tree: Path, tmp_path: Path) -> None:
     assert json.loads(run("index", foreign / "x.tar", "--json").stdout)["samples"] == 12
     write_tar(tmp_path / "y.tar", [("a.jpg", encode(pixels(1))), ("a.cls", b"cat")])
     assert "labels are class names, as the cls field holds 'cat'" in run("index", tmp_path / "y.tar").stderr
+
+
+def test_a_quiet_index_says_what_it_leaves_out(tmp_path: Path) -> None:
+    members = [(f"{i}.jpg", encode(pixels(1))) for i in range(3)]
+    write_tar(tmp_path / "t.tar", [*members, ("broken.jpg", b"\xff\xd8\xff")])
+    done = run("index", tmp_path / "t.tar", "-q", "--max-bad", "0.5")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "feeder: 1 of 4 samples left out of the index\n"
 
 
 def test_index_ends_with_3_on_too_many_bad_samples(tmp_path: Path) -> None:

@@ -561,7 +561,8 @@ def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> N
         ("typo.csv", "no such manifest"),
         ("pipe.csv", "is no regular file"),
         ("bad.csv", "no column for the images"),
-        ("images/text", "no image found"),
+        ("images/text", "no image found, as it holds no input"),
+        ("images/class-0/text", r"starts with b'line.n'\)$"),
         ("images/broken", r"no image found \(2 inputs, all rejected, first a\.jpg: not an image"),
     ],
 )
@@ -570,6 +571,8 @@ def test_a_wrong_source_leaves_no_folder(
 ) -> None:
     make_tree(tmp_path / "images", 2, 2)
     (tmp_path / "images" / "text").mkdir()
+    (tmp_path / "images" / "class-0" / "text").mkdir()
+    (tmp_path / "images" / "class-0" / "text" / "a.txt").write_text("line\n")
     (tmp_path / "images" / "broken").mkdir()
     for name in "ab":
         (tmp_path / "images" / "broken" / f"{name}.jpg").write_text("x")

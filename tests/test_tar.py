@@ -130,7 +130,15 @@ def test_zeros_and_damage_are_told_apart(tmp_path: Path) -> None:
 
     a, b, end = ("a.jpg", offsets[0]), ("b.jpg", offsets[1]), len(first)
     c = ("c.jpg", end + more[0])
-    assert listed(first + bytes(3 << 20) + second) == ([a, b, ("c.jpg", c[1] + (3 << 20))], [])
+    padding = (1 << 20) - 1024
+    assert listed(first + bytes(padding) + second + bytes(padding)) == ([a, b, ("c.jpg", c[1] + padding)], [])
+    # More zeros than any padding, as in a file whose space was reserved before it was written.
+    hole = f"damaged tar: 3,146,752 bytes of zeros from byte {end - 1024} on, where samples may have been; "
+    assert listed(first + bytes(3 << 20) + second) == (
+        [a, b, ("c.jpg", c[1] + (3 << 20))],
+        [(hole + f"reading went on at byte {end + (3 << 20)}", True)],
+    )
+    assert listed(first + bytes(3 << 20)) == ([a, b], [(hole + "no header follows, the rest can't be read", True)])
     assert listed(first + bytes(100)) == ([a, b], [])
     # A single block of zeros, in the middle and at the end.
     lone = "damaged tar: no valid header at byte {} (a single block of zeros, two end an archive); "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from typing import Any
 
 from feeder.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share
@@ -55,4 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
         for rejection in summary.rejected:
             say("  rejected  " + printable(f"{rejection.path}: {rejection.reason}"))
     bad = sum(rejection.bad for rejection in summary.rejected)
+    if bad and arguments.quiet and not arguments.json:
+        say(f"feeder: {bad:,} of {count(summary.samples + bad, 'sample')} left out of the index", file=sys.stderr)
     return EXIT_TOO_MANY_BAD if bad > arguments.max_bad * (summary.samples + bad) else 0

@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_summary(summary: Any, dry_run: bool) -> None:
-    classes = f", {summary.classes:,} classes" if summary.classes else ""
+    classes = f", {count(summary.classes, 'class', 'classes')}" if summary.classes else ""
     what = f"{count(summary.samples, 'sample')} ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
     what += f", {mib(summary.bytes)}"
     if dry_run:
@@ -156,12 +156,17 @@ def _print_summary(summary: Any, dry_run: bool) -> None:
         return
     if not summary.written_shards:
         say(f"nothing to do: {what}\n  in        {printable(summary.out)}")
+        _print_rejected(summary)
         return
     speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
     resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
     say(f"{what}{resumed}\n  to        {printable(summary.out)}\n  in        {summary.seconds:.1f} s ({speed})")
     if set(summary.encoded) != {"kept"}:
         say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
+    _print_rejected(summary)
+
+
+def _print_rejected(summary: Any) -> None:
     if summary.rejected:
         folders = count(summary.unreadable_folders, "unreadable folder")
         among = f" ({folders})" if summary.unreadable_folders else ""

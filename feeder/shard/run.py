@@ -201,12 +201,13 @@ class Run:
 
 
 def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
-    reasons = "; ".join(f"{r.path}: {r.reason}" for r in rejected[:_SHOWN_REASONS])
-    hint = " (paths with backslashes? use /)" if "\\" in reasons else ""
-    return SourceError(
-        f"{source.root}: no image found ({count(len(rejected), 'input')}, all rejected"
-        + (f", first {reasons}{hint})" if reasons else ")")
-    )
+    shown = rejected[:_SHOWN_REASONS]
+    if not shown:
+        return SourceError(f"{source.root}: no image found, as it holds no input")
+    reasons = "; ".join(f"{r.path}: {r.reason}" for r in shown)
+    hint = " (paths with backslashes? use /)" if any("\\" in r.path for r in shown) else ""
+    inputs = count(len(rejected), "input")
+    return SourceError(f"{source.root}: no image found ({inputs}, all rejected, first {reasons}{hint})")
 
 
 def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
