@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from feeder.errors import ArgumentError
 from feeder.group_store import group_life, group_store, within
+from feeder.text import count
 
 __all__ = ["Agreement", "Connection", "connect"]
 
@@ -138,9 +139,10 @@ class Agreement:
             after, rank = map(int, left.split())
             if after < steps + 1:
                 self._spread(
-                    f"rank {rank} left an epoch of this loader after {after} batches and began another, while other "
-                    "ranks go on in it, so they take parts of different orders. For a batch to look at on one rank "
-                    "take a loader of its own with rank=0, world_size=1, or call set_epoch before each epoch"
+                    f"rank {rank} left an epoch of this loader after {count(after, 'batch', 'batches')} and began "
+                    "another, while other ranks go on in it, so they take parts of different orders. For a batch to "
+                    "look at on one rank take a loader of its own with rank=0, world_size=1, or call set_epoch before "
+                    "each epoch"
                 )
 
     def close(self) -> None:

@@ -414,10 +414,10 @@ def _shard_reader(
         without_labels(reader)
     elif labels is not True:
         labels_from_json(reader, labels, classes)
-    elif classes is None:
-        refuse_unread_labels(reader)
     if classes is not None:
         named(reader, classes)
+    if labels is True:
+        refuse_unread_labels(reader)
     return reader
 
 

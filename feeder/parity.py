@@ -22,7 +22,7 @@ from feeder.imageinfo import image_info
 from feeder.index import INDEX_NAME, Index
 from feeder.shard.options import Progress
 from feeder.source import ManifestColumns, Source, open_source
-from feeder.text import printable
+from feeder.text import count, printable
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
 __all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
@@ -114,10 +114,10 @@ class ParityReport:
             f"  bounds                 {bounds.mean:>7.3f} {bounds.percentile_999:>8g}         {bounds.bias:+.3f}"
         )
         if self.unreadable:
-            lines.append(f"\n  {self.unreadable:,} images that neither can decode were passed over")
+            lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
         if self.redone:
             lines.append(
-                f"\n  {self.backend!r} failed on {self.redone:,} images, which the CPU decoded in its place; "
+                f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, decoded by the CPU in its place; "
                 "the log says why"
             )
         for failure in self.failures:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
 from feeder.read import Encoded, Peek, Reader, Wanted
+from feeder.text import count
 
 __all__ = ["JoinedReader", "shared_classes"]
 
@@ -183,7 +184,7 @@ def _difference(place: str, own: list[str] | None, first_place: str, first: list
     longer, names = (first_place, first) if len(first) > len(own) else (place, own)
     shorter = place if longer == first_place else first_place
     label = min(len(first), len(own))
-    return f"class {label} is {names[label]!r} in {longer}, and {shorter} has {label} classes only"
+    return f"class {label} is {names[label]!r} in {longer}, and {shorter} has {count(label, 'class', 'classes')} only"
 
 
 def _given(rows_wanted: npt.NDArray[np.int32] | None, rows: npt.NDArray[np.int64]) -> Wanted | None:

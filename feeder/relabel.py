@@ -12,6 +12,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.read_folder import FolderReader
 from feeder.read_shards import ShardReader
 from feeder.source.labels import LabelColumn, check_classes, label_text, name_numbers, target_number
+from feeder.text import count
 
 __all__ = ["TargetTransform", "labels_from_json", "named", "refuse_unread_labels", "transformed", "without_labels"]
 
@@ -71,8 +72,9 @@ def refuse_unread_labels(reader: ShardReader) -> None:
     if text is not None:
         raise ArgumentError(
             f"{reader.index.path}: no sample has a label, though they have cls fields, such as {text[:40]!r}: name the "
-            "classes with classes=[...], a key of the samples' json with labels='key', or give labels=False for a "
-            "dataset without labels; `feeder index`, run again on tars of others, makes classes of names"
+            "classes with classes=[...] if these are names, a key of the samples' json with labels='key', or give "
+            "labels=False for a dataset without labels; `feeder index`, run again on tars of others, makes classes "
+            "of names"
         )
 
 
@@ -93,7 +95,8 @@ def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
         try:
             found = column.finish_whole(wanted)
         except SourceError as error:
-            raise ArgumentError(f"{error}: {', '.join(map(repr, wanted[:5]))}, ...") from None
+            more = ", ..." if wanted[5:] else ""
+            raise ArgumentError(f"{error}: {', '.join(map(repr, wanted[:5]))}{more}") from None
         if found.labels is None:
             raise ArgumentError("classes= is for labels that are classes; this set's cls fields hold other numbers")
         labels = np.append(found.labels, -1)[codes]
@@ -102,7 +105,8 @@ def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
     elif names is not None and names != wanted:
         places = name_numbers(names, wanted)
         if labels.max(initial=-1) >= len(names):
-            raise ArgumentError(f"{reader.place}: has a label {labels.max()}, but names of {len(names)} classes only")
+            known = count(len(names), "class", "classes")
+            raise ArgumentError(f"{reader.place}: has a label {labels.max()}, but names of {known} only")
         used = np.unique(labels[labels >= 0])
         lost = [names[label] for label in used.tolist() if places[label] < 0]
         if lost:
@@ -118,7 +122,7 @@ def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
 
 def _check_names(labels: npt.NDArray[np.int64], names: Sequence[str]) -> None:
     if labels.max(initial=-1) >= len(names):
-        raise ArgumentError(f"classes= has {len(names)} names, but there is a label {labels.max()}")
+        raise ArgumentError(f"classes= has {count(len(names), 'name')}, but there is a label {labels.max()}")
 
 
 def transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:

@@ -430,8 +430,8 @@ class Pool:
         advice = ["at these samples with `feeder inspect --verify`"] if keys else []
         advice.append("at what they printed, and at the system's log for the out-of-memory killer")
         return (
-            f"{self._fruitless} workers in a row ended without finishing anything; the last one: {cause}. Samples in "
-            f"hand: {names}. Look {', '.join(advice)}"
+            f"{count(self._fruitless, 'worker')} in a row ended without finishing anything; the last one: {cause}. "
+            f"Samples in hand: {names}. Look {', '.join(advice)}"
         )
 
     def _keys(self, part: Part) -> tuple[str, ...]:

@@ -158,8 +158,11 @@ def test_cls_fields_without_a_label_are_no_dataset_without_labels(tmp_path: Path
     with pytest.raises(ArgumentError, match=r"such as b'dog'.*classes=\[\.\.\.\].*labels='key'.*labels=False"):
         ShardDataset(path)
     assert ShardDataset(path, classes=["cow", "dog", "cat"]).targets == [1, 2, 1, -1]
-    with pytest.raises(ArgumentError, match="holds the class 'cat', which is not among the 1 classes"):
+    with pytest.raises(ArgumentError, match=r"holds the class 'cat', which is not in the list of 1 class: 'dog'$"):
         ShardDataset(path, classes=["dog"])
+    binary = unlabelled(tmp_path / "binary", [b"\xff", b"x" * 300], {})
+    with pytest.raises(ArgumentError, match=r"no sample has a label.*if these are names"):
+        ShardDataset(binary, classes=["dog"])
     without = ShardDataset(path, labels=False)
     assert (without.targets, without.classes, without[0][1]) == ([-1] * 4, None, -1)
     with pytest.raises(ArgumentError, match="labels=False asks for none"):

@@ -622,14 +622,14 @@ def test_write_shards_takes_class_names(tmp_path: Path) -> None:
     assert ShardDataset(tmp_path / "numbered").classes == ["ant", "bee"]
     for number, (given, message) in enumerate(
         [
-            (["dog"], "holds the class 'cat', which is not among the 1 classes"),
+            (["dog"], "holds the class 'cat', which is not in the list of 1 class"),
             (["dog", "dog"], "names 'dog' twice"),
             ("dog", "must be a sequence of names"),
         ]
     ):
         with pytest.raises(FeederError, match=message):
             write_shards(samples, tmp_path / f"wrong-{number}", classes=given)
-    with pytest.raises(FeederError, match="holds the label 1, but there are 1 classes"):
+    with pytest.raises(FeederError, match="holds the label 1, but the list has 1 class"):
         write_shards(numbered, tmp_path / "few", classes=["ant"])
     with pytest.raises(FeederError, match="encode must be one of seekable, keep"):
         write_shards(samples, tmp_path / "typo", encode="keeep")

@@ -85,7 +85,8 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
     if main.epoch_start_s and record.workers and not record.persistent:
         gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
         if gain >= _WORTH_SAYING:
-            text = f"Workers are started again in each of {main.epochs} epochs, which took {main.epoch_start_s:.1f} s."
+            epochs = count(main.epochs, "epoch")
+            text = f"Workers are started again in each of {epochs}, which took {main.epoch_start_s:.1f} s."
             advice.append(Advice("persistent_workers=True", text, gain))
     if bound == "compute" and load.gpu_busy is not None and load.gpu_busy < 0.8:
         text = f"The loader keeps up, yet the GPU works {load.gpu_busy:.0%} of the time: the loop can't keep it busy. "

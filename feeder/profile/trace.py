@@ -80,7 +80,8 @@ class StepTrace:
             offsets = [theirs[name] - at_ns / 1000 for at_ns, name in self._marks if name in theirs]
             if offsets:
                 offset_us, off = offsets[0], abs(offsets[-1] - offsets[0])
-                said = f"{self._steps} batches with torch's profiler, clocks {off:,.0f} us apart after them"
+                batches = count(self._steps, "batch", "batches")
+                said = f"{batches} with torch's profiler, clocks {off:,.0f} us apart after them"
                 found["feeder"] = {"clock_offset_us": offset_us, "clock_drift_us": off}
         for process in processes:
             found["traceEvents"] += _events(process, offset_us)

@@ -176,7 +176,8 @@ class LabelColumn:
         numbers = name_numbers(texts, names)
         if (numbers < 0).any():
             unknown = texts[int(np.argmin(numbers))]
-            raise SourceError(f"{self._place} holds the class {unknown!r}, which is not among the {len(names)} classes")
+            listed = count(len(names), "class", "classes")
+            raise SourceError(f"{self._place} holds the class {unknown!r}, which is not in the list of {listed}")
         return Numbering(numbers, None, names, self._missing, next(iter(self._names.values())), {})
 
     def _too_many(self) -> SourceError:

@@ -15,6 +15,7 @@ from feeder.source.base import NO_FILE, Source, drop_duplicates
 from feeder.source.imagefield import choose_image, lacks_image, split_fields
 from feeder.source.labels import LabelColumn, as_number, is_class_number, label_text
 from feeder.source.spool import Spool
+from feeder.text import count
 
 __all__ = ["open_samples"]
 
@@ -67,7 +68,8 @@ def open_samples(
         source.classes = list(classes)
         label = max(found.labels.tolist(), default=-1) if found.labels is not None else -1
         if label >= len(classes):
-            raise SourceError(f"the field 'cls' holds the label {label}, but there are {len(classes)} classes")
+            listed = count(len(classes), "class", "classes")
+            raise SourceError(f"the field 'cls' holds the label {label}, but the list has {listed}")
     choose_image(source, "the samples", image_field)
     drop_duplicates(source, lambda path: path, "duplicate __key__")
     return source

@@ -146,8 +146,8 @@ class Tuning:
             )
         if skipped := max((trial.skipped for point in outcome.points for trial in point.runs), default=0):
             found.append(
-                f"up to {skipped:,} samples of a run could not be decoded: `feeder inspect --verify` names those of a "
-                "shard set"
+                f"up to {count(skipped, 'sample')} of a run could not be decoded: `feeder inspect --verify` names "
+                "those of a shard set"
             )
         return found
 
