@@ -25,6 +25,7 @@ from feeder.read_shards import ShardReader
 from feeder.relabel import TargetTransform, labels_from_json, named, refuse_unread_labels, transformed, without_labels
 from feeder.sample_numbers import sample_numbers
 from feeder.tensors import as_samples
+from feeder.text import count
 from feeder.work import Work
 
 if TYPE_CHECKING:
@@ -98,12 +99,12 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return self._samples(indices)
 
     def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
-        count = len(self)
+        size = len(self)
         ids = sample_numbers(indices)
         for i in ids.tolist():
-            if not -count <= i < count:
-                raise IndexError(f"sample {i} is out of range: the dataset has {count} samples")
-        ids[ids < 0] += count
+            if not -size <= i < size:
+                raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
+        ids[ids < 0] += size
         work = self.work()
         seed = int(torch.empty((), dtype=torch.int64).random_())
         images, labels, fields = work.samples(seed, ids)
@@ -367,7 +368,7 @@ def _keeps_samples(dataset: Any, base: type) -> bool:
     return all(getattr(type(dataset), name, None) is getattr(base, name, None) for name in names)
 
 
-def _subset_ids(indices: Any, count: int) -> npt.NDArray[np.int64]:
+def _subset_ids(indices: Any, size: int) -> npt.NDArray[np.int64]:
     """Indices of a ``Subset`` of a dataset with so many samples, as numbers from 0 on."""
     try:
         found = np.asarray(indices)
@@ -379,10 +380,10 @@ def _subset_ids(indices: Any, count: int) -> npt.NDArray[np.int64]:
             + ("; of a mask, np.flatnonzero(mask) gives them" if found.dtype.kind == "b" else "")
         )
     ids = np.array(found, np.int64)
-    outside = ids[(ids < -count) | (ids >= count)]
+    outside = ids[(ids < -size) | (ids >= size)]
     if outside.size:
-        raise IndexError(f"sample {outside[0]} of a Subset is out of range: its dataset has {count} samples")
-    ids[ids < 0] += count
+        raise IndexError(f"sample {outside[0]} of a Subset is out of range: its dataset has {count(size, 'sample')}")
+    ids[ids < 0] += size
     return ids
 
 

@@ -24,6 +24,7 @@ from feeder.errors import ArgumentError
 from feeder.generic_state import Stateful
 from feeder.random_state import RandomSource, get_state, global_sources, set_state
 from feeder.sample_numbers import sample_numbers
+from feeder.text import count
 
 __all__ = ["Replay", "check_replay_state"]
 
@@ -80,8 +81,8 @@ class Replay:
             IndexError: if a sample is out of range.
             TypeError: if a sample is no integer.
         """
-        number, first, digest, count = 0, 0, _NOTHING, self._samples
-        times = np.zeros(count, np.int64)
+        number, first, digest, size = 0, 0, _NOTHING, self._samples
+        times = np.zeros(size, np.int64)
         saved = self._saved
         if saved is not None:
             self._restore(saved)
@@ -96,11 +97,11 @@ class Replay:
             ids = sample_numbers(batch)
             if not ids.size:
                 raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
-            if ids.min() < -count or ids.max() >= count:
-                raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {count}")
+            if ids.min() < -size or ids.max() >= size:
+                raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {size}")
             if number == self._start:
                 self._arrive(digest)
-            ids = _told_apart(ids % count, times)
+            ids = _told_apart(ids % size, times)
             digest = hashlib.blake2b(digest + ids.tobytes(), digest_size=_DIGEST_BYTES).digest()
             number += 1
             if number > self._start:
@@ -109,10 +110,14 @@ class Replay:
             else:
                 self._digest, self._first = digest, first + len(ids)
                 if saved is not None and saved["rank"] == self._rank and self._first > saved["samples"]:
-                    self._refuse(f"its first {number} batches have more than the {saved['samples']} samples handed out")
+                    self._refuse(
+                        f"{count(number, 'batch', 'batches')} from the beginning on make more than the "
+                        f"{count(saved['samples'], 'sample')} handed out"
+                    )
             first += len(ids)
         if number < self._start:
-            self._refuse(f"the sampler gave {number} batches, and {self._start} were handed out before")
+            given = count(number, "batch", "batches")
+            self._refuse(f"the sampler gave {given}, and {self._start} were handed out before")
         if number == self._start:
             self._arrive(digest)
 
@@ -205,7 +210,8 @@ class Replay:
         """Compares what was passed over with what the state says."""
         saved = self._saved
         if saved is not None and saved["rank"] == self._rank and saved["digest"] != digest.hex():
-            self._refuse(f"of the {self._start} batches that were handed out, the sampler gives other samples now")
+            handed_out = count(self._start, "batch", "batches")
+            self._refuse(f"of the {handed_out} handed out, the sampler gives other samples now")
         self._is_there = True
 
     def _refuse(self, reason: str) -> None:

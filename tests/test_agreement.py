@@ -119,7 +119,7 @@ def test_a_look_at_the_loader_that_all_share_is_an_error_unless_the_epoch_is_set
     first.begin(0, _VALUES)
     second.begin(1, _VALUES)
     first.begin(0, _VALUES | {"epoch": 1}, left_after=1)
-    with _raises("rank 0 left an epoch of this loader after 1 batches.*world_size=1"):
+    with _raises("rank 0 left an epoch of this loader after 1 batch.*world_size=1"):
         second.check(1)
     with _raises("rank 0 left"):
         first.check(1)

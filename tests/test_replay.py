@@ -178,7 +178,7 @@ def test_a_replay_with_other_samples_ends_with_the_first_batch(dataset: ShardDat
     fitting.load_state_dict(state)
     assert _rest(fitting) == rest
     for bad, change, reason in [
-        (loader(seed=1), {}, "DistributedSampler: of the 1 batches that were handed out.*set_epoch"),
+        (loader(seed=1), {}, "DistributedSampler: of the 1 batch handed out.*set_epoch"),
         (loader(batch_size=5), {}, "more than the 4 samples"),
         (loader(batch_size=2), {}, "other samples"),
         (loader(), {"batches": 10**9}, "more than the 4 samples"),
