@@ -29,6 +29,7 @@ __all__ = [
     "ShardError",
     "SourceError",
     "WorkerError",
+    "stop_in_a_batch",
 ]
 
 
@@ -105,3 +106,13 @@ class WorkerError(FeederError):
     """The worker pool stopped without finishing."""
 
     _lines = True  # a traceback
+
+def stop_in_a_batch(error: StopIteration) -> RuntimeError:
+    """The error to raise in place of a StopIteration that making a batch has raised: a loop would take it for the
+    epoch's end, and miss what is left."""
+    result = RuntimeError(
+        "StopIteration was raised while a batch was made, by the dataset, a transform or the collate_fn. A loop would "
+        "end there and miss the rest of the epoch; most likely it is from a next() without a default"
+    )
+    result.__cause__ = error
+    return result

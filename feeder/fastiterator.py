@@ -18,7 +18,7 @@ from feeder.closing import Use
 from feeder.decodefeed import Decoded, DecodeFeed
 from feeder.device import feed_device, map_tensors, slot_guard
 from feeder.engine import Engine
-from feeder.errors import ArgumentError
+from feeder.errors import ArgumentError, stop_in_a_batch
 from feeder.generic_reason import explain_sizes
 from feeder.limits import explained
 from feeder.order import Split
@@ -202,6 +202,8 @@ class FastIterator:
                 raise
         self._account(finished)
         if isinstance(finished, BaseException):
+            if isinstance(finished, StopIteration):
+                raise stop_in_a_batch(finished)
             if isinstance(finished, RuntimeError):
                 explain_sizes(self._loader.dataset, finished)
             with explained():

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
+from feeder.errors import stop_in_a_batch
 from feeder.generic_places import without_workers
 from feeder.generic_reason import explain_sizes
 from feeder.generic_state import IndexIterator, load_if_stateful
@@ -80,7 +81,13 @@ class HereIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         started = time.perf_counter_ns()
-        batch = super()._next_data()  # type: ignore[no-untyped-call]
+        asked = self._indices.yielded
+        try:
+            batch = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration as error:
+            if self._dataset_kind == _DatasetKind.Iterable or self._indices.yielded == asked:
+                raise
+            raise stop_in_a_batch(error) from error
         self.meters.made_here(time.perf_counter_ns() - started)
         return batch
 

@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.batch import Region
 from feeder.carry import Packed, Slot, pack, slot_collate
+from feeder.errors import stop_in_a_batch
 from feeder.generic_meters import Spent
 from feeder.generic_state import load_if_stateful, state_of
 
@@ -315,9 +316,9 @@ class _Worker:
         try:
             try:
                 data = None if self.ended else self.fetcher.fetch(task.index)
-            except StopIteration:
+            except StopIteration as error:
                 if self.job.kind != _DatasetKind.Iterable:
-                    raise
+                    raise stop_in_a_batch(error) from error
                 self.ended = True
             if self.ended:
                 data = torch_worker._IterableDatasetStopIteration(self.job.worker)

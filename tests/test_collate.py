@@ -237,6 +237,21 @@ def test_an_error_of_a_collate_fn_comes_in_place_of_its_batch(shards: Path, work
     assert next(batches) == [12, 13, 14, 15]
 
 
+def _finds_nothing(samples: list[Any]) -> Any:
+    numbers = [sample[2] for sample in samples]
+    return numbers if 8 not in numbers else next(iter([]))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_fn_can_not_end_the_epoch_with_a_next_that_finds_nothing(shards: Path, workers: int) -> None:
+    dataset = ShardDataset(shards, Resize((8, 8)), fields=("index",))
+    batches = iter(DataLoader(dataset, 4, collate_fn=_finds_nothing, num_workers=workers))
+    assert next(batches) + next(batches) == list(range(8))
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+        next(batches)
+    assert next(batches) == [12, 13, 14, 15]
+
+
 def _makes_a_lock(samples: list[Any]) -> Any:
     return (sample for sample in samples)
 

@@ -299,6 +299,23 @@ def test_error_in_a_worker_carries_its_traceback_and_iteration_goes_on() -> None
     assert next(iterator).tolist() == [4, 5]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_can_not_end_the_epoch_with_a_next_that_finds_nothing(workers: int) -> None:
+    class Bad(Dataset[int]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, i: int) -> int:
+            return i if i != 2 else next(iter([]))
+
+    iterator = iter(DataLoader(Bad(), batch_size=2, num_workers=workers))
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+        next(iterator)
+    assert next(iterator).tolist() == [4, 5]
+    assert next(iterator, None) is None
+
+
 def test_batch_that_cannot_be_pickled_is_an_error() -> None:
     loader = DataLoader(range(4), batch_size=2, num_workers=1, collate_fn=lambda batch: threading.Lock())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pickle"):
