@@ -397,7 +397,7 @@ class ShardReader:
     def _parsed(self, i: int, data: bytes) -> Any:
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
 
     def _open(self, shard: int) -> _Shard:

@@ -22,7 +22,7 @@ from feeder import order
 from feeder.dataset import ShardDataset
 from feeder.errors import ArgumentError, FeederError, LockedError, ShardError, SourceError
 from feeder.files import exclusive_lock
-from feeder.index import Index
+from feeder.index import INDEX_NAME, Index
 from feeder.manifest import Manifest
 from feeder.shard import Progress, ShardOptions, default_out, shard, write_shards
 from feeder.shard.encode import EncodeOptions
@@ -428,10 +428,11 @@ def test_the_default_output_stands_beside_the_source(source: str, out: str) -> N
     assert default_out(source) == out
 
 
-def test_a_finished_set_that_lost_a_shard_is_no_success(tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["shard-000001.tar", INDEX_NAME])
+def test_a_finished_set_that_lost_a_file_is_no_success(tree: Path, tmp_path: Path, name: str) -> None:
     shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=20))
-    (tmp_path / "out" / "shard-000001.tar").unlink()
-    with pytest.raises(ShardError, match=r"shard-000001\.tar: is missing"):
+    (tmp_path / "out" / name).unlink()
+    with pytest.raises(ShardError, match=rf"{name}: is missing"):
         shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=20))
 
 

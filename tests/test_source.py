@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -23,7 +24,7 @@ import pyarrow.parquet
 import pytest
 
 from feeder.dataset import FolderDataset, ShardDataset
-from feeder.errors import ArgumentError, ShardError, SourceError
+from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
 from feeder.folders import class_names
 from feeder.index import Index
 from feeder.inspect import verify
@@ -1006,6 +1007,24 @@ def test_an_odd_label_is_rejected_and_moves_no_other(tmp_path: Path, odd: bytes,
     ((name, reason),) = found.items()
     assert "11" in name
     assert "its label" in reason or "not JSON" in reason or "control character" in reason
+
+
+@pytest.mark.parametrize("options", [{"label": "k"}, {"targets": ("k",)}])
+def test_json_that_is_too_large_or_too_deep_for_a_label_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("feeder.source.tars.LARGE_BYTES", 100_000)
+    rows = [b'{"k": 1}', b'{"k": %s1%s}' % (b"[" * 40_000, b"]" * 40_000), b'{"k": 1, "x": "%s"}' % (b"x" * 100_000)]
+    members = [(f"{i}.{field}", data) for i, row in enumerate(rows) for field, data in (("jpg", JPEG), ("json", row))]
+    write_tar(tmp_path / "t.tar", members)
+    shard(str(tmp_path / "t.tar"), str(tmp_path / "out"), kept(columns=ManifestColumns(**options)))
+    assert rejected(tmp_path / "out") == {
+        "t.tar/1": "no label: its json is nested too deeply",
+        "t.tar/2": "no label: its json has 100,017 bytes, more than 100,000",
+    }
+    shard(str(tmp_path / "t.tar"), str(tmp_path / "all"), kept())
+    with pytest.raises(DecodeError, match="t.tar/1.*field 'json' is not JSON: maximum recursion depth"):
+        ShardDataset(tmp_path / "all").column("json")
 
 
 @pytest.mark.parametrize("index_only", [False, True])

@@ -112,11 +112,12 @@ class OutputFolder:
             ShardError: naming the first difference.
         """
         self._compare_settings("holds a shard set made with", manifest.settings, settings)
-        for record in manifest.shards:
-            path = self.file(record.name)
+        files = {record.name: record.size_bytes for record in manifest.shards}
+        for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files}.items():
+            path = self.file(name)
             size = os.stat(path).st_size if os.path.exists(path) else None
-            if size != record.size_bytes:
-                found = "is missing" if size is None else f"has {size} bytes, expected {record.size_bytes}"
+            if size != expected:
+                found = "is missing" if size is None else f"has {size} bytes, expected {expected}"
                 raise ShardError(
                     f"{path}: {found}, though the set was finished: restore it (`feeder inspect --verify` names all "
                     "damage), or replace the set with --force"

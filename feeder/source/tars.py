@@ -10,6 +10,7 @@ import os
 import zlib
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import braceexpand
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from feeder.errors import SourceError
 from feeder.files import DISK_FULL, atomic_file
 from feeder.folders import unlistable
+from feeder.imagefile import LARGE_BYTES
 from feeder.imageinfo import is_image_field
 from feeder.index import INDEX_NAME, Index
 from feeder.manifest import Manifest
@@ -234,6 +236,23 @@ def _own_targets(folder: str) -> tuple[str, ...]:
     return () if targets == ("cls",) else targets
 
 
+def _json_row(descriptor: int, part: Part | None) -> dict[str, Any]:
+    """The keys of a ``json`` field; empty if there is none, or it is no object.
+
+    Raises:
+        ValueError: if it is no JSON, or too large or nested too deeply for it.
+    """
+    if part is None:
+        return {}
+    if part.length > LARGE_BYTES:  # before memory is taken for it
+        raise ValueError(f"its json has {part.length:,} bytes, more than {LARGE_BYTES:,}")
+    try:
+        row = json.loads(os.pread(descriptor, part.length, part.offset))
+    except RecursionError:
+        raise ValueError("its json is nested too deeply") from None
+    return row if isinstance(row, dict) else {}
+
+
 class _Labels:
     """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``."""
 
@@ -266,10 +285,7 @@ class _Labels:
                 self._unreadable.append(len(self._source.table))
             self._found += 1
             return self._column.add(text)
-        part = parts.get("json")
-        row = json.loads(os.pread(descriptor, part.length, part.offset)) if part is not None else None
-        if not isinstance(row, dict):
-            row = {}
+        row = _json_row(descriptor, parts.get("json"))
         self._found += any(name in row for name in (columns.label, *columns.targets))
         self._target.extend([target_number(row.get(name), f"{name!r} of the json field") for name in columns.targets])
         return self._column.add(row.get(columns.label)) if columns.label else -1
