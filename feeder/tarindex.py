@@ -15,6 +15,7 @@ from feeder.rows import row_data
 from feeder.shard.options import Progress
 from feeder.source import ManifestColumns, Rejection, Source
 from feeder.source.tars import open_tars
+from feeder.text import count
 
 __all__ = ["IndexSummary", "index_tars"]
 
@@ -89,7 +90,8 @@ def index_tars(
             builder.write(parts[-1], [ShardEntry(name, source.containers[number].size_bytes)])
         samples = sum(map(len, builders))
         if not samples:
-            raise SourceError(f"{pattern}: no sample found, {len(rejected)} rejected, the first: {rejected[:1]}")
+            first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
+            raise SourceError(f"{pattern}: no sample found, {count(len(rejected), 'input')} rejected{first}")
         merge_indexes(parts, path, source.classes)
     return IndexSummary(path, len(names), samples, rejected)
 

@@ -247,6 +247,9 @@ def test_a_field_without_images_is_an_error(tmp_path: Path, field: str) -> None:
     folder = indexed(tmp_path / "set")
     with pytest.raises(ArgumentError, match=f"image_field='{field}'"):
         ShardDataset(folder, image_field=field)
+    for make in (lambda: ShardDataset(folder, image_field=";"), lambda: index_tars(str(folder), image_field="")):
+        with pytest.raises(ArgumentError, match="image_field must name a field"):
+            make()
     assert not list(folder.glob("index.*.bin"))
 
 

@@ -312,5 +312,8 @@ def test_compressed_or_empty_tars_cannot_be_indexed(foreign: Path, tmp_path: Pat
     shutil.rmtree(packed)
     packed.mkdir()
     write_tar(packed / "t.tar", [])
-    with pytest.raises(SourceError, match="no sample found"):
+    with pytest.raises(SourceError, match=r"no sample found, 0 inputs rejected$"):
+        index_tars(str(packed))
+    write_tar(packed / "t.tar", [("a.jpg", b"x")])
+    with pytest.raises(SourceError, match=r"no sample found, 1 input rejected, the first t\.tar/a: not an image"):
         index_tars(str(packed))

@@ -56,8 +56,8 @@ class ShardOptions:
             raise ArgumentError(f"seed must be 0 to 2**64-1, got {self.seed}")
         if self.shard_size_bytes < 1:
             raise ArgumentError(f"shard_size_bytes must be at least 1, got {self.shard_size_bytes}")
-        if self.image_field is not None and not split_fields(self.image_field):
-            raise ArgumentError(f"image_field must name a field, such as 'rgb.jpg', got {self.image_field!r}")
+        if self.image_field is not None:
+            split_fields(self.image_field)
         if self.samples_per_shard is not None and self.samples_per_shard < 1:
             raise ArgumentError(f"samples_per_shard must be at least 1, got {self.samples_per_shard}")
         if self.workers is not None and self.workers < 1:

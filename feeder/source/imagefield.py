@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Mapping
 
+from feeder.errors import ArgumentError
 from feeder.imageinfo import is_image_field
 from feeder.source.base import Source, reject_samples
 from feeder.text import count
@@ -17,8 +18,15 @@ _FORMATS = (("jpg", "jpeg", "jpe", "jfif"), ("webp",), ("png",))
 
 
 def split_fields(text: str) -> tuple[str, ...]:
-    """The fields that ``--image-field`` names: one, or several with ";" between them, of which a sample has one."""
-    return tuple(field.strip() for field in text.split(";") if field.strip())
+    """The fields that ``--image-field`` names: one, or several with ";" between them, of which a sample has one.
+
+    Raises:
+        ArgumentError: if there is none.
+    """
+    fields = tuple(field.strip() for field in text.split(";") if field.strip())
+    if not fields:
+        raise ArgumentError(f"image_field must name a field, such as 'rgb.jpg', got {text!r}")
+    return fields
 
 
 def image_fields(samples: Mapping[frozenset[str], int]) -> tuple[str, ...]:
