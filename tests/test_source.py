@@ -1023,7 +1023,7 @@ def test_json_that_is_too_large_or_too_deep_for_a_label_is_rejected(
         "t.tar/2": "no label: its json has 100,017 bytes, more than 100,000",
     }
     shard(str(tmp_path / "t.tar"), str(tmp_path / "all"), kept())
-    with pytest.raises(DecodeError, match="t.tar/1.*field 'json' is not JSON: maximum recursion depth"):
+    with pytest.raises(DecodeError, match="field 'json' is not JSON: maximum recursion depth"):
         ShardDataset(tmp_path / "all").column("json")
 
 
