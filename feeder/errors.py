@@ -107,6 +107,7 @@ class WorkerError(FeederError):
 
     _lines = True  # a traceback
 
+
 def stop_in_a_batch(error: StopIteration) -> RuntimeError:
     """The error to raise in place of a StopIteration that making a batch has raised: a loop would take it for the
     epoch's end, and miss what is left."""

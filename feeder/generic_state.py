@@ -14,6 +14,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
+from feeder.errors import ArgumentError
+
 __all__ = [
     "IndexIterator",
     "ResumableRandomSampler",
@@ -80,8 +82,7 @@ class _ResumableRandomIterator:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start = state["generator"]
         self._indices = None
-        for _ in itertools.islice(self._begun(), state["yielded"]):
-            pass
+        _pass_over(self._begun(), state["yielded"])
         self._yielded = state["yielded"]
 
     def _begun(self) -> Iterator[int]:
@@ -245,5 +246,13 @@ class IndexIterator:
         load_if_stateful(self._iterator, iterator)
         loaded = own is not None and isinstance(self._source, Stateful)
         if not loaded and not (iterator is not None and isinstance(self._iterator, Stateful)):
-            for _ in itertools.islice(self._iterator, skip):
-                pass
+            _pass_over(self._iterator, skip)
+
+
+def _pass_over(iterator: Iterator[Any], count: int) -> None:
+    passed = sum(1 for _ in itertools.islice(iterator, count))
+    if passed < count:
+        raise ArgumentError(
+            f"this state does not fit: {count} of its sampler's numbers were handed out, and this sampler gives "
+            f"{passed} in an epoch; resume with the dataset and arguments that it was saved with"
+        )

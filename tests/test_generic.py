@@ -942,3 +942,18 @@ def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
     resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=1)  # type: ignore[arg-type]
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"batch_size": None}, {"batch_sampler": [[0], [1]]}])
+def test_a_place_beyond_the_end_of_the_epoch_is_refused(options: dict[str, Any], workers: int) -> None:
+    """An epoch without any batch would be the alternative."""
+    longer = options | {"batch_sampler": [[0]] * 9} if "batch_sampler" in options else options
+    loader = DataLoader(range(9), num_workers=workers, **longer)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+    other = DataLoader(range(5), num_workers=workers, **options)  # type: ignore[arg-type]
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ArgumentError, match=r"7 of its sampler's numbers were handed out, and this sampler gives [25]"):
+        next(iter(other))
