@@ -1027,6 +1027,18 @@ def test_json_that_is_too_large_or_too_deep_for_a_label_is_rejected(
         ShardDataset(tmp_path / "all").column("json")
 
 
+def test_a_label_from_json_takes_the_place_of_the_cls_field(tmp_path: Path) -> None:
+    rows: list[dict[str, str]] = [{"kind": "dog"}, {"kind": "cat"}, {}]
+    fields = [{"jpg": JPEG, "cls": b"7", "json": json.dumps(row).encode()} for row in rows]
+    write_tar(tmp_path / "t.tar", [(f"{i}.{name}", data) for i, f in enumerate(fields) for name, data in f.items()])
+    shard(str(tmp_path / "t.tar"), str(tmp_path / "a"), kept(columns=ManifestColumns(label="kind"), shuffle=False))
+    shard(str(tmp_path / "a"), str(tmp_path / "b"), kept(shuffle=False))
+    for name in "ab":
+        dataset = ShardDataset(tmp_path / name)
+        assert (dataset.classes, dataset.targets) == (["cat", "dog"], [1, 0, -1])
+        assert dataset.column("cls") == [b"1", b"0", None]
+
+
 @pytest.mark.parametrize("index_only", [False, True])
 def test_labels_and_targets_come_from_keys_of_json(tmp_path: Path, index_only: bool) -> None:
     rows: list[dict[str, object]] = [{"kind": "dog", "age": 0.5, "x": 1}, {"kind": "cat", "age": -3, "x": 2}, {}]

@@ -83,6 +83,8 @@ class ShardWriter:
         is_same_format = encoded.info.extension == info.extension
         field = image[0] if image[0] and is_same_format else self._renamed(encoded.info.extension)
         label = table.label(i)
+        if self._source.replaces_cls:
+            fields = [(name, value) for name, value in fields if name != "cls"]
         if label >= 0 and all(name != "cls" for name, _ in fields):
             fields.insert(0, ("cls", b"%d" % label))
         if table.targets and self._source.kind == "manifest":

@@ -235,6 +235,7 @@ class Source:
         unreadable_folders: How many of these are folders.
         notes: Lines of advice for the user, found while listing.
         containers: Files that hold many samples.
+        replaces_cls: Whether the labels are others than those of the ``cls`` fields, whose place they take.
         image_fields: Fields that hold the image, of which each sample has one; empty if it is no field of the sample's.
         other_images: Fields that are named as images, and are not the chosen ones.
         max_file_bytes: No larger image or other field is read.
@@ -251,6 +252,7 @@ class Source:
         self.rejected: list[Rejection] = []
         self.notes: list[str] = []
         self.containers: list[Container] = []
+        self.replaces_cls = False
         self.image_fields: tuple[str, ...] = ()
         self.other_images: tuple[str, ...] = ()
         self.max_file_bytes = MAX_FILE_BYTES

@@ -313,6 +313,7 @@ class _Labels:
             return {}
         found = self._column.finish(None if asked else known)
         reasons = source.take_labels(found, columns.label or "cls")
+        source.replaces_cls = bool(asked) and found.labels is not None
         if found.labels is not None and known is not None and not asked:
             source.classes = known
         what = "the cls field" if not asked else f"{asked[0]!r} of the json field"
