@@ -17,6 +17,7 @@ from feeder.callers import warn
 from feeder.decode.registry import get_decoder
 from feeder.decode.staged import stored_rows
 from feeder.errors import DecodeError
+from feeder.imageinfo import clipped_warning
 from feeder.meter import Meter
 from feeder.order import substitute
 from feeder.read import Encoded, Reader
@@ -123,6 +124,7 @@ class Work:
     split: DeviceSplit | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
+    _has_warned: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "meter"} | {"_decoder": None}
@@ -212,6 +214,8 @@ class Work:
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int64], list[list[Any]]]:
         """Samples of whatever sizes, each [C, H, W] in memory of its own, with their labels and fields.
 
+        Warns of the first image that loses range, as nobody counts them here.
+
         Args:
             seed: Of the augmentation of this call; any integer.
             ids: int64 [N].
@@ -230,6 +234,10 @@ class Work:
                 found = self.decoder.decode(encoded.buffers[one], encoded.orientations[one], self.recipe, draws, image)
                 problem = found[0]
                 images.append(image[0])
+                if getattr(self.decoder, "clipped", 0) and not self._has_warned:
+                    self._has_warned = True
+                    key = self.reader.field(i, "key")
+                    warn(f"sample {key!r}: {clipped_warning(1)}; images after it are not named")
             if problem is not None:
                 raise self.reader.at(problem, i)
         return images, encoded.labels, [[self.reader.field(i, name) for i in ids.tolist()] for name in self.fields]

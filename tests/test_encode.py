@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from feeder import DataLoader, FolderDataset, ShardDataset, write_shards
@@ -277,6 +278,15 @@ def test_images_that_lose_range_are_counted_when_loaded(tmp_path: Path, workers:
         pass
     assert loader.stats()["clipped"] == 6
     loader.close()
+
+
+def test_images_that_lose_range_are_warned_of_once_where_no_loader_of_ours_counts_them(tmp_path: Path) -> None:
+    deep_images(tmp_path / "c")
+    dataset = FolderDataset(tmp_path, transform=Resize((16, 16)))
+    with pytest.warns(UserWarning, match=r"sample 'c/16 bits.png': 1 image of more than 8 bits") as caught:
+        for _ in [*torch.utils.data.DataLoader(dataset, batch_size=2), *map(dataset.__getitem__, range(5))]:
+            pass
+    assert len(caught) == 1
 
 
 def test_write_shards_warns_of_images_that_lose_range(tmp_path: Path) -> None:
