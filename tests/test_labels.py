@@ -259,6 +259,26 @@ def test_many_different_labels_are_targets_or_an_error(monkeypatch: pytest.Monke
             list(map(column.add, values))
 
 
+def test_a_few_names_among_numbers_are_odd_and_many_are_classes() -> None:
+    def finished(values: list[Any]) -> tuple[Any, ...]:
+        column = LabelColumn("the table", "name another column")
+        codes = [column.add(value) for value in values]
+        found = column.finish()
+        labels = found.targets if found.labels is None else np.append(found.labels, -1)[codes]
+        assert labels is not None
+        return labels.tolist(), found.classes, list(found.odd.values()), found.missing
+
+    numbers: list[Any] = [0, 1] * 10
+    assert finished([*numbers, "a"]) == ([*numbers, -1], None, ["a"], 0)
+    assert finished([*numbers, "a", "b"]) == ([*numbers, 2, 3], ["0", "1", "a", "b"], [], 0)
+    assert finished([*numbers[:18], "a", "", None]) == ([*numbers[:18], 2, -1, -1], ["0", "1", "a"], [], 2)
+    halves = [number / 2 for number in numbers]
+    targets, classes, odd, missing = finished([*halves, "a", None])
+    assert np.array_equal(targets, [*halves, math.nan, math.nan], equal_nan=True)
+    assert (classes, odd, missing) == (None, ["a"], 1)
+    assert finished([*[-1] * 20, "a"]) == ([-1] * 21, None, ["a"], 20)
+
+
 def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
     write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["a", "b", "c"])
     manifest = json.loads((tmp_path / "manifest.json").read_text())

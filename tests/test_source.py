@@ -1027,6 +1027,16 @@ def test_json_that_is_too_large_or_too_deep_for_a_label_is_rejected(
         ShardDataset(tmp_path / "all").column("json")
 
 
+def test_names_beside_numbers_in_a_column_are_noted(tmp_path: Path) -> None:
+    for i in range(4):
+        (tmp_path / f"{i}.jpg").write_bytes(JPEG)
+    for values, expected in (((3, 0, "NA", 3), 1), (("a", "b", "NA", "b"), 0)):
+        (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{i}.jpg,{v}\n" for i, v in enumerate(values)))
+        notes = shard(str(tmp_path / "t.csv"), str(tmp_path / f"out-{expected}"), kept()).notes
+        found = [note for note in notes if "class names, as column 'label' holds 'NA' beside numbers such as 0" in note]
+        assert len(found) == expected
+
+
 def test_a_label_from_json_takes_the_place_of_the_cls_field(tmp_path: Path) -> None:
     rows: list[dict[str, str]] = [{"kind": "dog"}, {"kind": "cat"}, {}]
     fields = [{"jpg": JPEG, "cls": b"7", "json": json.dumps(row).encode()} for row in rows]

@@ -21,7 +21,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.files import DISK_FULL, open_regular
 from feeder.folders import UNREADABLE
 from feeder.source.base import NO_FILE, Part, Source, drop_duplicates, reject_samples
-from feeder.source.labels import LabelColumn, target_number
+from feeder.source.labels import LabelColumn, as_number, target_number
 from feeder.source.parquet import parquet_rows
 from feeder.source.spool import Spool
 from feeder.text import count
@@ -215,6 +215,12 @@ class _Listing:
             self._source.notes.append(
                 f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are no class "
                 "numbers (0, 1, 2, ...), so labels are float32 targets"
+            )
+        number = next((name for name in found.classes or () if as_number(name) is not None), None)
+        if number is not None:
+            self._source.notes.append(
+                f"{self._manifest}: labels are class names, as column {columns.label!r} holds {found.example!r} beside "
+                f"numbers such as {number}"
             )
         if found.missing:
             none = "NaN" if found.targets is not None else "-1"
