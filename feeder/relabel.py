@@ -31,7 +31,7 @@ def labels_from_json(reader: ShardReader, keys: str | Sequence[str], classes: Se
     Raises:
         ArgumentError: if no sample has the keys, or a value can't be a label.
     """
-    names = [keys] if isinstance(keys, str) else list(keys)
+    names = list(keys) if isinstance(keys, Sequence) and not isinstance(keys, str) else [keys]
     place = f"{reader.index.path}: labels={keys!r}"
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ArgumentError(f"labels must be True, False, or keys of the samples' json, got {keys!r}")

@@ -173,8 +173,9 @@ def test_cls_fields_without_a_label_are_no_dataset_without_labels(tmp_path: Path
     for wrong in ("kind", "many"):
         with pytest.raises(ArgumentError, match="labels are numbers or class names"):
             ShardDataset(path, labels=wrong)
-    with pytest.raises(ArgumentError, match="labels must be True, False, or keys"):
-        ShardDataset(path, labels=[])
+    for wrong in ([], 3, None, [1]):
+        with pytest.raises(ArgumentError, match="labels must be True, False, or keys"):
+            ShardDataset(path, labels=wrong)  # type: ignore[arg-type]
     assert ShardDataset(unlabelled(tmp_path / "none", [b"-1", b""])).targets == [-1, -1]
 
 
