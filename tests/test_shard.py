@@ -428,6 +428,20 @@ def test_the_default_output_stands_beside_the_source(source: str, out: str) -> N
     assert default_out(source) == out
 
 
+@pytest.mark.parametrize("name", ["plan.json", "inputs.npy", "shard-000000.tar.json"])
+def test_a_fifo_in_the_work_folder_is_not_waited_for(tree: Path, tmp_path: Path, name: str) -> None:
+    options = kept(samples_per_shard=5, workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(tmp_path / "out"), options, progress=StopAfter(20))
+    (tmp_path / "out" / ".work" / name).unlink()
+    os.mkfifo(tmp_path / "out" / ".work" / name)
+    if name == "plan.json":  # else it is no shard set
+        for path in (tmp_path / "out").glob("*.tar"):
+            path.unlink()
+    with pytest.raises(ShardError, match=rf"{name}: not a regular file"):
+        shard(str(tree), str(tmp_path / "out"), options)
+
+
 @pytest.mark.parametrize("name", ["shard-000001.tar", INDEX_NAME])
 def test_a_finished_set_that_lost_a_file_is_no_success(tree: Path, tmp_path: Path, name: str) -> None:
     shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=20))

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ShardError
-from feeder.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock
+from feeder.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, open_regular
 from feeder.index import INDEX_NAME
 from feeder.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
 from feeder.shard.options import REJECTED_NAME
@@ -99,7 +99,7 @@ class OutputFolder:
         if not self.force and (manifest := Manifest.read(self.path)) is not None:
             return manifest.source.get("image_field")
         try:
-            with open(self._plan_path, encoding="utf-8") as file:
+            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
                 recorded = json.load(file).get("image_field")
         except (OSError, ValueError, AttributeError):  # none, or it is damaged, as it is found again
             return None
@@ -192,9 +192,9 @@ class OutputFolder:
     def _compare_plan(self, plan: dict[str, Any], source: Source) -> None:
         """Raises ShardError unless the unfinished run is the one that is being asked for."""
         try:
-            with open(self._plan_path, encoding="utf-8") as file:
+            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
                 recorded = json.load(file)
-            with open(self._inputs_path, "rb") as inputs:
+            with open(self._inputs_path, "rb", opener=open_regular) as inputs:
                 before = {name: np.load(inputs, allow_pickle=False) for name in _COLUMNS}
         except (ValueError, EOFError, FileNotFoundError) as error:
             raise ShardError(

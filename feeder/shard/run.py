@@ -15,7 +15,7 @@ import numpy as np
 
 from feeder.cores import cores
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.files import atomic_file, file_sha256
+from feeder.files import atomic_file, file_sha256, open_regular
 from feeder.index import INDEX_NAME, Index, ShardEntry, merge_indexes
 from feeder.manifest import Manifest, ShardRecord
 from feeder.shard.advice import decode_advice
@@ -90,7 +90,7 @@ class Run:
         name = shard_name(number)
         try:
             size = os.stat(self._folder.file(name)).st_size
-            with open(self._folder.part(f"{name}.json"), "rb") as file:
+            with open(self._folder.part(f"{name}.json"), "rb", opener=open_regular) as file:
                 written = _Written.from_json(file.read())
             Index(self._folder.part(f"{name}.idx")).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
