@@ -270,10 +270,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         names = [name for name, is_given in given.items() if is_given]
         if names:
             are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+            way = ""
+            if {"seed", "shuffle=Window(...)"}.intersection(names):
+                way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
+            elif {"rank", "world_size"}.intersection(names):
+                way = "; a DistributedSampler splits the samples by rank here"
             raise ArgumentError(
                 f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
-                f"{self._generic_reason}. Leave {them} out: torch's random state and samplers rule here, so "
-                "torch.manual_seed(), generator= or a sampler is the way"
+                f"{self._generic_reason}. Leave {them} out{way}"
             )
         self._warn_of_torchs_path(own_order)
         self.generic_meters  # noqa: B018  made before another thread may ask for it

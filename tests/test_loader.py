@@ -368,8 +368,9 @@ def test_skipped_samples_have_the_same_substitutes_whatever_the_workers(tmp_path
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"seed": 1}, "^seed is for feeder's datasets, .* Here the dataset is a list. Leave it out: .*manual_seed"),
-        ({"backend": "cpu", "on_error": "skip"}, "^backend, on_error are for .*Leave them out"),
+        ({"seed": 1}, "^seed is for feeder's datasets, .* Here the dataset is a list. Leave it out; .*manual_seed"),
+        ({"backend": "cpu", "on_error": "skip"}, "^backend, on_error are for .*Leave them out$"),
+        ({"rank": 0, "world_size": 2}, "^rank, world_size are for .*DistributedSampler splits the samples"),
         ({"shuffle": Window(4)}, r"^shuffle=Window\(...\) is for "),
     ],
 )
