@@ -13,7 +13,7 @@ from feeder.errors import stop_in_a_batch
 from feeder.generic_places import without_workers
 from feeder.generic_reason import explain_sizes
 from feeder.generic_state import IndexIterator, load_if_stateful
-from feeder.generic_worker import worker_state
+from feeder.generic_worker import never_ending, worker_state
 from feeder.limits import explained
 from feeder.view import LiveView, end_view
 
@@ -50,7 +50,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
             self._dataset_kind,
             self._dataset,
             self._auto_collation,
-            self.meters.timed(self._collate_fn) if self._auto_collation else self._collate_fn,
+            never_ending(self.meters.timed(self._collate_fn) if self._auto_collation else self._collate_fn),
             self._drop_last,
         )
         self.finished = False

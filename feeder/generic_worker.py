@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ __all__ = [
     "decode_head",
     "encode_task",
     "introduce",
+    "never_ending",
     "worker_main",
     "worker_state",
 ]
@@ -172,6 +174,18 @@ class Channel:
         return data
 
 
+def never_ending(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function with another error in place of StopIteration, which would be taken for the dataset's end."""
+
+    def call(samples: Any) -> Any:
+        try:
+            return collate(samples)
+        except StopIteration as error:
+            raise stop_in_a_batch(error) from error
+
+    return call
+
+
 def worker_state(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
     """A worker's state, under torchdata's keys."""
     fetcher_state = None
@@ -299,7 +313,7 @@ class _Worker:
         self.ended = False
         if state is not None:
             load_if_stateful(self.dataset, state["dataset_state"])
-        collate = job.collate_fn if self._collate is None else self._into_slot
+        collate = never_ending(job.collate_fn if self._collate is None else self._into_slot)
         self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             job.kind, self.dataset, job.auto_collation, collate, job.drop_last
         )

@@ -316,6 +316,18 @@ def test_a_dataset_can_not_end_the_epoch_with_a_next_that_finds_nothing(workers:
     assert next(iterator, None) is None
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_a_collate_fn_can_not_end_an_iterable_dataset(workers: int, batch_size: int | None) -> None:
+    class Numbers(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(4))
+
+    loader = DataLoader(Numbers(), batch_size=batch_size, num_workers=workers, collate_fn=lambda batch: next(iter([])))
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was made"):
+        list(loader)
+
+
 def test_batch_that_cannot_be_pickled_is_an_error() -> None:
     loader = DataLoader(range(4), batch_size=2, num_workers=1, collate_fn=lambda batch: threading.Lock())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pickle"):
