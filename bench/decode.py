@@ -37,7 +37,7 @@ from PIL import Image
 
 from bench import decode_rivals
 from bench.smoke import arguments
-from feeder.measure import interleave, save, spread, table
+from feeder.tools.bench.result_file import interleave, save, spread, table
 
 __all__ = ["main", "markdown"]
 
@@ -94,8 +94,8 @@ def check(folder: Path) -> float:
     Raises:
         SystemExit: if it is more than 0.6.
     """
-    from feeder.decode.cpu import CpuDecoder
-    from feeder.decode.pillow import PillowDecoder
+    from feeder.decode.native import CpuDecoder
+    from feeder.decode.pillow.decoder import PillowDecoder
 
     buffers, recipe, draws = next(decode_rivals.feeder_batches(str(folder)))
     ones = np.ones(len(buffers), np.uint8)

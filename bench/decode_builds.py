@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.smoke import arguments
-from feeder.measure import save, spread
+from feeder.tools.bench.result_file import save, spread
 
 __all__ = ["main", "markdown"]
 
@@ -124,7 +124,7 @@ class _Process:
 def _work(folder: Path) -> tuple[dict[str, list[bytes]], Any, Any]:
     """The JPEGs that can be transcoded, as they are and seekable; crops and flips drawn for them."""
     from feeder import _native
-    from feeder.imageinfo import image_info
+    from feeder.decode.image_header import image_info
     from feeder.transforms import RandomHorizontalFlip, RandomResizedCrop, Recipe
 
     files: dict[str, list[bytes]] = {kind: [] for kind in KINDS}

@@ -43,14 +43,14 @@ from bench.gpu.resnet import resnet50
 from bench.gpu.train import Utilisation
 from bench.make_images import make_images
 from bench.standin import StandIn
-from feeder.batch_size import BatchSizeResult
-from feeder.bench.options import BenchOptions
-from feeder.bench.pillow import PillowDataset
-from feeder.cli import main as shard
-from feeder.cores import cores as given_cores
-from feeder.measure import spread, table
-from feeder.nvml import current_gpu_busy
-from feeder.presets import preset
+from feeder.system.cores import cores as given_cores
+from feeder.system.nvml import current_gpu_busy
+from feeder.tools.bench.options import BenchOptions
+from feeder.tools.bench.pillow import PillowDataset
+from feeder.tools.bench.result_file import spread, table
+from feeder.tools.cli import main as shard
+from feeder.tools.presets import preset
+from feeder.tools.training.batch_size import BatchSizeResult
 
 IMAGENET = 1_281_167
 # Of the GPU's memory, for the search: batches that are on their way there, and what a decoder takes, need the rest.

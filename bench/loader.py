@@ -48,13 +48,14 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from feeder.dataset import ShardDataset
-from feeder.fastiterator import Place
-from feeder.forkserver import ForkServer
-from feeder.index import INDEX_NAME
-from feeder.loader import DataLoader
-from feeder.measure import interleave, save, spread
-from feeder.order import Order, Split
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.iterator import Place
+from feeder.loader.workers.fork_server import ForkServer
+from feeder.order.epoch import Order
+from feeder.order.split import Split
+from feeder.shard.format.index import INDEX_NAME
+from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])

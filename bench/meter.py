@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from bench.smoke import arguments
-from feeder.dataset import ShardDataset
-from feeder.measure import save, spread, table
-from feeder.meter import Meter
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.observe.meter import Meter
+from feeder.tools.bench.result_file import save, spread, table
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 _PART = 32

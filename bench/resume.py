@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from bench.smoke import arguments
-from feeder.bench.options import BenchOptions
-from feeder.bench.pillow import PillowDataset
-from feeder.dataset import ShardDataset
-from feeder.loader import DataLoader
-from feeder.measure import interleave, save, spread, table
-from feeder.presets import preset
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
+from feeder.tools.bench.options import BenchOptions
+from feeder.tools.bench.pillow import PillowDataset
+from feeder.tools.bench.result_file import interleave, save, spread, table
+from feeder.tools.presets import preset
 
 BATCH = 16
 

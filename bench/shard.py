@@ -21,11 +21,12 @@ import time
 from pathlib import Path
 
 from bench.smoke import arguments
-from feeder.measure import interleave, save, spread, table
+from feeder.tools.bench.result_file import interleave, save, spread, table
 
 _MEMORY_CHILD = """
 import json, resource, sys
-from feeder.shard import ShardOptions, shard
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard
 summary = shard(sys.argv[1], sys.argv[2], ShardOptions(samples_per_shard=10_000))
 print(json.dumps({"samples": summary.samples, "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
 """

@@ -24,11 +24,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from bench.smoke import arguments
-from feeder.dataset import ShardDataset
-from feeder.index import INDEX_NAME, IndexBuilder, ShardEntry
-from feeder.loader import DataLoader
-from feeder.measure import save, spread, table
-from feeder.processes import memory
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.index import INDEX_NAME, ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.system.processes import memory
+from feeder.tools.bench.result_file import save, spread, table
 from feeder.transforms import CenterCrop, Compose
 
 SIDE_PX = 16

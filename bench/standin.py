@@ -32,7 +32,7 @@ from pathlib import Path
 
 import torch
 
-from feeder.cores import cores as given_cores
+from feeder.system.cores import cores as given_cores
 
 __all__ = ["StandIn", "physical_cores"]
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feeder import transforms
-    from feeder.batch_size import find_batch_size
-    from feeder.dataset import FolderDataset, ShardDataset
-    from feeder.device_log import CsvWriter, DeviceLog
+    from feeder.dataset.datasets import FolderDataset, ShardDataset
     from feeder.errors import (
         ArgumentError,
         BackendError,
@@ -24,11 +22,13 @@ if TYPE_CHECKING:
         SourceError,
         WorkerError,
     )
-    from feeder.loader import DataLoader
-    from feeder.order import Window
-    from feeder.shard import write_shards
-    from feeder.tuning.headroom import headroom
-    from feeder.tuning.tune import tune
+    from feeder.loader.dataloader import DataLoader
+    from feeder.order.epoch import Window
+    from feeder.shard.write.shards import write_shards
+    from feeder.tools.headroom.headroom import headroom
+    from feeder.tools.training.batch_size import find_batch_size
+    from feeder.tools.training.device_log import CsvWriter, DeviceLog
+    from feeder.tools.tune.tune import tune
 
 __version__ = "0.1.0"
 
@@ -56,16 +56,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CsvWriter": "feeder.device_log",
-    "DataLoader": "feeder.loader",
-    "DeviceLog": "feeder.device_log",
-    "FolderDataset": "feeder.dataset",
-    "ShardDataset": "feeder.dataset",
-    "Window": "feeder.order",
-    "find_batch_size": "feeder.batch_size",
-    "headroom": "feeder.tuning.headroom",
-    "tune": "feeder.tuning.tune",
-    "write_shards": "feeder.shard",
+    "CsvWriter": "feeder.tools.training.device_log",
+    "DataLoader": "feeder.loader.dataloader",
+    "DeviceLog": "feeder.tools.training.device_log",
+    "FolderDataset": "feeder.dataset.datasets",
+    "ShardDataset": "feeder.dataset.datasets",
+    "Window": "feeder.order.epoch",
+    "find_batch_size": "feeder.tools.training.batch_size",
+    "headroom": "feeder.tools.headroom.headroom",
+    "tune": "feeder.tools.tune.tune",
+    "write_shards": "feeder.shard.write.shards",
 }
 
 

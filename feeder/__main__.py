@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from feeder.cli import main
+from feeder.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,7 +27,7 @@ python examples/load_epoch.py "$shards"
 
 # The plain loader reads single files in class folders; of anything else it reads the shards, as feeder does.
 kind="$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["source"]["kind"])' "$shards/manifest.json")"
-cores="$(python -c 'from feeder.cores import cores; print(cores().usable)')"
+cores="$(python -c 'from feeder.system.cores import cores; print(cores().usable)')"
 bench=(feeder bench "$shards" --workers "$cores" --seconds 2 --repeats 3)
 [ "$kind" != "class folders" ] || bench+=(--folder "$images")
 say "Measuring: ${bench[*]}"

@@ -32,13 +32,16 @@ instructions() { grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2 || echo ss
 # git's list, so that build outputs and editors' backups don't count; plain find outside of a checkout.
 sources() { git ls-files -co --exclude-standard -- kernels CMakeLists.txt 2>/dev/null || find kernels CMakeLists.txt -type f; }
 
+# Their names: an editable install notes where each module lies, and is made again when one is moved.
+modules() { find feeder/ -name '*.py' | LC_ALL=C sort; }
+
 version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null || true; }
 simd="$(sed -n 's/^pillow-simd==\([^ ;]*\).*/\1/p' constraints.txt)"
 make_keys() {
     has_python="$([ ! -x "$venv/bin/python" ] || version_of "$venv/bin/python")"
     packages_key="$has_python $(cat constraints.txt pyproject.toml scripts/env.sh | key) ${TORCH_INDEX:-}"
     python_tag="${has_python%.*}" python_tag="cp${python_tag/./}"
-    native_key="$(sources | LC_ALL=C sort | xargs -d '\n' sha256sum -- 2>/dev/null | key) $packages_key"
+    native_key="$(sources | LC_ALL=C sort | xargs -d '\n' sha256sum -- 2>/dev/null | key) $(modules | key) $packages_key"
     simd_key="pillow-simd $simd $(instructions) $packages_key"
 }
 make_keys

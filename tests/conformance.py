@@ -1,7 +1,7 @@
 """Checks that every decode backend must pass, on images that they make themselves.
 
 A backend is right if its pixels are those of torchvision's sequence of ops on Pillow, within the bounds of
-``feeder.fidelity``.
+``feeder.tools.parity.differences``.
 The reference here is written with Pillow's own calls, so that the Pillow backend is held to it too.
 """
 
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, features
 
-from feeder.decode.base import Decoder
+from feeder.decode.decoder import Decoder
 from feeder.decode.registry import get_decoder
 from feeder.errors import BackendError, DecodeError
-from feeder.fidelity import BOUNDS, BUCKETS, Comparison, crop_ratio
+from feeder.tools.parity.differences import BOUNDS, BUCKETS, Comparison, crop_ratio
 from feeder.transforms import (
     CenterCrop,
     ColorJitter,

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feeder.index import INDEX_NAME, IndexBuilder, ShardEntry, merge_indexes
-from feeder.read import Encoded, Wanted
-from feeder.read_shards import ShardReader
+from feeder.dataset.reader import Encoded, Wanted
+from feeder.dataset.shard_reader import ShardReader
+from feeder.shard.format.index import INDEX_NAME, ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
 
 
 def encode(i: int, size: tuple[int, int] = (24, 32), *, extension: str = "png", orientation: int = 1) -> bytes:

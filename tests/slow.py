@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.read import Encoded, Wanted
-from feeder.read_shards import ShardReader
+from feeder.dataset.reader import Encoded, Wanted
+from feeder.dataset.shard_reader import ShardReader
 
 __all__ = ["SlowItems", "SlowReader", "Slowly", "collate_slowly"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from feeder import agreement
-from feeder.agreement import Agreement, Connection
 from feeder.errors import ArgumentError
+from feeder.loader import agreement
+from feeder.loader.agreement import Agreement, Connection
 from tests.loader_data import write_shards
 
 _VALUES = {"seed": 0, "batch_size": 4, "epoch": 0}
@@ -201,9 +201,9 @@ _RANK = """
 import gc, json, sys, warnings
 import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
 from feeder.errors import ArgumentError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.whole_exit import left
 

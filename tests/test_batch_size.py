@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import feeder
-from feeder import batch_size, find_batch_size
+from feeder import find_batch_size
+from feeder.tools.training import batch_size
 
 MIB = 1 << 20
 
@@ -199,7 +200,8 @@ def test_the_memory_of_a_failed_trial_is_freed() -> None:
 _MEASURED = """
 import dataclasses, json
 import torch
-from feeder import batch_size, find_batch_size
+from feeder.tools.training import batch_size
+from feeder import find_batch_size
 
 MIB, sizes = 1 << 20, []
 

@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 from torch._utils import ExceptionWrapper
 
-from feeder.bench import contestant
-from feeder.bench import run as bench_run
-from feeder.bench.images import image_fields, listed, tars
-from feeder.bench.options import BenchOptions, Task, default_workers
-from feeder.bench.rivals import RIVALS, Rival, _webdataset_sample
-from feeder.bench.run import throughput
-from feeder.bench.show import _limit, render, result_page
-from feeder.cli import main
 from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
-from feeder.measure import interleave, machine, spread, table
-from feeder.shard import EncodeOptions, ShardOptions, shard, write_shards
-from feeder.source import ManifestColumns
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard, write_shards
+from feeder.tools.bench import contestant
+from feeder.tools.bench import run as bench_run
+from feeder.tools.bench.images import image_fields, listed, tars
+from feeder.tools.bench.options import BenchOptions, Task, default_workers
+from feeder.tools.bench.result_file import interleave, machine, spread, table
+from feeder.tools.bench.rivals import RIVALS, Rival, _webdataset_sample
+from feeder.tools.bench.run import throughput
+from feeder.tools.bench.show import _limit, render, result_page
+from feeder.tools.cli import main
 from tests.images import encode, make_tree, pixels
 
 
@@ -256,7 +258,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 def test_workers_go_up_to_the_cores_by_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     for usable, expected in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
-        monkeypatch.setattr("feeder.bench.options.cores", lambda usable=usable: type("", (), {"usable": usable}))
+        monkeypatch.setattr("feeder.tools.bench.options.cores", lambda usable=usable: type("", (), {"usable": usable}))
         assert default_workers() == expected
 
 
@@ -299,7 +301,7 @@ def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.
 # In a process of its own: what ends among those that other tests have started would be missing.
 TREE = """
 import subprocess, sys
-from feeder.processes import cpu_seconds, memory, process_tree
+from feeder.system.processes import cpu_seconds, memory, process_tree
 
 code = "import sys; held = bytearray(96 << 20); print('ready', flush=True); sys.stdin.read()"
 before = memory()

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from feeder.bench.compare import compare, comparison_page, load, rank_interval
-from feeder.cli import main
 from feeder.errors import ArgumentError
-from feeder.measure import spread
+from feeder.tools.bench.compare import compare, comparison_page, load, rank_interval
+from feeder.tools.bench.result_file import spread
+from feeder.tools.cli import main
 
 
 def result(scale: Callable[[str], float] = lambda name: 1.0, *, seed: int = 0, repeats: int = 5) -> dict[str, Any]:

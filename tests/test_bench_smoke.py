@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.smoke import ROOT, check, scripts
-from feeder.measure import machine, save, spread
+from feeder.tools.bench.result_file import machine, save, spread
 
 
 def good() -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import cast
 import numpy as np
 import pytest
 
-from feeder.batch import SlotView
-from feeder.board import Board, Part
-from feeder.ends import pair
-from feeder.work import Report, Work
-from feeder.worker import _do
+from feeder.loader.fast.part_report import Report
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.task_board import Board, Part
+from feeder.loader.fast.worker import _do
+from feeder.loader.slots.ring import SlotView
+from feeder.loader.workers.sockets import pair
 
 
 def _parts(*numbers: int) -> list[Part]:

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from feeder.decode.borrowed import Borrowed
+from feeder.decode.device.borrowed import Borrowed
 
 
 class Owner:

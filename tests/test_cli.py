@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import feeder
-from feeder.commands import common
-from feeder.inspect import inspect
+from feeder.tools.commands import common
+from feeder.tools.inspect import inspect
 from tests.images import encode, make_tree, pixels
 from tests.test_source import write_tar
 
@@ -32,9 +32,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 HELP = """
-import contextlib, sys, feeder.cli
+import contextlib, sys, feeder.tools.cli
 with contextlib.suppress(SystemExit):
-    feeder.cli.main(["shard", "--help"])
+    feeder.tools.cli.main(["shard", "--help"])
 print("slow modules:", sorted({"torch", "numpy", "PIL", "nvidia"} & set(sys.modules)))
 """
 
@@ -44,7 +44,7 @@ def test_help_does_not_import_what_is_slow() -> None:
 
 
 def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
-    code = f"import sys, feeder.cli; feeder.cli.main(['shard', {str(tree)!r}, '-q']); assert 'torch' not in sys.modules"
+    code = f"import sys, feeder.tools.cli; feeder.tools.cli.main(['shard', {str(tree)!r}, '-q']); assert 'torch' not in sys.modules"
     run(program=["-c", code])
 
 
@@ -158,10 +158,10 @@ def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
 
 INTERRUPTED = """
 import os, signal, sys
-import feeder.cli, feeder.progress
+import feeder.tools.cli, feeder.system.progress
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
-feeder.progress.LineProgress.advance = lambda *a: os.kill(os.getpid(), signal.SIGINT)
-sys.exit(feeder.cli.main(sys.argv[1:]))
+feeder.system.progress.LineProgress.advance = lambda *a: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(feeder.tools.cli.main(sys.argv[1:]))
 """
 
 

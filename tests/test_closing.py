@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from torch.utils.data import _utils as torch_utils
 
-from feeder import closing, generic_processes, workers
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
 from feeder.errors import WorkerError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast import pool as workers
+from feeder.loader.generic import processes as generic_processes
+from feeder.loader.workers import iterator_lock as closing
 from feeder.transforms import RandomResizedCrop
 from tests.loader_data import RogueReader, write_shards
 from tests.test_generic import _Tensors

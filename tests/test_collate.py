@@ -20,12 +20,12 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, Subset, get_worker_info
 
-from feeder import fastpath
-from feeder.carry import Slot, pack, pack_whole, unpack, unpack_whole
-from feeder.dataset import FolderDataset, ShardDataset
-from feeder.decode.base import TrainerDecoder
+from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.decode.decoder import TrainerDecoder
 from feeder.errors import ArgumentError, DecodeError, WorkerError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast import path as fastpath
+from feeder.loader.slots.batch_message import Slot, pack, pack_whole, unpack, unpack_whole
 from feeder.transforms import Compose, MixUp, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.loader_data import encode, write_shards
 
@@ -461,7 +461,7 @@ def test_threads_that_unpack_at_the_same_time_get_their_own_memory(kind: str) ->
 
 
 def test_auto_workers_measure_with_the_collate_fn(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tuning.auto._RUN_S", 0.01)
+    monkeypatch.setattr("feeder.loader.auto_workers._RUN_S", 0.01)
     dataset = ShardDataset(shards, RandomResizedCrop(8), fields=("index",))
     loader = DataLoader(dataset, 8, collate_fn=as_dict, num_workers="auto")
     assert loader.num_workers >= 1
@@ -481,5 +481,5 @@ def test_a_result_with_a_pin_memory_of_its_own_is_pinned(
     loader = DataLoader(
         dataset, 25, collate_fn=lambda samples: {"all": _Pinnable()}, num_workers=workers, pin_memory=True
     )
-    monkeypatch.setattr("feeder.fastiterator.slot_guard", lambda loader: "for a GPU")
+    monkeypatch.setattr("feeder.loader.fast.iterator.slot_guard", lambda loader: "for a GPU")
     assert list(loader) == [{"all": "pinned"}] * 2

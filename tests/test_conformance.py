@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from feeder.decode.base import Decoder
+from feeder.decode.decoder import Decoder
 from feeder.decode.registry import available_decoders, get_decoder
 from tests import conformance
 

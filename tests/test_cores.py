@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from feeder.batch import available_bytes
-from feeder.cores import Cores, MemoryLimit, cores, local_world_size, memory_limit
+from feeder.system.cores import Cores, MemoryLimit, cores, local_world_size, memory_limit
+from feeder.system.memory import available_bytes
 
 GIB = 1 << 30
 AFFINITY = len(os.sched_getaffinity(0))
@@ -120,5 +120,5 @@ def test_ranks_that_share_the_cores() -> None:
 
 
 def test_batches_get_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.batch.memory_limit", lambda: MemoryLimit(5 << 20, 2 << 20))
+    monkeypatch.setattr("feeder.loader.slots.slots.memory_limit", lambda: MemoryLimit(5 << 20, 2 << 20))
     assert available_bytes() == 3 << 20

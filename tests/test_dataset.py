@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from feeder import read_shards
-from feeder.dataset import FolderDataset, ShardDataset
+from feeder.dataset import shard_reader as read_shards
+from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
-from feeder.index import COLUMNS, INDEX_NAME, Index, write_index
-from feeder.loader import DataLoader
-from feeder.read_shards import ShardReader
-from feeder.source.folder import open_folder
+from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.index import COLUMNS, INDEX_NAME, Index, write_index
+from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.loader_data import encode, write_shards
 from tests.test_index import damage_row
@@ -243,7 +243,7 @@ def test_many_threads_stay_below_the_limit_of_descriptors(tmp_path: Path) -> Non
     script = f"""
 import os, resource, threading
 import numpy as np
-from feeder.read_shards import ShardReader
+from feeder.dataset.shard_reader import ShardReader
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
 reader = ShardReader({str(shards / "index.bin")!r})
 meeting = threading.Barrier(16)
@@ -267,7 +267,7 @@ def test_a_forked_child_opens_the_shards_itself(tmp_path: Path) -> None:
     script = f"""
 import os
 import numpy as np
-from feeder.read_shards import ShardReader
+from feeder.dataset.shard_reader import ShardReader
 reader = ShardReader({str(tmp_path / INDEX_NAME)!r})
 ids = np.arange(40)
 parent = [bytes(buffer) for buffer in reader.read(ids).buffers]
@@ -426,7 +426,7 @@ def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path)
     write_index(large, source.shards, source.fields, {name: [column] for name, column in columns.items()}, counts)
     script = f"""
 import numpy as np
-from feeder.read_shards import ShardReader
+from feeder.dataset.shard_reader import ShardReader
 def anonymous_kib():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))

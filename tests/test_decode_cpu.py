@@ -14,8 +14,8 @@ from feeder.errors import ArgumentError, BackendError, DecodeError
 from tests.images import encode, pixels
 
 pytest.importorskip("feeder._native")
-from feeder.decode.cpu import CpuDecoder
-from feeder.decode.pillow import PillowDecoder
+from feeder.decode.native import CpuDecoder
+from feeder.decode.pillow.decoder import PillowDecoder
 
 
 def draw(recipe: T.Recipe, count: int, size: tuple[int, int] = (60, 80)) -> T.Draws:

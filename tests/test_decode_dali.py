@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from feeder import transforms as T
-from feeder.decode import dali_pipeline, dali_queue
-from feeder.decode.base import Decoder
+from feeder.decode.dali import pipeline as dali_pipeline
+from feeder.decode.dali import queue as dali_queue
+from feeder.decode.decoder import Decoder
 from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from tests import conformance
@@ -30,8 +31,8 @@ pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
 import nvidia.dali as dali_library
 
-from feeder.decode.dali import DaliDecoder
-from feeder.decode.dali_pipeline import DaliPipeline, PipelineError
+from feeder.decode.dali.decoder import DaliDecoder
+from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
 
 BASE = T.Recipe.of([T.RandomResizedCrop(48), T.RandomHorizontalFlip()])
 HEIGHT, WIDTH = 120, 160
@@ -541,7 +542,7 @@ def test_auto_takes_dali_for_a_cuda_device_only(
     assert "dali" not in caplog.text
     assert get_decoder("auto", BASE, device="cuda").name != "dali"
     assert "finds none" in caplog.text  # it says why not dali
-    monkeypatch.setattr("feeder.decode.dali.DaliDecoder", lambda *, device, **options: DaliDecoder(**options))
+    monkeypatch.setattr("feeder.decode.dali.decoder.DaliDecoder", lambda *, device, **options: DaliDecoder(**options))
     assert get_decoder("auto", BASE, device="cuda").name == "dali"
     function = T.Recipe.of([*BASE.ops, T.Lambda(abs)])
     assert get_decoder("auto", function, device="cuda").name != "dali"

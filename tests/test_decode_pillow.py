@@ -15,9 +15,9 @@ from PIL import Image, features
 
 from feeder import transforms
 from feeder.decode import registry
-from feeder.decode.base import Decoder
-from feeder.decode.pillow import PillowDecoder, _bfloat16_bits
-from feeder.decode.pillow_ops import ARRAY_OPS, IMAGE_OPS
+from feeder.decode.decoder import Decoder
+from feeder.decode.pillow.decoder import PillowDecoder, _bfloat16_bits
+from feeder.decode.pillow.ops import ARRAY_OPS, IMAGE_OPS
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import (
     CenterCrop,

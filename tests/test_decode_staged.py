@@ -9,7 +9,7 @@ import pytest
 
 from feeder import transforms as T
 from feeder.decode.registry import available_decoders
-from feeder.decode.staged import ROW, Kind, Staged, Stager, stored_boxes, turn_codes
+from feeder.decode.staged.staged import ROW, Kind, Staged, Stager, stored_boxes, turn_codes
 from feeder.errors import ArgumentError
 from tests.conformance import encode, natural_image
 from tests.gpu.oracle import turn

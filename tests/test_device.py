@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from feeder.batch import Slots
-from feeder.dataset import FolderDataset, ShardDataset
-from feeder.device import CudaGuard, DeviceFeed, StaticBuffers, checked_device, move, page_lock, slot_guard
+from feeder.dataset.datasets import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError
-from feeder.loader import DataLoader
-from feeder.meter import Meter
-from feeder.stats import stage_table
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.device.feed import DeviceFeed, checked_device
+from feeder.loader.device.nested import move
+from feeder.loader.device.page_lock import CudaGuard, page_lock, slot_guard
+from feeder.loader.device.static_buffers import StaticBuffers
+from feeder.loader.observe.meter import Meter
+from feeder.loader.observe.stats import stage_table
+from feeder.loader.slots.slots import Slots
 from feeder.transforms import (
     ColorJitter,
     Compose,
@@ -146,9 +149,9 @@ def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
         moved.append(value[1].clone())
         return move(value, device)
 
-    monkeypatch.setattr("feeder.device.move", has_room_for_one)
+    monkeypatch.setattr("feeder.loader.device.nested.move", has_room_for_one)
     loader = DataLoader(_dataset(shards), batch_size=8, device="cpu", prefetch_to_device=2)
-    monkeypatch.setattr("feeder.fastiterator.FastIterator._ready", lambda self: True)
+    monkeypatch.setattr("feeder.loader.fast.iterator.FastIterator._ready", lambda self: True)
     for batch in loader:
         found.append([x.clone() if isinstance(x, torch.Tensor) else x for x in batch])
     _check(found, [*DataLoader(_dataset(shards), batch_size=8)])
@@ -164,7 +167,7 @@ def test_a_copy_that_finds_no_room_in_its_turn_is_an_error_and_the_batch_is_not_
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return move(value, device)
 
-    monkeypatch.setattr("feeder.device.move", full_at_times)
+    monkeypatch.setattr("feeder.loader.device.nested.move", full_at_times)
     numbers = iter(range(4))
     feed = DeviceFeed(lambda: (next(numbers), torch.zeros(2)), torch.device("cpu"), 0)
     assert [next(feed)[0] for _ in range(2)] == [0, 1]
@@ -531,8 +534,8 @@ class _LateGuard:
 def test_a_loop_ahead_of_the_gpu_waits_for_its_copies_and_is_not_blamed(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.fastpath.slot_guard", lambda loader: _LateGuard(30))
-    monkeypatch.setattr("feeder.engine.page_lock", lambda slots: None)
+    monkeypatch.setattr("feeder.loader.fast.path.slot_guard", lambda loader: _LateGuard(30))
+    monkeypatch.setattr("feeder.loader.fast.engine.page_lock", lambda slots: None)
     loader = DataLoader(_dataset(shards), batch_size=2, num_workers=2, pin_memory=True)
     path = loader._fast
     assert path is not None

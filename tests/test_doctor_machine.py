@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from feeder.doctor import Finding, check_machine, render
-from feeder.doctor.limits import check_cores, check_gpus, check_memory, check_shared_memory
-from feeder.doctor.packages import Driver, check_packages, driver_of
-from feeder.doctor.pagecache import cached_bytes
-from feeder.doctor.storage import ReadRate, _disk, check_data, read_rate, survey
 from feeder.errors import ArgumentError
-from feeder.nvml import GpuSample, Nvml, open_nvml
+from feeder.system.nvml import GpuSample, Nvml, open_nvml
+from feeder.tools.doctor import Finding, check_machine, render
+from feeder.tools.doctor.limits import check_cores, check_gpus, check_memory, check_shared_memory
+from feeder.tools.doctor.packages import Driver, check_packages, driver_of
+from feeder.tools.doctor.pagecache import cached_bytes
+from feeder.tools.doctor.storage import ReadRate, _disk, check_data, read_rate, survey
 from tests import fake_nvml
 from tests.images import make_tree
 
@@ -49,7 +49,9 @@ def levels(findings: Any) -> dict[str, str]:
 
 def doctor(*arguments: str, before: str = "", path: Path = ROOT) -> tuple[int, dict[str, Finding]]:
     """What the command says in a process of its own, after some code."""
-    code = f"{before}\nimport sys\nfrom feeder.cli import main\nsys.exit(main({['doctor', '--json', *arguments]!r}))"
+    code = (
+        f"{before}\nimport sys\nfrom feeder.tools.cli import main\nsys.exit(main({['doctor', '--json', *arguments]!r}))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])},
@@ -83,9 +85,11 @@ def test_few_open_files_are_a_warning_and_very_few_a_problem_with_an_exit_code()
 
 
 def test_warnings_fail_only_when_strict(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from feeder.cli import main
+    from feeder.tools.cli import main
 
-    monkeypatch.setattr("feeder.doctor.check_machine", lambda data: [Finding("disk", "warning", "slow", "w", "r")])
+    monkeypatch.setattr(
+        "feeder.tools.doctor.check_machine", lambda data: [Finding("disk", "warning", "slow", "w", "r")]
+    )
     assert main(["doctor"]) == 0
     assert main(["doctor", "--strict"]) == 1
     assert capsys.readouterr().out.endswith("0 problems, 1 warning, 0 notes\n")
@@ -147,7 +151,7 @@ def test_shared_memory_too_small_or_absent(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.doctor.packages._distributions", lambda: {"torch", "nvidia-dali-cuda120"})
+    monkeypatch.setattr("feeder.tools.doctor.packages._distributions", lambda: {"torch", "nvidia-dali-cuda120"})
     new, old = Driver("580.65", (13, 0)), Driver("470.57", (11, 4))
     assert set(levels(check_packages(new, FOUND)).values()) == {"ok"}
     assert levels(check_packages(old, FOUND)) | {"torch": "problem", "DALI": "problem"} == levels(
@@ -162,7 +166,9 @@ def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "torch": "problem",
         "kernels": "problem",
     }
-    monkeypatch.setattr("feeder.doctor.packages._distributions", lambda: {"nvidia-dali-cuda130", "nvidia-dali-cuda120"})
+    monkeypatch.setattr(
+        "feeder.tools.doctor.packages._distributions", lambda: {"nvidia-dali-cuda130", "nvidia-dali-cuda120"}
+    )
     assert levels(check_packages(new, FOUND))["DALI"] == "problem"
 
 

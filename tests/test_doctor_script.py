@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from feeder.cli import main
-from feeder.doctor import check_script, render
-from feeder.doctor.check import check_source
-from feeder.doctor.rules import RULES
-from feeder.doctor.source import parse
 from feeder.errors import SourceError
+from feeder.tools.cli import main
+from feeder.tools.doctor import check_script, render
+from feeder.tools.doctor.check import check_source
+from feeder.tools.doctor.rules import RULES
+from feeder.tools.doctor.source import parse
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CLEAN = sorted((SCRIPTS / "clean").glob("*.py"))

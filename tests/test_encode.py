@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 
 from feeder import DataLoader, FolderDataset, ShardDataset, write_shards
-from feeder.cli import main
 from feeder.errors import ArgumentError, ShardError
-from feeder.index import Index
-from feeder.manifest import Manifest
-from feeder.shard import ShardOptions, shard
-from feeder.shard.encode import EncodeOptions
+from feeder.shard.format.index import Index
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard
+from feeder.tools.cli import main
 from feeder.transforms import Resize
 from tests.images import encode, pixels
 from tests.kernels import jpegs

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from feeder import generic_processes, worker_process
-from feeder.dataset import ShardDataset
-from feeder.ends import handing_over
-from feeder.forkserver import ForkServer
-from feeder.loader import DataLoader
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.generic import processes as generic_processes
+from feeder.loader.workers import process as worker_process
+from feeder.loader.workers.fork_server import ForkServer
+from feeder.loader.workers.sockets import handing_over
 from feeder.transforms import RandomResizedCrop
 from tests.loader_data import write_shards
 from tests.test_generic import _Tensors

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feeder.files import atomic_file
+from feeder.system.files import atomic_file
 
 
 def test_a_file_gets_its_name_between_the_fsync_of_its_bytes_and_that_of_its_folder(

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from feeder.dataset import ShardDataset
-from feeder.loader import DataLoader
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.loader_data import write_shards
 
@@ -153,7 +153,7 @@ import json, sys, warnings
 from pathlib import Path
 import torch
 from tests.test_frameworks import _dataset, _lightning, _module, _trainer
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
 
 class Report(_lightning().Callback):
     def __init__(self, folder):
@@ -313,7 +313,7 @@ import torch.distributed.nn  # before the process group, which its default argum
 warnings.simplefilter("ignore")
 from accelerate import Accelerator
 from tests.test_frameworks import Drawn, _dataset
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
 
 accelerator = Accelerator(cpu=True)
 seen = {}

@@ -26,13 +26,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from feeder.batch import Slots
-from feeder.carry import Slot, pack, slot_collate, unpack
-from feeder.ends import pair
 from feeder.errors import ArgumentError
-from feeder.generic_processes import Process, Processes
-from feeder.generic_worker import Channel
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.generic.processes import Process, Processes
+from feeder.loader.generic.worker import Channel
+from feeder.loader.slots.batch_message import Slot, pack, slot_collate, unpack
+from feeder.loader.slots.slots import Slots
+from feeder.loader.workers.sockets import pair
 from tests.test_workers import _ended
 
 Point = collections.namedtuple("Point", "x y")
@@ -656,7 +656,7 @@ def test_two_loaders_with_forked_workers_close_promptly() -> None:
 
 _TRAINER = """
 import multiprocessing, os, signal, sys
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
 
 multiprocessing.set_start_method("fork")  # no server could import what is only here
 

@@ -14,8 +14,8 @@ import pytest
 
 from bench import decode, decode_builds, ladder
 from bench.make_images import make_images
-from feeder.bench import show
-from feeder.cli import main
+from feeder.tools.bench import show
+from feeder.tools.cli import main
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import feeder
-from feeder.dataset import FeederDataset, ShardDataset
+from feeder.dataset.datasets import FeederDataset, ShardDataset
 from feeder.decode.registry import available_decoders
 from feeder.errors import ArgumentError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.tools.headroom.fit import Fit
+from feeder.tools.headroom.headroom import Headroom, _seekable_gain
 from feeder.transforms import Compose, Lambda, Normalize, RandomResizedCrop
-from feeder.tuning.fit import Fit
-from feeder.tuning.headroom import Headroom, _seekable_gain
 from tests.loader_data import write_shards
 from tests.slow import SlowItems, Slowly, SlowReader
 from tests.undisturbed import undisturbed
@@ -182,7 +182,7 @@ def test_the_model() -> None:
 
 
 def test_the_text_is_a_sentence() -> None:
-    from feeder.tuning.headroom import Remedy
+    from feeder.tools.headroom.headroom import Remedy
 
     remedies = Remedy("7 workers", 1900, True), Remedy("seekable shards", 1890, True), Remedy("storage", 1300, False)
     assert str(Headroom(_fit(), 0.35, "decode", remedies)) == (
@@ -206,7 +206,7 @@ def test_wrong_arguments_are_refused(shards: Path) -> None:
 
 
 def test_a_step_that_the_workers_slow_down_is_not_said_to_be_caught_up_with(shards: Path) -> None:
-    from feeder.tuning.headroom import _judged
+    from feeder.tools.headroom.headroom import _judged
 
     found = _judged(_loader(shards, "nothing", 2), _fit(step_s=1 / 1500))
     (workers,) = [remedy for remedy in found.remedies if remedy.setting is not None]
@@ -221,7 +221,7 @@ def test_the_gain_of_seekable_shards_is_measured_where_a_device_does_the_last_op
 ) -> None:
     if "cpu" not in available_decoders():
         pytest.skip("feeder._native is not built")
-    from feeder.decode.cpu import CpuDecoder
+    from feeder.decode.native import CpuDecoder
 
     recipe = Compose([RandomResizedCrop(8), Normalize([0.5] * 3, [0.25] * 3)])
     dataset = ShardDataset(write_shards(tmp_path, 8, jpegs=True), recipe)

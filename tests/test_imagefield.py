@@ -12,18 +12,19 @@ import pytest
 import torch
 from PIL import Image
 
-from feeder.cli import main
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
-from feeder.index import Index
-from feeder.inspect import inspect, verify
-from feeder.loader import DataLoader
-from feeder.manifest import Manifest
-from feeder.read_shards import ShardReader
-from feeder.shard import ShardOptions, shard, write_shards
-from feeder.shard.encode import EncodeOptions
-from feeder.source.imagefield import image_fields
-from feeder.tarindex import index_tars
+from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.index import Index
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.image_field import image_fields
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard, write_shards
+from feeder.tools.cli import main
+from feeder.tools.inspect import inspect, verify
 from feeder.transforms import Resize
 from tests.images import encode, pixels
 from tests.test_index import header_of
@@ -128,12 +129,12 @@ def test_a_resumed_run_and_a_finished_set_keep_their_own_choice(
     source, out = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 6), tmp_path / "out"
     options = kept(samples_per_shard=2, shuffle=False, workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.run.merge_indexes", interrupted)
+        patch.setattr("feeder.shard.write.run.merge_indexes", interrupted)
         with pytest.raises(KeyboardInterrupt):
             shard(str(source), str(out), options)
     (out / "shard-000001.tar").unlink()
     # A later feeder, say, that would choose otherwise.
-    monkeypatch.setattr("feeder.source.imagefield.image_fields", lambda samples: ("right.jpg",))
+    monkeypatch.setattr("feeder.shard.source.image_field.image_fields", lambda samples: ("right.jpg",))
     for _ in range(2):
         shard(str(source), str(out), options)
         index = Index(out / "index.bin")
@@ -152,7 +153,7 @@ def test_an_unfinished_run_of_an_older_feeder_is_not_mixed_with_another_choice(
     for name, fields in (("one", ("jpg",)), ("two", ("mask.png", "image.jpg"))):
         source, out = tar(tmp_path / f"{name}.tar", fields), tmp_path / name
         with monkeypatch.context() as patch:
-            patch.setattr("feeder.shard.run.merge_indexes", interrupted)
+            patch.setattr("feeder.shard.write.run.merge_indexes", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 shard(str(source), str(out), kept())
         plan = json.loads((out / ".work" / "plan.json").read_text())

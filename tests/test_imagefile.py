@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feeder.dataset import FolderDataset, ShardDataset
+from feeder.dataset.datasets import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, ShardError, SourceError
-from feeder.index import IndexBuilder, ShardEntry
-from feeder.inspect import Damage, verify
-from feeder.shard import Progress, shard
-from feeder.source import base, tars
-from feeder.tarindex import index_tars
+from feeder.shard.format.index import ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.source import source as base
+from feeder.shard.source import tars
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import Progress
+from feeder.shard.write.shards import shard
+from feeder.tools.inspect import Damage, verify
 from tests.images import encode, make_tree, pixels
 from tests.test_shard import kept
 from tests.test_source import rejected, tar_members, write_tar
@@ -244,7 +247,7 @@ def test_a_lack_of_memory_names_the_file_and_loses_nothing(tmp_path: Path, monke
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_disk_that_fails_in_a_tar_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     write_tar(tmp_path / "x.tar", tar_members(9))
-    from feeder import tar
+    from feeder.shard.format import tar
 
     def fail(file: object, size: int) -> bytes:
         raise OSError(code, os.strerror(code))

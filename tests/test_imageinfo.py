@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from feeder.imageinfo import check_complete, image_info
+from feeder.decode.image_header import check_complete, image_info
 from tests.images import encode, pixels
 
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import DecodeError, FormatError
-from feeder.index import Index, IndexBuilder, ShardEntry, merge_indexes
-from feeder.read_shards import ShardReader
+from feeder.shard.format.index import Index, ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
 
 
 def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "cls")) -> str:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.index import Index, IndexBuilder, ShardEntry
-from feeder.inspect import Damage, inspect, render, verify
-from feeder.shard import ShardOptions, shard
-from feeder.shard.options import Progress
-from feeder.tarindex import index_tars
+from feeder.shard.format.index import Index, ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import Progress, ShardOptions
+from feeder.shard.write.shards import shard
+from feeder.tools.inspect import Damage, inspect, render, verify
 from tests.images import encode, make_tree, pixels
 from tests.test_index import damage_row, header_of, with_header
 from tests.test_source import write_tar

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, random_split
 
-from feeder.dataset import FolderDataset, ShardDataset
+from feeder.dataset.datasets import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError
-from feeder.index import INDEX_NAME
-from feeder.loader import DataLoader
-from feeder.order import Window
-from feeder.shard import shard
+from feeder.loader.dataloader import DataLoader
+from feeder.order.epoch import Window
+from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.write.shards import shard
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.images import encode as encode_photo
 from tests.kernels import jpegs

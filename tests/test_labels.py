@@ -14,15 +14,16 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset
 
 from feeder import DataLoader, FolderDataset, ShardDataset
-from feeder.cli import main
 from feeder.errors import ArgumentError, FormatError, SourceError
-from feeder.index import COLUMNS, INDEX_NAME, Index, write_index
-from feeder.inspect import inspect, render
-from feeder.shard import ShardOptions, shard, write_shards
-from feeder.shard.encode import EncodeOptions
-from feeder.source import ManifestColumns
-from feeder.source.labels import LabelColumn
-from feeder.tarindex import index_tars
+from feeder.shard.format.index import COLUMNS, INDEX_NAME, Index, write_index
+from feeder.shard.source.labels import LabelColumn
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard, write_shards
+from feeder.tools.cli import main
+from feeder.tools.inspect import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
 from tests.images import make_tree
 from tests.loader_data import encode
@@ -247,7 +248,7 @@ def test_classes_number_labels_by_name(tmp_path: Path) -> None:
 
 
 def test_many_different_labels_are_targets_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.source.labels._MAX_CLASSES", 3)
+    monkeypatch.setattr("feeder.shard.source.labels._MAX_CLASSES", 3)
     column = LabelColumn("the table", "name another column")
     for number in (0.5, 1, 2, 3.25, 4):
         column.add(number)

@@ -14,7 +14,7 @@ import torch
 
 from bench import ladder, standin
 from bench.standin import StandIn
-from feeder.batch_size import BatchSizeResult
+from feeder.tools.training.batch_size import BatchSizeResult
 
 
 class Time:

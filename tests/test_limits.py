@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from feeder import limits
+from feeder.system import limits
 from tests.loader_data import write_shards
 
 _LOAD = """
 import resource, sys
 import torch
-from feeder.dataset import ShardDataset
-from feeder.loader import DataLoader
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 
 shards, limit, value, workers, kind = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]

@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 
-from feeder.dataset import FolderDataset, ShardDataset
+from feeder.dataset.datasets import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError
-from feeder.fastiterator import FastIterator
-from feeder.loader import DataLoader
-from feeder.order import Window
-from feeder.shard import shard
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.iterator import FastIterator
+from feeder.order.epoch import Window
+from feeder.shard.write.shards import shard
 from feeder.transforms import (
     ColorJitter,
     Compose,
@@ -389,7 +389,7 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
     assert repr(plain) == "DataLoader(range, batch_size=1, shuffle=True, num_workers=0, path='generic')"
     batches = DataLoader(range(9), batch_sampler=[[1, 2]])  # type: ignore[arg-type]
     assert repr(batches) == "DataLoader(range, batch_sampler=list, num_workers=0, path='generic')"
-    assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.loader.DataLoader object")
+    assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.DataLoader object")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -669,7 +669,7 @@ def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_t
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tuning.auto._RUN_S", 0.01)
+    monkeypatch.setattr("feeder.loader.auto_workers._RUN_S", 0.01)
     with pytest.warns(UserWarning, match="runs torch's path") as caught:
         DataLoader(_AsDict(ShardDataset(shards, RECIPE)), batch_size=8, num_workers="auto")
     assert len(caught) == 1
@@ -677,8 +677,8 @@ def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeyp
 
 def test_a_script_without_a_main_guard_runs(shards: Path) -> None:
     script = f"""
-from feeder.dataset import ShardDataset
-from feeder.loader import DataLoader
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), batch_size=10, num_workers=2)
 print(sum(len(labels) for _, labels in loader))

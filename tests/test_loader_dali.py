@@ -21,17 +21,17 @@ import pytest
 import torch
 from PIL import Image
 
-from feeder.assembly import Finished
-from feeder.batch import SlotView
-from feeder.dataset import FolderDataset, ShardDataset
-from feeder.decode import dali as dali_backend
-from feeder.decode.dali_pipeline import DaliPipeline, PipelineError
-from feeder.decode.dali_queue import DaliQueue
-from feeder.decode.room import plan_room
-from feeder.decode.staged import ROW, Staged
-from feeder.decodefeed import DecodeFeed
+from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.decode.dali import decoder as dali_backend
+from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
+from feeder.decode.dali.queue import DaliQueue
+from feeder.decode.staged.capacity import plan_room
+from feeder.decode.staged.staged import ROW, Staged
 from feeder.errors import BackendError, DecodeError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.batches import Finished
+from feeder.loader.fast.trainer_decode import DecodeFeed
+from feeder.loader.slots.ring import SlotView
 from feeder.transforms import (
     CenterCrop,
     ColorJitter,
@@ -419,7 +419,7 @@ def test_a_slot_that_dali_keeps_until_it_is_fed_again_is_reckoned_with(
 
 
 def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from feeder.decode import dali_pipeline
+    from feeder.decode.dali import pipeline as dali_pipeline
 
     built = []
     build = dali_pipeline._build
@@ -502,8 +502,8 @@ def test_workers_have_neither_dali_nor_torch(shards: Path) -> None:
 
 def test_a_script_without_a_main_guard_that_closes_nothing_ends_well(shards: Path) -> None:
     script = f"""
-from feeder.dataset import ShardDataset
-from feeder.loader import DataLoader
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), 10, num_workers=2, backend="dali")
 iterator = iter(loader)
@@ -576,7 +576,7 @@ def test_auto_takes_dali_for_a_gpu_only_and_says_so(
 
     made = dali_backend.DaliDecoder
     monkeypatch.setattr(dali_backend, "DaliDecoder", on_the_cpu)
-    monkeypatch.setattr("feeder.loader.checked_device", lambda device: torch.device("cuda", 1))
+    monkeypatch.setattr("feeder.loader.dataloader.checked_device", lambda device: torch.device("cuda", 1))
     assert DataLoader(dataset, device="cuda:1").stats()["backend"] == "dali"
     assert asked == ["cuda:1"]
     assert "backend 'auto' is 'dali'" in caplog.text

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feeder.meter import METER_WORDS, STAGES, Meter, bucket_ns, bucket_of
-from feeder.stats import stage_table
+from feeder.loader.observe.meter import METER_WORDS, STAGES, Meter, bucket_ns, bucket_of
+from feeder.loader.observe.stats import stage_table
 
 
 def test_buckets_follow_each_other_and_their_middles_are_within_an_eighth() -> None:

@@ -17,10 +17,11 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from feeder import metrics, metrics_http
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
 from feeder.errors import ArgumentError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.observe import metrics_server as metrics_http
+from feeder.loader.observe import prometheus as metrics
 from feeder.transforms import RandomResizedCrop
 from tests.loader_data import write_shards
 

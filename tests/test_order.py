@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeder import order
 from feeder.errors import ArgumentError
+from feeder.order.permutation import permute
+from feeder.order.random import philox, uniform
 
 
 @pytest.mark.parametrize(
@@ -23,22 +24,22 @@ from feeder.errors import ArgumentError
 def test_philox_gives_the_published_words(
     sample_id: int, epoch: int, stream: int, block: int, seed: int, words: str
 ) -> None:
-    drawn = order.philox(seed, epoch, np.array([sample_id], dtype=np.uint64), stream, block + 1)
+    drawn = philox(seed, epoch, np.array([sample_id], dtype=np.uint64), stream, block + 1)
     assert " ".join(f"{w:08x}" for w in drawn[0, -4:]) == words
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 2**32 - 1))
 def test_permutation_is_a_bijection_whatever_the_parts_it_is_asked_in(n: int, seed: int, epoch: int) -> None:
-    whole = order.permute(np.arange(n), n, seed, epoch)
+    whole = permute(np.arange(n), n, seed, epoch)
     assert np.array_equal(np.sort(whole), np.arange(n))
     cut = n // 3
-    assert np.array_equal(order.permute(np.arange(cut, n), n, seed, epoch), whole[cut:])
+    assert np.array_equal(permute(np.arange(cut, n), n, seed, epoch), whole[cut:])
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_every_permutation_of_a_small_set_is_equally_likely(n: int) -> None:
     draws = 6000
-    seen = collections.Counter(tuple(order.permute(np.arange(n), n, seed=s).tolist()) for s in range(draws))
+    seen = collections.Counter(tuple(permute(np.arange(n), n, seed=s).tolist()) for s in range(draws))
     kinds = list(itertools.permutations(range(n)))
     expected = draws / len(kinds)
     chi2 = sum((seen[k] - expected) ** 2 / expected for k in kinds)
@@ -48,22 +49,22 @@ def test_every_permutation_of_a_small_set_is_equally_likely(n: int) -> None:
 
 def test_neighbours_end_far_apart() -> None:
     n = 100_000
-    drawn = order.permute(np.arange(n), n, seed=7)
+    drawn = permute(np.arange(n), n, seed=7)
     steps = np.abs(np.diff(drawn)) / n
     assert abs(steps.mean() - 1 / 3) < 0.01  # mean distance of two independent uniform numbers
     assert abs(np.corrcoef(np.arange(n), drawn)[0, 1]) < 0.02
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    base = order.permute(np.arange(1000), 1000, 1, 0)
+    base = permute(np.arange(1000), 1000, 1, 0)
     for seed, epoch in [(1, 1), (2, 0), (2**63, 0)]:
-        assert np.mean(base == order.permute(np.arange(1000), 1000, seed, epoch)) < 0.02
+        assert np.mean(base == permute(np.arange(1000), 1000, seed, epoch)) < 0.02
 
 
 def test_the_order_of_a_seed_never_changes() -> None:
     # Golden: shard sets and resumed runs depend on these numbers. Made by the first version of permute().
-    assert order.permute(np.arange(10), 10, seed=0).tolist() == GOLDEN_10
-    assert order.permute([0, 1, 10**12 - 1], 10**12, seed=123, epoch=4).tolist() == GOLDEN_LARGE
+    assert permute(np.arange(10), 10, seed=0).tolist() == GOLDEN_10
+    assert permute([0, 1, 10**12 - 1], 10**12, seed=123, epoch=4).tolist() == GOLDEN_LARGE
 
 
 GOLDEN_10 = [0, 2, 1, 4, 5, 3, 7, 6, 8, 9]
@@ -71,7 +72,7 @@ GOLDEN_LARGE = [468472990472, 366636054061, 185734214944]
 
 
 def test_uniform_fills_the_unit_interval_without_correlation() -> None:
-    u = order.uniform(3, 1, np.arange(20_000), stream=2, count=3)
+    u = uniform(3, 1, np.arange(20_000), stream=2, count=3)
     assert u.shape == (20_000, 3)
     assert u.min() >= 0
     assert u.max() < 1
@@ -82,12 +83,12 @@ def test_uniform_fills_the_unit_interval_without_correlation() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: order.permute([5], 5, 0),
-        lambda: order.permute([-1], 5, 0),
-        lambda: order.permute([0], 0, 0),
-        lambda: order.permute([0], 5, -1),
-        lambda: order.permute([0], 5, 0, 2**32),
-        lambda: order.uniform(0, 0, [0], 2**16, 1),
+        lambda: permute([5], 5, 0),
+        lambda: permute([-1], 5, 0),
+        lambda: permute([0], 0, 0),
+        lambda: permute([0], 5, -1),
+        lambda: permute([0], 5, 0, 2**32),
+        lambda: uniform(0, 0, [0], 2**16, 1),
     ],
 )
 def test_numbers_out_of_range_are_refused(call) -> None:  # type: ignore[no-untyped-def]

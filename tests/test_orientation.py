@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from feeder.imageinfo import image_info
-from feeder.index import Index
-from feeder.shard import ShardOptions, shard
-from feeder.shard.encode import EncodeOptions
+from feeder.decode.image_header import image_info
+from feeder.shard.format.index import Index
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard
 from tests.images import encode, pixels
 from tests.test_shard import samples_of
 

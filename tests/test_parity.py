@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pytest
 
 from feeder.decode import registry
-from feeder.decode.pillow import PillowDecoder
+from feeder.decode.pillow.decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
-from feeder.fidelity import BOUNDS, Comparison, crop_ratio
-from feeder.parity import parity
-from feeder.shard import shard
+from feeder.shard.write.shards import shard
+from feeder.tools.parity.differences import BOUNDS, Comparison, crop_ratio
+from feeder.tools.parity.parity import parity
 from tests.conformance import encode, natural_image
 from tests.loader_data import without_tables
 
@@ -98,7 +98,7 @@ def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
 ) -> None:
     if "dali" not in registry.available_decoders():
         pytest.skip("DALI is not installed")
-    from feeder.decode.dali_pipeline import DaliPipeline, PipelineError
+    from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
 
     bad = (images / "class-0" / "0.jpg").read_bytes()
     (images / "class-0" / "bad.jpg").write_bytes(without_tables(bad))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from feeder.dataset import FolderDataset
-from feeder.profile.analysis import analyse
-from feeder.profile.hooks import Meter, _class_folders
-from feeder.profile.page import render_page
-from feeder.profile.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
-from feeder.profile.text import render
+from feeder.dataset.datasets import FolderDataset
+from feeder.tools.instrument.hooks import Meter, _class_folders
+from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
+from feeder.tools.profile.analysis import analyse
+from feeder.tools.profile.page import render_page
+from feeder.tools.profile.text import render
 from tests.images import make_tree
 
 MS = 1_000_000

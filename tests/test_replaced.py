@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import FormatError, WorkerError
-from feeder.index import INDEX_NAME
-from feeder.loader import DataLoader
-from feeder.read_shards import ShardReader
-from feeder.shard import ShardOptions, shard
+from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard
 from feeder.transforms import RandomResizedCrop
 from tests.kernels import jpegs
 from tests.loader_data import write_shards

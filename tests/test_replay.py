@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
 from feeder.errors import ArgumentError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.loader_data import write_shards
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from feeder import report
-from feeder.charts import Bar, Line, Point, Span, Stack, bar_chart, line_chart, stacked_bar, timeline
 from feeder.errors import ArgumentError
-from feeder.files import check_writable, write_text
+from feeder.system.files import check_writable, write_text
+from feeder.tools.html import page as report
+from feeder.tools.html.charts import Bar, Line, Point, Span, Stack, bar_chart, line_chart, stacked_bar, timeline
 
 HOSTILE = """</title><script>alert(1)</script><img src=x onerror="a">'"&\x00\x1b[31m\ud800 ]]>"""
 _VOID = {"meta", "br", "img", "link", "base"}

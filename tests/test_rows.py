@@ -14,10 +14,11 @@ import torch
 
 from bench.loader import index_without_rows
 from feeder import DataLoader, ShardDataset, _native
-from feeder.index import INDEX_NAME, Index
-from feeder.inspect import verify
-from feeder.shard import ShardOptions, shard
-from feeder.tarindex import index_tars
+from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard
+from feeder.tools.inspect import verify
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 from tests.images import encode
 from tests.kernels import jpegs

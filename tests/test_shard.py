@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 import webdataset
 
-from feeder import order
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
 from feeder.errors import ArgumentError, FeederError, LockedError, ShardError, SourceError
-from feeder.files import exclusive_lock
-from feeder.index import INDEX_NAME, Index
-from feeder.manifest import Manifest
-from feeder.shard import Progress, ShardOptions, default_out, shard, write_shards
-from feeder.shard.encode import EncodeOptions
+from feeder.order.permutation import permute
+from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import Progress, ShardOptions
+from feeder.shard.write.shards import default_out, shard, write_shards
+from feeder.system.files import exclusive_lock
 from tests.images import encode, make_tree, pixels
 
 KEEP = EncodeOptions("keep")
@@ -106,7 +107,7 @@ def test_dali_reads_the_shards_with_the_index_files(tree: Path, tmp_path: Path) 
 def test_the_shuffle_is_one_permutation_of_everything(tree: Path, tmp_path: Path) -> None:
     shard(str(tree), str(tmp_path / "a"), kept(seed=5))
     listed = sorted(str(p.relative_to(tree)) for p in tree.rglob("*.jpg"))
-    expected = [listed[i] for i in order.permute(np.arange(60), 60, 5).tolist()]
+    expected = [listed[i] for i in permute(np.arange(60), 60, 5).tolist()]
     assert [path for path, _, _ in samples_of(tmp_path / "a")] == expected
     shard(str(tree), str(tmp_path / "b"), kept(shuffle=False))
     assert [path for path, _, _ in samples_of(tmp_path / "b")] == listed
@@ -177,7 +178,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_an_unbroken_one(tree: Path, tmp_
 
 KILLED = """
 import os, signal, sys
-import feeder.files, feeder.shard
+import feeder.system.files, feeder.shard
 steps = int(sys.argv[3])
 real = {name: getattr(os, name) for name in ("replace", "fsync", "rename", "unlink")}
 def wrap(name):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from feeder.dataset import ShardDataset
-from feeder.loader import DataLoader
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.loader_data import ToldReader, die_if_told, write_shards
 

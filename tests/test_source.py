@@ -23,17 +23,19 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from feeder.dataset import FolderDataset, ShardDataset
+from feeder.dataset.datasets import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
-from feeder.folders import class_names
-from feeder.index import Index
-from feeder.inspect import verify
-from feeder.manifest import Manifest
-from feeder.shard import Progress, ShardOptions, shard
-from feeder.source import ManifestColumns, parquet
-from feeder.source.folder import open_folder
-from feeder.source.parquet import parquet_rows
-from feeder.tarindex import index_tars
+from feeder.shard.format.index import Index
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source import parquet
+from feeder.shard.source.class_folders import class_names
+from feeder.shard.source.folder import open_folder
+from feeder.shard.source.parquet import parquet_rows
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import Progress, ShardOptions
+from feeder.shard.write.shards import shard
+from feeder.tools.inspect import verify
 from tests.images import encode, make_tree, pixels
 from tests.test_shard import kept, samples_of
 
@@ -1013,7 +1015,7 @@ def test_an_odd_label_is_rejected_and_moves_no_other(tmp_path: Path, odd: bytes,
 def test_json_that_is_too_large_or_too_deep_for_a_label_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("feeder.source.tars.LARGE_BYTES", 100_000)
+    monkeypatch.setattr("feeder.shard.source.tars.LARGE_BYTES", 100_000)
     rows = [b'{"k": 1}', b'{"k": %s1%s}' % (b"[" * 40_000, b"]" * 40_000), b'{"k": 1, "x": "%s"}' % (b"x" * 100_000)]
     members = [(f"{i}.{field}", data) for i, row in enumerate(rows) for field, data in (("jpg", JPEG), ("json", row))]
     write_tar(tmp_path / "t.tar", members)

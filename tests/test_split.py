@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from feeder.errors import ArgumentError
-from feeder.order import Order, Split, Window, substitute
+from feeder.order.epoch import Order, Window, substitute
+from feeder.order.split import Split
 
 
 def _epoch(samples: int, batch_size: int, world_size: int, drop_last: bool, start: int = 0) -> list[list[list[int]]]:

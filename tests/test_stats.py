@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from feeder.dataset import FeederDataset, ShardDataset
-from feeder.decode.pillow import PillowDecoder
-from feeder.generic_meters import batch_rows
-from feeder.loader import DataLoader
-from feeder.stats import verdict
+from feeder.dataset.datasets import FeederDataset, ShardDataset
+from feeder.decode.pillow.decoder import PillowDecoder
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.generic.meters import batch_rows
+from feeder.loader.observe.stats import verdict
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.loader_data import write_shards
 from tests.slow import SlowItems, Slowly, SlowReader, collate_slowly
@@ -139,7 +139,7 @@ def test_a_slow_decoder_shows(shards: Path, monkeypatch: pytest.MonkeyPatch, met
 
 
 def test_slow_copies_a_slow_caller_and_idle_workers_show(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from feeder import device
+    from feeder.loader.device import feed as device
 
     original = device.move
 

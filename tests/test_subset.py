@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, get_worker_info, random_split
 
-from feeder.dataset import FolderDataset, ShardDataset
+from feeder.dataset.datasets import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError
-from feeder.loader import DataLoader
-from feeder.order import Window
+from feeder.loader.dataloader import DataLoader
+from feeder.order.epoch import Window
+from feeder.tools.tune.tune import tune
 from feeder.transforms import Compose, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize
-from feeder.tuning.tune import tune
 from tests.loader_data import encode, write_shards
 
 RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])

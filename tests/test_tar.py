@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeder.tar import Member, Refused, TarWriter, member_bytes, read_members
+from feeder.shard.format.tar import Member, Refused, TarWriter, member_bytes, read_members
 
 
 def written(members: list[tuple[str, bytes]]) -> tuple[bytes, list[int], str]:

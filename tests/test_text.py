@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from feeder.callers import warn
-from feeder.cli import main
-from feeder.dataset import FolderDataset, ShardDataset
+from feeder.dataset.datasets import FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FeederError, WorkerError
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.system.callers import warn
 from feeder.text import count, printable
+from feeder.tools.cli import main
 from feeder.transforms import Resize
 from tests.images import encode, make_tree, pixels
 

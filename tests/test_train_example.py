@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from feeder.cli import main as feeder_main
+from feeder.tools.cli import main as feeder_main
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "train.py"
@@ -121,7 +121,7 @@ import torch._dynamo  # as every optimizer does at its first step, and it takes 
 import torch.distributed.nn
 from torch import distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook
-import feeder.loader, feeder.transforms
+import feeder.loader.dataloader, feeder.transforms
 
 script, runs = json.loads(sys.argv[1])
 

@@ -17,15 +17,15 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import feeder
-from feeder import cli
 from feeder import transforms as T
-from feeder.cores import cores
 from feeder.errors import ArgumentError
-from feeder.shard import shard
-from feeder.tuning.report import Budget, Tuning
-from feeder.tuning.search import Outcome
-from feeder.tuning.setting import Gain, Point, Setting, Trial
-from feeder.tuning.trial import family_cpu_s, run
+from feeder.loader.trial import family_cpu_s, run
+from feeder.shard.write.shards import shard
+from feeder.system.cores import cores
+from feeder.tools import cli
+from feeder.tools.tune.report import Budget, Tuning
+from feeder.tools.tune.search import Outcome
+from feeder.tools.tune.setting import Gain, Point, Setting, Trial
 from tests.images import make_tree
 
 WORK = ["--image-size", "16", "--batch-size", "8", "--dtype", "uint8"]
@@ -241,7 +241,7 @@ def test_an_endless_dataset_is_measured_for_its_time_only() -> None:
 
 INTERRUPTED = """
 import sys
-from feeder import cli
+from feeder.tools import cli
 sys.exit(cli.main(["tune", *sys.argv[1:]]))
 """
 

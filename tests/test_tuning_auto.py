@@ -19,11 +19,11 @@ from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 
 import feeder
 from feeder import transforms as T
-from feeder.cores import Cores
 from feeder.errors import ArgumentError, DecodeError
-from feeder.tuning import auto
-from feeder.tuning.auto import Choice, measured, shared
-from feeder.tuning.trial import family_cpu_s
+from feeder.loader import auto_workers as auto
+from feeder.loader.auto_workers import Choice, measured, shared
+from feeder.loader.trial import family_cpu_s
+from feeder.system.cores import Cores
 from tests.loader_data import write_shards
 
 
@@ -282,8 +282,8 @@ import json, sys
 from torch import distributed
 import feeder
 from feeder import transforms as T
-from feeder.cores import Cores
-from feeder.tuning import auto
+from feeder.system.cores import Cores
+from feeder.loader import auto_workers as auto
 
 auto.cores = lambda: Cores(8, 8)
 auto._PATIENCE_S = 100.0

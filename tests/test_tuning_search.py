@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from feeder.errors import BackendError
-from feeder.tuning.search import Outcome, Search, Space
-from feeder.tuning.setting import Gain, Point, Setting, Trial, cheaper, gain
+from feeder.tools.tune.search import Outcome, Search, Space
+from feeder.tools.tune.setting import Gain, Point, Setting, Trial, cheaper, gain
 
 BASELINE = Setting(0, backend="cpu")
 

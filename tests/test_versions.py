@@ -47,11 +47,13 @@ def run_python(code: str, *folders: Path) -> str:
 
 
 def versions(*folders: Path) -> dict[str, Any]:
-    return json.loads(run_python("import json; from feeder.versions import *; print(json.dumps(versions()))", *folders))
+    return json.loads(
+        run_python("import json; from feeder.system.versions import *; print(json.dumps(versions()))", *folders)
+    )
 
 
 def text(*folders: Path) -> str:
-    return run_python("from feeder.versions import *; print(report())", *folders)
+    return run_python("from feeder.system.versions import *; print(report())", *folders)
 
 
 def test_pillow(tmp_path: Path) -> None:
@@ -121,9 +123,9 @@ def test_torch_build_is_read_from_its_version_file(tmp_path: Path, cuda: str, ex
 
 
 def test_nothing_heavy_is_imported() -> None:
-    loaded = run_python("import sys; from feeder.versions import *; report(); print(*sys.modules)").split()
+    loaded = run_python("import sys; from feeder.system.versions import *; report(); print(*sys.modules)").split()
     assert {"torch", "numpy", "nvidia.dali", "webdataset"} & set(loaded) == set()
 
 
 def test_the_command_prints_it() -> None:
-    assert run_python("import sys; from feeder.cli import main; sys.exit(main(['--version', '-v']))") == text()
+    assert run_python("import sys; from feeder.tools.cli import main; sys.exit(main(['--version', '-v']))") == text()

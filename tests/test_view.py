@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from feeder import view
-from feeder.dataset import ShardDataset
-from feeder.loader import DataLoader
-from feeder.nvml import current_gpu_busy
+from feeder.dataset.datasets import ShardDataset
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.observe import live_view as view
+from feeder.loader.observe.live_view import LiveView, Pace, bar_text, line_text
+from feeder.system.nvml import current_gpu_busy
 from feeder.transforms import RandomResizedCrop
-from feeder.view import LiveView, Pace, bar_text, line_text
 from tests import fake_nvml
 from tests.loader_data import write_shards
 

@@ -24,11 +24,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from feeder.dataset import ShardDataset
-from feeder.ends import pair
+from feeder.dataset.datasets import ShardDataset
 from feeder.errors import ArgumentError, WorkerError
-from feeder.forkserver import ForkServer
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.workers.fork_server import ForkServer
+from feeder.loader.workers.sockets import pair
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.loader_data import DyingAndWaitingReader, RogueReader, WideReader, write_shards
 
@@ -352,11 +352,11 @@ sys.path.insert(0, {root!r})
 from tests.test_workers import _dataset
 from pathlib import Path
 from types import FrameType
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
 loader = DataLoader(_dataset(Path({shards!r}), {sample}, {deed!r}), batch_size=4, num_workers=2, {options})
 iterator = iter(loader)
 next(iterator)
-from feeder.forkserver import ForkServer
+from feeder.loader.workers.fork_server import ForkServer
 pids = loader.worker_pids()
 server = ForkServer._shared
 print(*pids, *([server.process.pid] if server is not None else []), flush=True)

@@ -20,8 +20,8 @@ import feeder
 from feeder import _gpu
 from feeder import transforms as T
 from feeder._gpu.dispatch import runs_triton
-from feeder.measure import save, spread
-from feeder.nvml import open_nvml
+from feeder.system.nvml import open_nvml
+from feeder.tools.bench.result_file import save, spread
 
 __all__ = [
     "MEAN",

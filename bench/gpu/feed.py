@@ -37,10 +37,10 @@ from bench.gpu.common import (
     rate,
     survives,
 )
-from feeder.bench.images import image_fields, tars
-from feeder.bench.options import BenchOptions
-from feeder.bench.pillow import PillowDataset
-from feeder.measure import table
+from feeder.tools.bench.images import image_fields, tars
+from feeder.tools.bench.options import BenchOptions
+from feeder.tools.bench.pillow import PillowDataset
+from feeder.tools.bench.result_file import table
 
 BATCH = 256
 

@@ -20,8 +20,8 @@ import torch
 from bench.gpu.common import Result, Row, arguments, cpu_seconds, interleaved, loader_feed, on_gpu, survives, warm_up
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
-from feeder.measure import table
-from feeder.nvml import current_gpu_busy
+from feeder.system.nvml import current_gpu_busy
+from feeder.tools.bench.result_file import table
 
 RESIDENT = "resident batch"
 

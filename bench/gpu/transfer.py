@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from bench.gpu.common import Result, arguments, loader_feed, on_gpu
-from feeder.batch import Region
-from feeder.measure import interleave, spread
+from feeder.loader.slots.region import Region
+from feeder.tools.bench.result_file import interleave, spread
 
 SIZE_BYTES = 256 * 3 * 224 * 224
 ROUNDS = 20

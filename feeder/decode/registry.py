@@ -7,14 +7,14 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from feeder.decode.base import MAX_PIXELS, Decoder, check_options
+from feeder.decode.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe
 
 __all__ = ["ENTRY_POINT_GROUP", "available_decoders", "dali_is_installed", "decoder_names", "get_decoder"]
 
 # Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes the
-# keyword arguments of `get_decoder` and gives a `feeder.decode.base.Decoder`.
+# keyword arguments of `get_decoder` and gives a `feeder.decode.decoder.Decoder`.
 ENTRY_POINT_GROUP = "feeder.decoders"
 
 _log = logging.getLogger(__name__)
@@ -27,10 +27,10 @@ class _BuiltIn(NamedTuple):
 
 _BUILT_IN = {
     "cpu": _BuiltIn(
-        "feeder.decode.cpu:CpuDecoder", "reinstall feeder-data with a C++20 compiler: pip install feeder-data"
+        "feeder.decode.native:CpuDecoder", "reinstall feeder-data with a C++20 compiler: pip install feeder-data"
     ),
-    "dali": _BuiltIn("feeder.decode.dali:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
-    "pillow": _BuiltIn("feeder.decode.pillow:PillowDecoder", "install it: pip install pillow"),
+    "dali": _BuiltIn("feeder.decode.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
+    "pillow": _BuiltIn("feeder.decode.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
 }
 
 # "auto" takes the first that is installed and can run the recipe. All ranks have the same packages and the same

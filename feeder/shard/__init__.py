@@ -2,181 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import importlib
 from typing import Any
 
-from feeder.callers import warn
-from feeder.errors import ShardError, SourceError
-from feeder.files import DISK_FULL
-from feeder.imageinfo import clipped_warning
-from feeder.shard.encode import EncodeOptions, check_encoder
-from feeder.shard.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
-from feeder.shard.output import OutputFolder
-from feeder.shard.plan import plan_shards
-from feeder.shard.run import Run
-from feeder.source import Source, open_samples, open_source, overlaps_source, source_kind
-from feeder.source.labels import check_classes
-
-__all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
+_HOMES = {
+    "Progress": "write.options",
+    "REJECTED_NAME": "write.options",
+    "ShardOptions": "write.options",
+    "ShardSummary": "write.options",
+    "default_out": "write.shards",
+    "shard": "write.shards",
+    "write_shards": "write.shards",
+}
 
 
-def shard(
-    path: str,
-    out: str | None = None,
-    options: ShardOptions | None = None,
-    *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
-    force: bool = False,
-) -> ShardSummary:
-    """Turns a dataset into pre-shuffled WebDataset shards; resumes an unfinished run.
-
-    Args:
-        path: A class-per-folder tree, a flat folder, a manifest, or WebDataset tars.
-        out: Output folder; None for the source's name with ``-shards`` beside it.
-        options: How to shard.
-        progress: Hears how the run goes on.
-        dry_run: Only list and plan; write nothing.
-        force: Replace the shard set that is in the output folder, if it is one of feeder's and nothing else is there.
-
-    Returns:
-        What was done, or with ``dry_run`` what would be.
-
-    Raises:
-        SourceError: if the source can't be read as a whole, or changes while it is read.
-        ShardError: if the output folder can't be used.
-    """
-    options = options or ShardOptions()
-    out = out or default_out(path)
-    open_it: Callable[[str, str | None], Source] = lambda work, image_field: open_source(  # noqa: E731
-        path, options.columns, work, skip_unreadable=options.skip_unreadable, image_field=image_field
-    )
-    source_kind(path)  # before anything is made for it
-    if overlaps_source(path, out):
-        raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
-    return _run(open_it, out, options, progress or Progress(), dry_run=dry_run, force=force)
-
-
-def write_shards(
-    samples: Iterable[Mapping[str, Any]],
-    out: str | os.PathLike[str],
-    *,
-    seed: int = 0,
-    shuffle: bool = True,
-    shard_size_bytes: int = 256 << 20,
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    max_bad: float = 0.01,
-    encode: EncodeOptions | str | None = None,
-    dali_index: bool = False,
-    image_field: str | None = None,
-    classes: Sequence[str] | None = None,
-) -> ShardSummary:
-    """Shards any iterable of WebDataset-style dicts, shuffled.
-
-    The iterable is read once and spooled to disk, in the output folder, before it is shuffled. A run that was cut off
-    can't be resumed: remove the folder and start again.
-
-    Args:
-        samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
-            bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number from 0 on, or a class name;
-            -1 or nothing for none.
-        out: Output folder; new or empty.
-        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index, image_field: As in
-            :class:`ShardOptions`.
-        encode: As there, or its mode alone: "seekable", "keep", "jpeg" or "raw".
-        classes: Class names by label; None: where ``cls`` holds names these, sorted.
-
-    Raises:
-        SourceError: for a sample that is no such dict, a class that is not in ``classes``, or if more than ``max_bad``
-            of the images are bad.
-        ShardError: if the output folder can't be used.
-    """
-    options = ShardOptions(
-        seed,
-        shuffle,
-        shard_size_bytes,
-        samples_per_shard,
-        workers,
-        max_bad,
-        EncodeOptions(encode) if isinstance(encode, str) else encode or EncodeOptions(),
-        dali_index,
-        image_field=image_field,
-    )
-    names = None if classes is None else check_classes(classes)
-    open_it: Callable[[str, str | None], Source] = lambda work, image_field: open_samples(  # noqa: E731
-        samples, os.path.join(work, "spool"), image_field, names
-    )
-    summary = _run(open_it, os.fspath(out), options, Progress())
-    if summary.too_many_bad:
-        raise SourceError(summary.too_many_bad)
-    if summary.clipped:
-        warn(clipped_warning(summary.clipped))
-    return summary
-
-
-def default_out(path: str) -> str:
-    """The source's name with ``-shards``, beside it."""
-    name = path.rstrip("/")
-    if "{" in name or "*" in name or not os.path.isdir(name):
-        name = name.partition("{")[0].partition("*")[0].rstrip("-_/") or "dataset"
-        while os.path.splitext(name)[1] in (".tar", ".gz", ".tgz", ".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"):
-            name = os.path.splitext(name)[0]
-    return os.path.abspath(name) + "-shards"
-
-
-def _run(
-    open_it: Callable[[str, str | None], Source],
-    out: str,
-    options: ShardOptions,
-    progress: Progress,
-    *,
-    dry_run: bool = False,
-    force: bool = False,
-) -> ShardSummary:
-    started = time.monotonic()
-    if dry_run:
-        OutputFolder.preview(out, options.settings(), force=force)
-        with tempfile.TemporaryDirectory() as scratch:
-            source = open_it(scratch, options.image_field or OutputFolder(out, force=force).image_field())
-            plan = plan_shards(source, options)
-            source.close()
-        return ShardSummary(
-            out=out,
-            kind=source.kind,
-            inputs=len(source.table) + len(source.rejected),
-            samples=len(source.table),
-            rejected=len(source.rejected),
-            bad=sum(r.bad for r in source.rejected),
-            unreadable_folders=source.unreadable_folders,
-            encoded={},
-            shards=len(plan),
-            bytes=int(source.table.sizes().sum()),
-            classes=len(source.classes or ()),
-            written_shards=0,
-            written_samples=0,
-            seconds=time.monotonic() - started,
-            max_bad=options.max_bad,
-            notes=source.notes,
-        )
-    check_encoder(options.encode)
-    try:
-        with OutputFolder.locked(out, force=force) as folder:
-            source = open_it(folder.work, options.image_field or folder.image_field())
-            try:
-                return Run(folder, source, options, progress, started).run()
-            finally:
-                source.close()
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise ShardError(
-                f"{error.filename or out}: {error.strerror or error}; nothing is lost: mend this and run the same "
-                "command again"
-            ) from error
-        raise ShardError(
-            f"{out}: the disk is full ({error.strerror}); nothing is lost: free some space and run the same "
-            "command again"
-        ) from error
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder import order
 from feeder.errors import ArgumentError
+from feeder.order.random import uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,7 +172,7 @@ class CutMix(BatchOp):
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
         """See :meth:`BatchOp.draw`."""
         lam = _beta(self.alpha, seed, epoch, step, _CUTMIX_STREAM)
-        u_x, u_y = order.uniform(seed, epoch, [step], _CUTMIX_STREAM, 2)[0].tolist()
+        u_x, u_y = uniform(seed, epoch, [step], _CUTMIX_STREAM, 2)[0].tolist()
         left, top, right, bottom = _box(lam, int(u_x * width_px), int(u_y * height_px), width_px, height_px)
         share = (right - left) * (bottom - top) / (width_px * height_px)
         return Mixing(0.0, (top, left, bottom, right), 1.0 - share)
@@ -196,7 +196,7 @@ def pick(ops: Sequence[BatchOp], seed: int, epoch: int, step: int) -> BatchOp:
     """One of several ops for a batch, all equally likely: a pure function of its arguments."""
     if len(ops) == 1:
         return ops[0]
-    return ops[int(order.uniform(seed, epoch, [step], _PICK_STREAM, 1)[0, 0] * len(ops))]
+    return ops[int(uniform(seed, epoch, [step], _PICK_STREAM, 1)[0, 0] * len(ops))]
 
 
 def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> tuple[int, int, int, int]:
@@ -221,7 +221,7 @@ def _beta(alpha: float, seed: int, epoch: int, step: int, stream: int) -> float:
     def log_gamma_variate(first: int) -> float:
         start = first
         while True:
-            u = order.uniform(seed, epoch, [step], stream, start + 4)[0, start:].tolist()
+            u = uniform(seed, epoch, [step], stream, start + 4)[0, start:].tolist()
             normal = math.sqrt(-2.0 * math.log(1.0 - u[0])) * math.cos(2.0 * math.pi * u[1])
             v = (1.0 + normal / math.sqrt(9.0 * d)) ** 3
             if v > 0.0 and math.log(1.0 - u[2]) < 0.5 * normal * normal + d - d * v + d * math.log(v):

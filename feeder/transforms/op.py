@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from feeder import order
+from feeder.order.random import philox, uniform
 
 __all__ = ["Drawn", "Extent", "FloatArray", "IntArray", "Op", "Params", "Uniforms"]
 
@@ -52,7 +52,7 @@ class Uniforms:
         A longer draw starts with the numbers of a shorter one.
         """
         sample_ids = self._sample_ids if rows is None else self._sample_ids[rows]
-        return order.uniform(self._seed, self._epoch, sample_ids, self._stream, count)
+        return uniform(self._seed, self._epoch, sample_ids, self._stream, count)
 
     def inner(self, number: int) -> Uniforms:
         """Those of an op inside this one; recipes have fewer than 1,024 ops."""
@@ -63,7 +63,7 @@ class Uniforms:
 
         It is made of the words of the first two uniform numbers, so an op takes either keys or numbers after those.
         """
-        words = order.philox(self._seed, self._epoch, self._sample_ids, self._stream, 1).astype(np.uint64)
+        words = philox(self._seed, self._epoch, self._sample_ids, self._stream, 1).astype(np.uint64)
         keys: npt.NDArray[np.uint64] = words[:, 0] << np.uint64(32) | words[:, 1]
         return keys
 

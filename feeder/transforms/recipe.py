@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from feeder.callers import warn
 from feeder.errors import ArgumentError
+from feeder.system.callers import warn
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine

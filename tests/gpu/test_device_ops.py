@@ -14,15 +14,20 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from feeder import _gpu, tensors
+from feeder import _gpu
 from feeder import transforms as T
-from feeder.decode import device_color, device_erase, device_geometry, device_rows, finish
-from feeder.decode.device_ops import check_device_ops, run_on_device
-from feeder.decode.finish import Finisher
-from feeder.decode.pillow import PillowDecoder
-from feeder.decode.pillow_ops import IMAGE_OPS
+from feeder._gpu import tensors
+from feeder._gpu.tensors import as_tensor
+from feeder.decode.device import color as device_color
+from feeder.decode.device import erase as device_erase
+from feeder.decode.device import finisher as finish
+from feeder.decode.device import geometry as device_geometry
+from feeder.decode.device import rows as device_rows
+from feeder.decode.device.finisher import Finisher
+from feeder.decode.device.ops import check_device_ops, run_on_device
+from feeder.decode.pillow.decoder import PillowDecoder
+from feeder.decode.pillow.ops import IMAGE_OPS
 from feeder.errors import BackendError
-from feeder.tensors import as_tensor
 from feeder.transforms.augment import AUGMENTATIONS
 from feeder.transforms.op import Params, Uniforms
 from tests import images

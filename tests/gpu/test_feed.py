@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from feeder import _gpu
-from feeder.dataset import ShardDataset
+from feeder.dataset.datasets import ShardDataset
 from feeder.decode.registry import available_decoders
-from feeder.loader import DataLoader
+from feeder.loader.dataloader import DataLoader
 from feeder.transforms import (
     CenterCrop,
     ColorJitter,

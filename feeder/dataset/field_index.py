@@ -1,0 +1,150 @@
+"""An index in which another field of the samples is the image; kept in a file beside the index it is made from."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.shard_reader import ShardReader
+from feeder.errors import ArgumentError, DecodeError, FormatError
+from feeder.shard.format.index import COLUMNS, OPTIONAL_COLUMNS, ImageOf, Index, write_index
+from feeder.shard.source.image_field import split_fields
+from feeder.system.callers import warn
+from feeder.text import count
+
+__all__ = ["index_of_field"]
+
+
+def index_of_field(path: str, image_field: str) -> str:
+    """Makes the index in which a field of the samples is the image, unless the file is there and still fits.
+
+    Args:
+        path: The index of the set.
+        image_field: The field, or several with ";" between them, of which the first that a sample has counts.
+
+    Returns:
+        Path of the file, beside the index, or the index itself if each image is in that field already.
+
+    Raises:
+        FormatError: if the index is missing or damaged.
+        ArgumentError: if no sample has an image in that field, or the file can't be written.
+    """
+    index = Index(path)
+    numbers = [index.fields.index(field) for field in split_fields(image_field) if field in index.fields]
+    if not numbers:
+        known = ", ".join(map(repr, sorted(index.fields)))
+        raise ArgumentError(f"image_field={image_field!r}: no sample of {path} has it; its fields are {known}")
+    if index.image_of is not None:
+        raise ArgumentError(f"{path}: was made for another image_field; name the folder of the set, or its own index")
+    is_image = np.isin(index.field, numbers).all() and not np.isin(index.column("member_field"), numbers).any()
+    if is_image or (index.field == numbers[0]).all():
+        return path
+    name = "+".join(index.fields[number] for number in numbers)
+    to = f"{os.path.splitext(path)[0]}.{name.replace(os.sep, '_')}.bin"
+    if not _fits(to, index):
+        if not os.access(os.path.dirname(to) or ".", os.W_OK):
+            raise ArgumentError(
+                f"{to}: can't be written; the headers of the images in {image_field!r} are kept there: open the set "
+                "once as a user who may write into its folder"
+            )
+        _make(index, numbers, to, image_field)
+    made = Index(to)
+    left_out = 0 if made.image_of is None else made.image_of.left_out
+    if left_out:
+        warn(
+            f"{path}: {count(left_out, 'sample')} of {len(index):,} left out, without a readable image in "
+            f"{image_field!r}",
+        )
+    return to
+
+
+def _fits(path: str, index: Index) -> bool:
+    """Whether the file at ``path`` was made from this index, and is whole."""
+    try:
+        made = Index(path)
+        made.check()
+    except FormatError:
+        return False
+    return made.image_of is not None and made.image_of.identity == index.identity.hex()
+
+
+def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None:
+    index.check()
+    samples = len(index)
+    starts = index.column("member_start").astype(np.int64)
+    sizes = np.diff(starts)
+    if starts[0] != 0 or (sizes < 0).any():
+        raise FormatError(f"{index.path}: damaged: column 'member_start' falls; rebuild it with `feeder index`")
+    owners = np.repeat(np.arange(samples), sizes)
+    place = {name: np.array(index.column(name)) for name in ("field", "offset", "length", "width", "height")}
+    place["orientation"] = np.array(index.orientation)
+    has_field = np.zeros(samples, bool)
+    for number in reversed(numbers):  # the first one counts, so it comes last
+        own = np.flatnonzero(index.field == number)
+        rows = np.flatnonzero(index.column("member_field") == number)
+        for name in ("field", "offset", "length"):
+            place[name][own] = index.column(name)[own]
+            place[name][owners[rows]] = index.column(f"member_{name}")[rows]
+        has_field[own] = has_field[owners[rows]] = True
+    reader, reason = ShardReader(index.path), ""
+    for i in np.flatnonzero(has_field).tolist():
+        try:
+            info = reader.header(i, int(place["offset"][i]), int(place["length"][i]))
+        except (DecodeError, ValueError) as error:
+            if isinstance(error.__cause__, OSError):  # the disk's, and no reason to leave the sample out for good
+                raise
+            has_field[i], reason = False, reason or f"; the first, {index.key(i)!r}: {error}"
+        else:
+            place["width"][i], place["height"][i] = info.width_px, info.height_px
+            place["orientation"][i] = info.orientation
+    kept = np.flatnonzero(has_field)
+    if not kept.size:
+        raise ArgumentError(
+            f"image_field={image_field!r}: no sample of {index.path} has a readable image there{reason}"
+        )
+    columns = _columns(index, kept, place, has_field[owners], sizes)
+    counts = {name: column.size for name, column in columns.items()}
+    origin = ImageOf(index.identity.hex(), samples - len(kept))
+    pieces = {name: [column] for name, column in columns.items()}
+    try:
+        labels: dict[str, Any] = {"targets": index.targets, "classes": index.classes}
+        write_index(path, index.shards, index.fields, pieces, counts, origin, **labels)
+    except OSError as error:
+        raise ArgumentError(f"{path}: can't be written: {error.strerror}") from error
+
+
+def _columns(
+    index: Index,
+    kept: npt.NDArray[np.int64],
+    place: dict[str, npt.NDArray[np.generic]],
+    is_kept_row: npt.NDArray[np.bool_],
+    sizes: npt.NDArray[np.int64],
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Columns of the samples that are kept, with the image that the index names as the first of their members."""
+    columns: dict[str, npt.NDArray[np.generic]] = {}
+    for text in ("key", "path"):
+        starts, data = index.column(f"{text}_start").tolist(), index.column(f"{text}_data").tobytes()
+        texts = [data[starts[i] : starts[i + 1]] for i in kept.tolist()]
+        columns[f"{text}_start"] = _starts(np.array([len(each) for each in texts], np.int64))
+        columns[f"{text}_data"] = np.frombuffer(b"".join(texts), np.uint8)
+    columns["member_start"] = _starts(sizes[kept] + 1)
+    firsts = columns["member_start"][:-1].astype(np.int64)
+    is_first = np.zeros(int(sizes[kept].sum()) + len(kept), bool)
+    is_first[firsts] = True
+    for name in ("field", "offset", "length"):
+        rows = np.empty(len(is_first), COLUMNS[f"member_{name}"])
+        rows[is_first], rows[~is_first] = index.column(name)[kept], index.column(f"member_{name}")[is_kept_row]
+        columns[f"member_{name}"] = rows
+    columns["row_start"], columns["row_data"] = _starts(np.zeros(len(kept), np.int64)), np.zeros(0, np.uint32)
+    optional = [name for name in OPTIONAL_COLUMNS if index.has_column(name)]
+    for name in [*COLUMNS, *optional]:
+        if name not in columns:
+            columns[name] = place.get(name, index.column(name))[kept]
+    return columns
+
+
+def _starts(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint64)

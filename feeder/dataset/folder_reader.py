@@ -1,0 +1,226 @@
+"""The encoded bytes of samples in files of their own, one folder a class."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.reader import NUMBER_FIELDS, SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
+from feeder.decode.image_header import ImageInfo, image_info
+from feeder.errors import DecodeError, SourceError
+from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
+from feeder.shard.source.image_file import read_image
+from feeder.system.callers import warn
+
+__all__ = ["FolderReader"]
+
+
+class FolderReader:
+    """Images in files of their own. The list of files is two flat arrays, whatever its length.
+
+    Args:
+        root: The folder.
+        path_data: uint8, the files' paths relative to the root, in the file system's bytes, one after another.
+        path_start: uint64 [N + 1], where each path starts.
+        labels: int64 [N], or float32 [N] or [N, K].
+        exif: Whether to apply EXIF orientation.
+        classes: Class names by label.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        path_data: npt.NDArray[np.uint8],
+        path_start: npt.NDArray[np.uint64],
+        labels: npt.NDArray[Any],
+        *,
+        exif: bool = True,
+        classes: list[str] | None = None,
+    ) -> None:
+        self.root = root
+        self.exif = exif
+        self._path_data, self._path_start = path_data, path_start
+        self.relabel(labels, classes)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def path(self, i: int) -> str:
+        """Path relative to the root; undecodable bytes as surrogates."""
+        start, end = self._path_start[i : i + 2].tolist()
+        return os.fsdecode(self._path_data[start:end].tobytes())
+
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+        """See :meth:`Reader.read`. Size and orientation come from each file's header."""
+        count = len(ids)
+        orientations = np.ones(count, np.uint8)
+        sizes = np.ones((count, 2), np.int32)
+        errors: list[DecodeError | None] = [None] * count
+        buffers = [memoryview(b"")] * count
+        for row, i in enumerate(ids.tolist()):
+            try:
+                data, info = self._image(i)
+            except DecodeError as error:
+                errors[row] = error
+                continue
+            buffers[row] = memoryview(data)
+            sizes[row] = info.height_px, info.width_px
+            if self.exif:
+                orientations[row] = info.orientation
+                if info.orientation in SWAPPING_ORIENTATIONS:
+                    sizes[row] = sizes[row, ::-1]
+        return Encoded(buffers, self._labels[ids], orientations, sizes, errors)
+
+    def stored(self, ids: npt.NDArray[np.int64]) -> None:
+        """See :meth:`Reader.stored`."""
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        encoded = self.read(ids)
+        lengths = np.array([len(buffer) for buffer in encoded.buffers], np.int64)
+        is_jpeg = np.array([bytes(buffer[:2]) == b"\xff\xd8" for buffer in encoded.buffers], np.bool_)
+        return Peek(lengths, encoded.sizes.astype(np.int64), is_jpeg)
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`; here "key" is the path relative to the folder."""
+        if name == "key":
+            return self.path(i)
+        if name == "path":
+            return os.path.join(self.root, self.path(i))
+        return int(self._numbers(name, np.array([i]))[0])
+
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return self.root
+
+    def field_names(self) -> list[str]:
+        """See :meth:`Reader.field_names`."""
+        return sorted({"key", "path", *NUMBER_FIELDS} - {"row"})
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """See :meth:`Reader.column`. Sizes and orientations are read from each file."""
+        ids = np.arange(len(self))
+        return [self.field(i, name) for i in ids.tolist()] if name in ("key", "path") else self._numbers(name, ids)
+
+    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """One of the fields that are integers, int64 [N].
+
+        Raises:
+            DecodeError: for a file that can't be read, or is no image.
+        """
+        if name == "index":
+            return ids
+        values = np.empty(len(ids), np.int64)
+        for row, i in enumerate(ids.tolist()):
+            info = self._image(i)[1]
+            if name == "orientation":
+                values[row] = info.orientation
+                continue
+            swapped = self.exif and info.orientation in SWAPPING_ORIENTATIONS
+            values[row] = info.width_px if (name == "width") != swapped else info.height_px
+        return values
+
+    def _image(self, i: int) -> tuple[bytes, ImageInfo]:
+        """An encoded image and its header.
+
+        Raises:
+            DecodeError: for a file that can't be read, or is no image.
+        """
+        try:
+            data = read_image(os.path.join(self.root, self.path(i)))
+            return data, image_info(data)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the sample's
+                raise
+            raise self.at(DecodeError(f"can't be read: {error.strerror}"), i) from None
+        except ValueError as error:
+            raise self.at(DecodeError(str(error)), i) from None
+
+    def at(self, error: DecodeError, i: int) -> DecodeError:
+        """See :meth:`Reader.at`."""
+        return error.at(key=self.path(i))
+
+    def fingerprint(self) -> str:
+        """A hash of the relative paths and labels."""
+        digest = hashlib.blake2b(digest_size=16)
+        for column in (self._path_start, self._path_data, self._labels):
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
+
+    def labels(self) -> npt.NDArray[Any]:
+        """See :meth:`Reader.labels`."""
+        return self._labels
+
+    def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
+        """Gives the samples other labels, int64 [N] or float32 [N] or [N, K], and the classes other names."""
+        self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
+
+    def shard_sizes(self) -> tuple[int, ...]:
+        """See :meth:`Reader.shard_sizes`."""
+        return ()
+
+    @classmethod
+    def scan(cls, root: str, extensions: frozenset[str], *, exif: bool = True) -> FolderReader:
+        """Lists a folder of class folders by torchvision's ImageFolder rule.
+
+        The classes are the root's subfolders, sorted by name; samples are sorted by class, folder and file name; links
+        to folders are followed, but not in circles.
+
+        Raises:
+            SourceError: if there is no class folder, or one without an image, or one that can't be listed.
+        """
+        try:
+            classes = class_names(root)
+        except OSError as error:
+            raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
+        if not classes:
+            if os.path.exists(os.path.join(root, INDEX_NAME)):
+                raise SourceError(f"{root}: these are shards; read them with ShardDataset")
+            raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
+        data = bytearray()
+        starts: list[int] = [0]
+        labels: list[int] = []
+        for label, name in enumerate(classes):
+            before = len(labels)
+            for folder, files in sorted(_images(root, name, extensions).items()):
+                for file in sorted(files):
+                    data += os.fsencode(os.path.join(folder, file))
+                    starts.append(len(data))
+                    labels.append(label)
+            if len(labels) == before:
+                raise SourceError(
+                    f"{os.path.join(root, name)}: found no image in this class folder; expected one of the extensions "
+                    f"{', '.join(sorted(extensions))}: remove the folder, or add images"
+                )
+        if advice := splits_advice(root, classes):
+            warn(advice)
+        arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
+        return cls(root, *arrays, exif=exif, classes=classes)
+
+
+def _images(root: str, name: str, extensions: frozenset[str]) -> dict[str, list[str]]:
+    """The names of the image files below a class folder, by folder, relative to the root."""
+    found: dict[str, list[str]] = {}
+
+    def visit(relative: str) -> list[str]:
+        folders: list[str] = []
+        files = found[relative] = []
+        with os.scandir(os.path.join(root, relative)) as entries:
+            for entry in entries:
+                is_image = os.path.splitext(entry.name)[1][1:].lower() in extensions
+                # A link that claims to be an image is one, though its target may be unreadable: reading it says so.
+                if is_folder(entry, skip_unreadable=is_image):
+                    folders.append(entry.name)
+                elif is_image:
+                    files.append(entry.name)
+        return folders
+
+    walk(root, name, visit, lambda path, reason: None)
+    return found

@@ -1,0 +1,191 @@
+"""The samples of several readers, one reader's after the other's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.reader import Encoded, Peek, Reader, Wanted
+from feeder.errors import ArgumentError, DecodeError
+from feeder.text import count
+
+__all__ = ["JoinedReader", "shared_classes"]
+
+
+class JoinedReader:
+    """Samples of several readers.
+
+    Args:
+        readers: One or more, each another.
+        own_index: Whether the field "index" is a sample's place here, and not in its own reader.
+
+    Raises:
+        ArgumentError: if one has labels of another kind than the first.
+    """
+
+    def __init__(self, readers: Sequence[Reader], *, own_index: bool = False) -> None:
+        self.readers, self.own_index = list(readers), own_index
+        first = self.readers[0]
+        for reader in self.readers:
+            if reader.label_dtype != first.label_dtype:
+                kinds = (
+                    f"the labels of {first.place} are {first.label_dtype}, those of {reader.place} {reader.label_dtype}"
+                )
+                raise ArgumentError(f"{kinds}; join sets with labels of one kind")
+        self.label_dtype = first.label_dtype
+        # Of labels that are those of each reader: the names hold for all, or for none.
+        self.classes = first.classes if all(reader.classes == first.classes for reader in self.readers) else None
+        self.starts = np.cumsum([0, *map(len, self.readers)])
+
+    @property
+    def place(self) -> str:
+        """See :class:`Reader`."""
+        return self.readers[0].place + (f" and {len(self.readers) - 1} more" if len(self.readers) > 1 else "")
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+        """See :meth:`Reader.read`. All are asked which rows are wanted before any is read, as sizes are drawn for
+        together; only readers that know sizes from their files alone are read before."""
+        groups = self._groups(ids)
+        found: list[Encoded | None] = [None] * len(groups)
+        orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
+        rows_wanted: npt.NDArray[np.int32] | None = None
+        if wanted is not None:
+            for k, (number, rows, own) in enumerate(groups):
+                known = self.readers[number].stored(own)
+                if known is None:
+                    found[k] = encoded = self.readers[number].read(own)
+                    known = encoded.orientations, encoded.sizes
+                orientations[rows], sizes[rows] = known
+            rows_wanted = wanted(orientations, sizes)
+        buffers = [memoryview(b"")] * len(ids)
+        errors: list[DecodeError | None] = [None] * len(ids)
+        labels, first_rows = np.empty(len(ids), self.label_dtype), np.full(len(ids), -1, np.int32)
+        for k, (number, rows, own) in enumerate(groups):
+            encoded = found[k] or self.readers[number].read(own, _given(rows_wanted, rows))
+            for row, buffer, error in zip(rows.tolist(), encoded.buffers, encoded.errors, strict=True):
+                buffers[row], errors[row] = buffer, error
+            labels[rows] = encoded.labels
+            orientations[rows], sizes[rows] = encoded.orientations, encoded.sizes
+            if encoded.first_rows is not None:
+                first_rows[rows] = encoded.first_rows
+        whole = not (first_rows >= 0).any()
+        return Encoded(buffers, labels, orientations, sizes, errors, None if whole else first_rows)
+
+    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+        """See :meth:`Reader.stored`."""
+        orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
+        for number, rows, own in self._groups(ids):
+            known = self.readers[number].stored(own)
+            if known is None:
+                return None
+            orientations[rows], sizes[rows] = known
+        return orientations, sizes
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        peek = Peek(np.zeros(len(ids), np.int64), np.zeros((len(ids), 2), np.int64), np.zeros(len(ids), np.bool_))
+        for number, rows, own in self._groups(ids):
+            for column, values in zip(peek, self.readers[number].peek(own), strict=True):
+                column[rows] = values
+        return peek
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`."""
+        if name == "index" and self.own_index:
+            return i
+        reader, own = self._one(i)
+        return reader.field(own, name)
+
+    def field_names(self) -> list[str]:
+        """See :meth:`Reader.field_names`: those that all readers have."""
+        return sorted(set.intersection(*(set(reader.field_names()) for reader in self.readers)))
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """See :meth:`Reader.column`."""
+        if name == "index" and self.own_index:
+            return np.arange(len(self))
+        columns = [reader.column(name) for reader in self.readers]
+        if all(isinstance(column, np.ndarray) for column in columns):
+            return np.concatenate(columns)
+        return [value for column in columns for value in column]
+
+    def at(self, error: DecodeError, i: int) -> DecodeError:
+        """See :meth:`Reader.at`."""
+        reader, own = self._one(i)
+        return reader.at(error, own)
+
+    def fingerprint(self) -> str:
+        """A hash of the readers' own, and of their order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for reader in self.readers:
+            digest.update(f"{reader.fingerprint()} {len(reader)};".encode())
+        return digest.hexdigest()
+
+    def labels(self) -> npt.NDArray[Any]:
+        """See :meth:`Reader.labels`."""
+        return np.concatenate([reader.labels() for reader in self.readers])
+
+    def shard_sizes(self) -> tuple[int, ...]:
+        """See :meth:`Reader.shard_sizes`; empty if one of the readers has no shards."""
+        sizes = [reader.shard_sizes() for reader in self.readers]
+        return tuple(size for each in sizes for size in each) if all(sizes) else ()
+
+    def _one(self, i: int) -> tuple[Reader, int]:
+        number = int(np.searchsorted(self.starts, i, side="right")) - 1
+        return self.readers[number], i - int(self.starts[number])
+
+    def _groups(self, ids: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """The readers that have some of the samples: (which reader, which rows, their ids there)."""
+        numbers = np.searchsorted(self.starts, ids, side="right") - 1
+        groups = []
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            groups.append((number, rows, ids[rows] - self.starts[number]))
+        return groups
+
+
+def shared_classes(classes: Sequence[list[str] | None], places: Sequence[str], *, merge: bool) -> list[str] | None:
+    """The classes that several sets have together, by label; None where they are not known.
+
+    Args:
+        classes: Of each set, by label.
+        places: Path of each set.
+        merge: Takes all names, in the order in which they first appear; else all lists must be equal.
+
+    Raises:
+        ArgumentError: naming the first class that differs, or a set without names that is to be merged by them.
+    """
+    merged: dict[str, None] = {}
+    for place, own in zip(places, classes, strict=True):
+        if merge and own is None:
+            raise ArgumentError(f"classes='merge' needs class names, and those of {place} are not known")
+        if not merge and own != classes[0]:
+            raise ArgumentError(
+                f"{_difference(place, own, places[0], classes[0])}; classes='merge' numbers classes by their names"
+            )
+        merged |= dict.fromkeys(own or ())
+    return None if classes[0] is None else list(merged)
+
+
+def _difference(place: str, own: list[str] | None, first_place: str, first: list[str] | None) -> str:
+    if own is None or first is None:
+        unknown, known = (place, first_place) if own is None else (first_place, place)
+        return f"the class names of {known} are known, those of {unknown} are not"
+    for label, (a, b) in enumerate(zip(first, own, strict=False)):
+        if a != b:
+            return f"class {label} is {a!r} in {first_place} and {b!r} in {place}"
+    longer, names = (first_place, first) if len(first) > len(own) else (place, own)
+    shorter = place if longer == first_place else first_place
+    label = min(len(first), len(own))
+    return f"class {label} is {names[label]!r} in {longer}, and {shorter} has {count(label, 'class', 'classes')} only"
+
+
+def _given(rows_wanted: npt.NDArray[np.int32] | None, rows: npt.NDArray[np.int64]) -> Wanted | None:
+    return None if rows_wanted is None else lambda orientations, sizes: rows_wanted[rows]

@@ -1,0 +1,169 @@
+"""Other labels for a dataset's samples: from their json, by names in an order of the caller's, or by a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.shard_reader import ShardReader
+from feeder.errors import ArgumentError, SourceError
+from feeder.shard.source.labels import LabelColumn, check_classes, label_text, name_numbers, target_number
+from feeder.text import count
+
+__all__ = ["TargetTransform", "labels_from_json", "named", "refuse_unread_labels", "transformed", "without_labels"]
+
+TargetTransform = Callable[[Any], Any] | Mapping[Any, Any]
+_LOOKED_AT = 100
+
+
+def without_labels(reader: ShardReader) -> None:
+    """Takes a reader's labels away: -1 for all."""
+    reader.relabel(np.full(len(reader), -1, np.int64), None)
+
+
+def labels_from_json(reader: ShardReader, keys: str | Sequence[str], classes: Sequence[str] | None) -> None:
+    """Gives the samples what one key of their ``json`` says, or the numbers of several as targets.
+
+    Raises:
+        ArgumentError: if no sample has the keys, or a value can't be a label.
+    """
+    names = list(keys) if isinstance(keys, Sequence) and not isinstance(keys, str) else [keys]
+    place = f"{reader.index.path}: labels={keys!r}"
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(f"labels must be True, False, or keys of the samples' json, got {keys!r}")
+    rows = [row if isinstance(row, dict) else {} for row in reader.column("json")]
+    known = sorted({str(name) for row in rows[:_LOOKED_AT] for name in row})
+    missing = next((name for name in names if rows and not any(name in row for row in rows)), None)
+    if missing is not None:
+        raise ArgumentError(f"{place}: no sample's json has {missing!r}; the first have {', '.join(known) or 'none'}")
+    try:
+        if len(names) > 1:
+            numbers = [[target_number(row.get(name), f"{place}: {name!r}") for name in names] for row in rows]
+            reader.relabel(np.array(numbers, np.float32).reshape(len(rows), len(names)), None)
+            return
+        column = LabelColumn(place, "name another key")
+        codes = np.array([column.add(row.get(names[0])) for row in rows], np.int64)
+        found = column.finish_whole(None if classes is None else check_classes(classes))
+    except (SourceError, ValueError) as error:
+        raise ArgumentError(str(error)) from None
+    if found.targets is not None:
+        reader.relabel(found.targets, None)
+    elif found.labels is not None:
+        reader.relabel(np.append(found.labels, -1)[codes], found.classes)
+
+
+def refuse_unread_labels(reader: ShardReader) -> None:
+    """Refuses a set whose samples have ``cls`` fields, but no label.
+
+    Raises:
+        ArgumentError: with the ways out.
+    """
+    labels = reader.labels()
+    if "cls" not in reader.index.fields or labels.dtype.kind == "f" or not len(labels):
+        return
+    if labels[:_LOOKED_AT].max() >= 0 or labels.max() >= 0:
+        return
+    texts = (reader.field(i, "cls") for i in range(min(len(labels), _LOOKED_AT)))
+    text = next((text for text in texts if text is not None and text.strip() not in (b"", b"-1")), None)
+    if text is not None:
+        raise ArgumentError(
+            f"{reader.index.path}: no sample has a label, though they have cls fields, such as {text[:40]!r}: name the "
+            "classes with classes=[...] if these are names, a key of the samples' json with labels='key', or give "
+            "labels=False for a dataset without labels; `feeder index`, run again on tars of others, makes classes "
+            "of names"
+        )
+
+
+def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
+    """Numbers the classes as a list of names does: by name where the reader's have names, else as they are.
+
+    Raises:
+        ArgumentError: for a class with samples, or a label, that is not in the list.
+    """
+    wanted, labels, names = check_classes(classes), reader.labels(), reader.classes
+    if labels.dtype.kind == "f":
+        raise ArgumentError("classes= is for labels that are classes; this set's are float32 targets")
+    is_unlabelled = labels.max(initial=-1) < 0
+    if names is None and is_unlabelled and isinstance(reader, ShardReader) and "cls" in reader.index.fields:
+        column = LabelColumn(f"{reader.index.path}: the cls field", "", ("", "-1"))
+        texts = [None if text is None else label_text(text) for text in reader.column("cls")]
+        codes = np.array([column.add(text) for text in texts], np.int64)
+        try:
+            found = column.finish_whole(wanted)
+        except SourceError as error:
+            more = ", ..." if wanted[5:] else ""
+            raise ArgumentError(f"{error}: {', '.join(map(repr, wanted[:5]))}{more}") from None
+        if found.labels is None:
+            raise ArgumentError("classes= is for labels that are classes; this set's cls fields hold other numbers")
+        labels = np.append(found.labels, -1)[codes]
+        if found.classes is None:
+            _check_names(labels, wanted)
+    elif names is not None and names != wanted:
+        places = name_numbers(names, wanted)
+        if labels.max(initial=-1) >= len(names):
+            known = count(len(names), "class", "classes")
+            raise ArgumentError(f"{reader.place}: has a label {labels.max()}, but names of {known} only")
+        used = np.unique(labels[labels >= 0])
+        lost = [names[label] for label in used.tolist() if places[label] < 0]
+        if lost:
+            raise ArgumentError(
+                f"classes= lacks {lost[0]!r}" + (f" and {len(lost) - 1} more" if lost[1:] else "") + ", of which there "
+                "are samples: add it, or leave its samples out with torch.utils.data.Subset"
+            )
+        labels = np.append(places, -1)[labels]
+    else:
+        _check_names(labels, wanted)
+    reader.relabel(labels, wanted)
+
+
+def _check_names(labels: npt.NDArray[np.int64], names: Sequence[str]) -> None:
+    if labels.max(initial=-1) >= len(names):
+        raise ArgumentError(f"classes= has {count(len(names), 'name')}, but there is a label {labels.max()}")
+
+
+def transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:
+    """Labels changed by a function or mapping, which is asked once for each label that occurs; -1 stays -1.
+
+    Args:
+        labels: int64 [N], or float32 [N] or [N, K].
+        change: Takes an int, or a float or K of these; gives an integer, or a float, or a row of numbers.
+
+    Returns:
+        int64 [N], or float32 [N] or [N, K]. Unlabelled samples have NaN where the others have floats.
+
+    Raises:
+        ArgumentError: if the mapping lacks a label, or the results are no numbers, or of different shapes.
+    """
+    distinct, places = np.unique(labels, axis=0, return_inverse=True)
+    is_class = labels.dtype.kind == "i"
+    results: list[npt.NDArray[Any] | None] = []
+    for value in distinct:
+        key: Any = value.tolist() if value.ndim == 0 else tuple(value.tolist())
+        if is_class and key < 0:
+            results.append(None)
+            continue
+        if isinstance(change, Mapping) and key not in change:
+            raise ArgumentError(f"target_transform has no entry for the label {key!r}; give one for each label")
+        result = np.asarray(change[key] if isinstance(change, Mapping) else change(key))
+        if result.dtype.kind not in "biuf" or result.ndim > 1:
+            raise ArgumentError(
+                f"target_transform must give a number or a row of numbers, got {str(result)[:80]!r} for label {key!r}"
+            )
+        results.append(result)
+    found = [result for result in results if result is not None]
+    if not found:
+        return labels
+    if len({result.shape for result in found}) > 1:
+        shapes = sorted({str(list(result.shape)) for result in found})
+        raise ArgumentError(f"target_transform must give equal shapes for all labels, got {' and '.join(shapes)}")
+    stays_class = found[0].ndim == 0 and all(result.dtype.kind in "biu" for result in found)
+    gap = np.full(found[0].shape, -1 if stays_class else np.nan)
+    table = np.stack([gap if result is None else result for result in results])
+    if not stays_class:
+        return table.astype(np.float32)[places.reshape(-1)]
+    table = np.array([-1 if result is None else int(result) for result in results], np.int64)
+    return table[places.reshape(-1)]

@@ -1,0 +1,80 @@
+"""Some of another reader's samples, in an order of their own."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.reader import Encoded, Peek, Reader, Wanted
+from feeder.errors import DecodeError
+
+__all__ = ["PartReader"]
+
+
+class PartReader:
+    """Sample i is the other reader's sample ``ids[i]``, and its field "index" says so.
+
+    Args:
+        whole: The other reader.
+        ids: int64 [N], each in [0, len(whole)); one may be there several times.
+    """
+
+    def __init__(self, whole: Reader, ids: npt.NDArray[np.int64]) -> None:
+        self.whole, self.ids = whole, ids
+        self.classes, self.label_dtype = whole.classes, whole.label_dtype
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+        """See :meth:`Reader.read`."""
+        return self.whole.read(self.ids[ids], wanted)
+
+    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
+        """See :meth:`Reader.stored`."""
+        return self.whole.stored(self.ids[ids])
+
+    def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
+        """See :meth:`Reader.peek`."""
+        return self.whole.peek(self.ids[ids])
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`."""
+        return self.whole.field(int(self.ids[i]), name)
+
+    @property
+    def place(self) -> str:
+        """See :class:`Reader`."""
+        return self.whole.place
+
+    def field_names(self) -> list[str]:
+        """See :meth:`Reader.field_names`."""
+        return self.whole.field_names()
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """See :meth:`Reader.column`."""
+        column = self.whole.column(name)
+        return column[self.ids] if isinstance(column, np.ndarray) else [column[i] for i in self.ids.tolist()]
+
+    def at(self, error: DecodeError, i: int) -> DecodeError:
+        """See :meth:`Reader.at`."""
+        return self.whole.at(error, int(self.ids[i]))
+
+    def fingerprint(self) -> str:
+        """A hash of the other reader's and of which samples these are."""
+        digest = hashlib.blake2b(self.whole.fingerprint().encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.ids).data)
+        return digest.hexdigest()
+
+    def labels(self) -> npt.NDArray[Any]:
+        """See :meth:`Reader.labels`."""
+        return self.whole.labels()[self.ids]
+
+    def shard_sizes(self) -> tuple[int, ...]:
+        """See :meth:`Reader.shard_sizes`; for ids in stored order."""
+        ends = np.cumsum(self.whole.shard_sizes(), dtype=np.int64)
+        counts = np.diff(np.searchsorted(self.ids, ends), prepend=0)
+        return tuple(counts[counts > 0].tolist())

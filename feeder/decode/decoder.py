@@ -1,0 +1,179 @@
+"""The decode seam: a batch of encoded bytes plus drawn parameters in, pixels in the caller's buffer out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError, DecodeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from feeder._gpu import Mix
+    from feeder.decode.staged.staged import Staged, Stager
+    from feeder.transforms import Draws, Recipe
+    from feeder.transforms.op import Params
+
+__all__ = ["FIDELITIES", "MAX_PIXELS", "Buffer", "Decoder", "TrainerDecoder", "check_batch", "check_options"]
+
+Buffer = bytes | bytearray | memoryview
+
+# The largest image that is decoded unless the caller says otherwise: Pillow's own limit, 256 MiB of RGB.
+MAX_PIXELS = 89_478_485
+
+# "exact" is for those who want Pillow's pixels to the level; "fast" may differ by what no training notices.
+FIDELITIES = ("exact", "fast")
+
+
+class Decoder(Protocol):
+    """One way to turn encoded images into a batch.
+
+    A decoder holds no state that changes a pixel: the same buffers and draws give the same output, whatever came
+    before, and whatever the batch size or thread count. Backends are made by
+    ``factory(max_pixels=..., threads=..., fidelity=...)``, see :func:`feeder.decode.registry.get_decoder`.
+
+    A decoder may say what the last call took: ``spent_ns``, int64 [N, 3], for each image the time of decode, transform
+    and write (zeros where a stage is not done by itself), and ``fused``, by such a stage the one whose time has it.
+    Without them all is decode.
+
+    It may also count: ``clipped`` is how many images of the last call lost range, because their samples have more than
+    8 bits, and ``slow`` how many JPEGs were not for its usual way and were decoded by a slower one.
+
+    One whose ``takes_rows`` is true decodes seekable JPEGs that lack the rows which are not needed: its ``decode``
+    takes ``first_rows`` as well, int32 [N], see :class:`feeder.dataset.reader.Encoded`. What it can't decode so, it gets whole.
+    """
+
+    name: str
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuses, by the op's name, a recipe that this backend can't run.
+
+        Raises:
+            BackendError: naming the op and the backends that can run it.
+        """
+
+    def decode(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        out: npt.NDArray[np.generic],
+    ) -> list[DecodeError | None]:
+        """Decodes and augments N images into ``out``.
+
+        Args:
+            buffers: N encoded images (JPEG, PNG, ...).
+            orientations: uint8 [N], EXIF orientation 1-8 to apply; 1 leaves the image as stored.
+            recipe: What is done to every image.
+            draws: What was drawn for these N images; boxes are in upright coordinates (after orientation).
+            out: [N, C, H, W], C-contiguous, of ``recipe.output_dtype``: uint8 0-255, or normalized floats.
+
+        Returns:
+            One entry per image: None, or why it could not be decoded (its part of ``out`` is then undefined).
+        """
+        ...
+
+
+@runtime_checkable
+class TrainerDecoder(Decoder, Protocol):
+    """A backend that decodes in the trainer's process, on a device of its own, what workers have staged.
+
+    Workers never touch it: they get its ``stager``.
+    """
+
+    stager: Stager
+    device: torch.device
+
+    def prepare(
+        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
+    ) -> None:
+        """Says what is to come.
+
+        Args:
+            batch_size: The largest batch.
+            preallocate: (height, width) of an image to reserve decoding memory for, or None.
+            outlier_pixels: Images with more stored pixels are decoded by workers; None for the usual limit.
+        """
+
+    def start(self, staged: Staged) -> bool:
+        """Starts to decode a batch that :meth:`finish` or :meth:`drop` will be called with, and waits for nothing.
+
+        Returns:
+            Whether it is under way; if not, there is no room for it yet, and it may be tried again.
+        """
+        ...
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a batch that was started."""
+
+    def finish(
+        self,
+        staged: Staged,
+        recipe: Recipe,
+        rest: Sequence[Params],
+        *,
+        channels_last: bool = False,
+        mix: Mix | None = None,
+    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
+        """Decodes and augments a batch, started or not.
+
+        Args:
+            staged: N samples, at least one.
+            recipe: What is done to every image; its output size must be fixed.
+            rest: What was drawn for the ops after the base path, N rows each.
+            channels_last: Memory format of the output.
+            mix: The partner of each sample, if they are to be mixed. Where one could not be decoded none are, as it is
+                to be replaced first.
+
+        Returns:
+            [N, 3, H, W] of the recipe's output dtype, the caller's own, and for each image None or why it could not
+            be decoded.
+        """
+        ...
+
+    def meters(self) -> dict[str, int]:
+        """Sums so far, for the loader's stats."""
+        ...
+
+    def close(self) -> None:
+        """Ends its threads and gives its memory back; it can be used again."""
+
+
+def check_options(max_pixels: int, threads: int, fidelity: str) -> None:
+    """Checks the options that every backend takes.
+
+    Raises:
+        ArgumentError: naming the one that is wrong.
+    """
+    if max_pixels < 1:
+        raise ArgumentError(f"max_pixels must be at least 1, got {max_pixels}")
+    if threads < 1:
+        raise ArgumentError(f"threads must be at least 1, got {threads}")
+    if fidelity not in FIDELITIES:
+        raise ArgumentError(f"fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
+
+
+def check_batch(
+    buffers: Sequence[Buffer],
+    orientations: npt.NDArray[np.uint8],
+    recipe: Recipe,
+    draws: Draws,
+    out: npt.NDArray[np.generic],
+) -> None:
+    """Checks the arguments of :meth:`Decoder.decode` that every backend takes alike.
+
+    Raises:
+        ArgumentError: naming the lengths or the dtype that do not fit.
+    """
+    if not len(buffers) == len(orientations) == len(draws) == len(out):
+        raise ArgumentError(
+            f"buffers, orientations, draws and out must be of one length, got {len(buffers)}, "
+            f"{len(orientations)}, {len(draws)} and {len(out)}"
+        )
+    if out.dtype != recipe.storage_dtype:
+        raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")

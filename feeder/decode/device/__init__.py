@@ -1,0 +1,1 @@
+"""Ops that run on a device."""

@@ -1,0 +1,228 @@
+"""The ops that kernel 1 runs in its one pass, with erasing after it, and their parameters for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.transforms import (
+    ColorJitter,
+    Draws,
+    Normalize,
+    Op,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    Recipe,
+    ToDtype,
+)
+from feeder.transforms.op import Params
+from feeder.transforms.values import compose_affine
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceSplit", "Erasing", "FusedParameters", "fused_from", "fused_parameters", "split_for_device"]
+
+_JITTER = ("brightness", "contrast", "saturation")  # steps 1, 2 and 3 of feeder._gpu.Color
+_SATURATION = 3
+
+
+@dataclass
+class Erasing:
+    """One op's rectangles in the output.
+
+    Args:
+        boxes: int32 [N, 4], see :class:`feeder._gpu.Erase`.
+        value: float32 [3], what is written there; None for noise.
+        keys: uint64 [N], which the noise is a function of.
+        mirrored: bool [N], where the noise is mirrored left to right.
+        scale: float32 [3], what the ops that follow make of the noise, with ``bias``.
+        bias: float32 [3].
+    """
+
+    boxes: npt.NDArray[np.int32]
+    value: npt.NDArray[np.float32] | None
+    keys: npt.NDArray[np.uint64]
+    mirrored: npt.NDArray[np.bool_]
+    scale: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
+
+
+class FusedParameters(NamedTuple):
+    """What :func:`feeder._gpu.normalize` takes for N samples, as numpy arrays, and what is left after it.
+
+    Attributes:
+        flip: uint8 [N], 1 where the ops mirror the image.
+        steps: uint8 [N, K], see :class:`feeder._gpu.Color`; None without color ops.
+        factors: float32 [N, K]; None without color ops.
+        erasing: The first op that erases, if it writes a value.
+        later: The others, in order.
+    """
+
+    flip: npt.NDArray[np.uint8]
+    steps: npt.NDArray[np.uint8] | None
+    factors: npt.NDArray[np.float32] | None
+    erasing: Erasing | None
+    later: tuple[Erasing, ...]
+
+    def tensors(self, device: torch.device) -> dict[str, object]:
+        """The keyword arguments ``color`` and ``erase``, on a device."""
+        from feeder import _gpu
+        from feeder._gpu.tensors import to_device
+
+        color = erase = None
+        if self.steps is not None and self.factors is not None:
+            has_contrast = bool((self.steps == _gpu.CONTRAST).any())
+            color = _gpu.Color(to_device(self.steps, device), to_device(self.factors, device), has_contrast)
+        if self.erasing is not None and self.erasing.value is not None:
+            erase = _gpu.Erase(to_device(self.erasing.boxes, device), to_device(self.erasing.value, device))
+        return {"color": color, "erase": erase}
+
+
+@dataclass(frozen=True)
+class DeviceSplit:
+    """A recipe cut in two: what makes uint8 images on the CPU, and what kernel 1 does to them on the device.
+
+    Args:
+        cpu: The ops on the CPU.
+        kept: Their numbers in the whole recipe.
+        fuses_rest: Whether the ops after the base path are done on the device, and not only the normalization.
+    """
+
+    cpu: Recipe
+    kept: tuple[int, ...]
+    fuses_rest: bool
+
+    def draws(self, whole: Draws) -> Draws:
+        """What was drawn for the ops on the CPU, of what was drawn for the whole recipe."""
+        return replace(whole, ops=tuple(whole.ops[number] for number in self.kept))
+
+
+def split_for_device(recipe: Recipe) -> DeviceSplit | None:
+    """How to cut a recipe whose batches are wanted on a device; None if all of it is best done on the CPU.
+
+    uint8 is a quarter of float32 to copy, and what comes after the copy is one pass.
+    """
+    values = [isinstance(op, (ToDtype, Normalize)) for op in recipe.ops]
+    if recipe.output_dtype == "uint8" and not recipe.rest:
+        return None
+    if _is_one_pass(recipe.rest):
+        kept = [number for number in range(recipe.base_length) if not values[number]]
+        fuses_rest = True
+    else:
+        kept = list(range(values.index(True) if any(values) else len(values)))
+        fuses_rest = False
+        if not any(values) or not all(values[len(kept) :]):
+            return None
+    cpu = Recipe(tuple(recipe.ops[number] for number in kept))
+    return DeviceSplit(cpu, tuple(kept), fuses_rest)
+
+
+def fused_from(ops: Sequence[Op]) -> int:
+    """From which op on all are done by kernel 1, and by erasing after it.
+
+    That is color without hue, with one change of contrast at most, then erasing; flips and values anywhere.
+
+    Args:
+        ops: A recipe's :attr:`~feeder.transforms.Recipe.rest`.
+    """
+    contrasts, colors = 0, False
+    for number in range(len(ops) - 1, -1, -1):
+        op = ops[number]
+        if isinstance(op, ColorJitter):
+            contrasts += op.contrast is not None
+            runs = op.hue is None and contrasts <= 1
+            colors = True
+        elif isinstance(op, RandomGrayscale):
+            runs = colors = True
+        elif isinstance(op, RandomErasing):
+            runs = not colors
+        else:
+            runs = type(op) in (RandomHorizontalFlip, ToDtype, Normalize)
+        if not runs:
+            return number + 1
+    return 0
+
+
+def _is_one_pass(ops: Sequence[Op]) -> bool:
+    erased = [op for op in ops if isinstance(op, RandomErasing)]
+    return fused_from(ops) == 0 and len(erased) <= 1 and all(op.value is not None for op in erased)
+
+
+def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, width: int) -> FusedParameters:
+    """The parameters of a recipe's last ops.
+
+    Args:
+        ops: Those from :func:`fused_from` on.
+        drawn: What was drawn for each of them.
+        count: For how many samples.
+        width: Of the output, pixels.
+    """
+    flip = np.zeros(count, np.uint8)
+    steps: list[npt.NDArray[np.uint8]] = []
+    factors: list[npt.NDArray[np.float32]] = []
+    erasings: list[Erasing] = []
+    is_float = False
+    for number, (op, params) in enumerate(zip(ops, drawn, strict=True)):
+        if isinstance(op, ColorJitter):
+            _jitter(params, steps, factors)
+        elif isinstance(op, RandomGrayscale):
+            steps.append(np.where(params["gray"], _SATURATION, 0).astype(np.uint8))
+            factors.append(np.zeros(count, np.float32))
+        elif isinstance(op, RandomHorizontalFlip):
+            flip ^= params["flip"].astype(np.uint8)
+            for erasing in erasings:
+                _mirror(erasing, params["flip"], width)
+        elif isinstance(op, RandomErasing):
+            erasings.append(_erase(op, params, ops[number + 1 :], is_float))
+        else:
+            is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
+    in_kernel = int(bool(erasings) and erasings[0].value is not None)
+    return FusedParameters(
+        flip,
+        np.stack(steps, axis=1) if steps else None,
+        np.stack(factors, axis=1) if factors else None,
+        erasings[0] if in_kernel else None,
+        tuple(erasings[in_kernel:]),
+    )
+
+
+def _jitter(params: Params, steps: list[npt.NDArray[np.uint8]], factors: list[npt.NDArray[np.float32]]) -> None:
+    """The steps of each sample in its own order; what the op leaves alone is no step."""
+    order = params["order"]
+    kinds = np.array([k + 1 if name in params else 0 for k, name in enumerate(_JITTER)] + [0], np.uint8)
+    nothing = np.ones(len(order))
+    table = np.stack([params.get(name, nothing) for name in _JITTER] + [nothing], axis=1).astype(np.float32)
+    in_order = np.take_along_axis(table, order, axis=1)
+    for column in range(order.shape[1]):
+        steps.append(kinds[order[:, column]])
+        factors.append(in_order[:, column])
+
+
+def _erase(op: RandomErasing, params: Params, later: Sequence[Op], is_float: bool) -> Erasing:
+    """Rectangles, and their value as the ops that follow leave it."""
+    top, left = params["i"], params["j"]
+    boxes = np.stack([top, left, top + params["h"], left + params["w"]], axis=1)
+    boxes = np.where(params["erase"][:, None], boxes, 0).astype(np.int32)
+    value: npt.NDArray[np.float32] | None = None
+    scale, bias = compose_affine(later, is_float=is_float)
+    if op.value is not None:
+        value = np.array(op.value, np.float32)
+        if not is_float:
+            value = np.clip(value, 0, 255).astype(np.uint8).astype(np.float32)
+        if any(isinstance(each, (ToDtype, Normalize)) for each in later):
+            value = value * scale + bias
+    return Erasing(boxes, value, params["key"], np.zeros(len(boxes), np.bool_), scale, bias)
+
+
+def _mirror(erasing: Erasing, flips: npt.NDArray[np.bool_], width: int) -> None:
+    """Mirrors the rectangles of the flipped samples left to right; empty ones stay empty."""
+    rows, boxes = np.flatnonzero(flips), erasing.boxes
+    left, right = boxes[rows, 1].copy(), boxes[rows, 3].copy()
+    boxes[rows, 1], boxes[rows, 3] = width - right, width - left
+    erasing.mirrored ^= flips

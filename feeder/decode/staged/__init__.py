@@ -1,0 +1,1 @@
+"""Encoded images that workers stage for a decoder in the trainer."""

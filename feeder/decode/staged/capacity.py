@@ -1,0 +1,72 @@
+"""How much room staged images and their decoder need, by what the index says of a sample of the images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from feeder.decode.staged.staged import ROW
+from feeder.order.permutation import permute
+
+if TYPE_CHECKING:
+    from feeder.dataset.reader import Reader
+
+__all__ = ["Room", "plan_room"]
+
+_PEEK = 1024
+# Where a look at a sample reads a file.
+_PEEK_AT_FILES = 64
+_GROUPS = 512
+_ALIGN = 64
+# Images of so many times the pixels of all but one in a hundred are outliers, if they have at least so many pixels.
+_OUTLIER_TIMES = 4
+_OUTLIER_LEAST = 4_000_000
+
+
+class Room(NamedTuple):
+    """What :func:`plan_room` finds.
+
+    Attributes:
+        share_bytes: Of a slot, for each staged image; a multiple of 64.
+        outlier_pixels: Images with more stored pixels are better decoded by the CPU backend.
+        preallocate: (height, width) that all but one JPEG in a hundred fit in, outliers aside; None without JPEGs.
+    """
+
+    share_bytes: int
+    outlier_pixels: int
+    preallocate: tuple[int, int] | None
+
+
+def plan_room(reader: Reader, size: tuple[int, int], part_rows: int) -> Room:
+    """Plans from a sample of the images; the same for the same dataset.
+
+    Args:
+        reader: Where they come from.
+        size: (height, width) of the output: what is not decoded by the trainer's decoder travels as pixels.
+        part_rows: How many images share their memory, at least 1.
+    """
+    samples = len(reader)
+    pixels_bytes = 3 * size[0] * size[1]
+    if samples == 0:
+        return Room(_aligned(ROW.itemsize + pixels_bytes), _OUTLIER_LEAST, None)
+    count = min(samples, _PEEK if reader.shard_sizes() else _PEEK_AT_FILES)
+    found = reader.peek(permute(np.arange(count), samples, 0))
+    pixels = found.sizes.prod(axis=1)
+    usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
+    outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))
+    decoded_there = found.is_jpeg & (pixels <= outlier)
+    needs = np.where(decoded_there, found.lengths, pixels_bytes)
+    # Neighbours lend each other room, so what counts is the largest sum that is likely, not the largest image. Cuts
+    # take less still; what finds no room travels another way.
+    sums = np.random.default_rng(0).choice(needs, (_GROUPS, part_rows)).sum(axis=1)
+    share = ROW.itemsize + -(-int(sums.max()) // part_rows)
+    largest = None
+    if decoded_there.any():
+        height, width = np.quantile(found.sizes[decoded_there], 0.99, axis=0, method="lower")
+        largest = (int(height), int(width))
+    return Room(_aligned(share), outlier, largest)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

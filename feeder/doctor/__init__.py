@@ -1,9 +1,0 @@
-"""``feeder doctor``: what of a machine or a training script keeps the GPU waiting, and the way out."""
-
-from __future__ import annotations
-
-from feeder.doctor.check import check_script
-from feeder.doctor.finding import Finding, counts, render, to_json
-from feeder.doctor.machine import check_machine
-
-__all__ = ["Finding", "check_machine", "check_script", "counts", "render", "to_json"]

@@ -1,0 +1,189 @@
+"""Ranks that load one order together agree on it, or each of them gets an error.
+
+Note [Agreement]
+    Ranks that differ in the seed, the batch size or the dataset take parts of different orders: some samples are seen
+    twice and others never, and nothing else would tell. So the first rank that begins an epoch leaves what it loads
+    with in the store that torch.distributed has for its own start, and the others compare. Who finds a difference
+    leaves an error there for all, and raises it. Nothing waits: a rank that is late compares when it comes. A store
+    that is missing, dead or slow is no error, and is not asked again in that epoch.
+
+    Epochs are compared that belong together: of the loader that was made at the same place of the program (the
+    lines of code that led there) and was the same in number of those begun there; as many epochs after as many calls of
+    set_epoch. So a loader that one rank alone makes, to look at images for example, is compared with none. A rank that
+    takes a batch of the loader that all share, and leaves it, goes on to another epoch than the others: it says so in
+    the store when it begins that, and they see it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from feeder.errors import ArgumentError
+from feeder.loader.group_store import group_life, group_store, within
+from feeder.text import count
+
+__all__ = ["Agreement", "Connection", "connect"]
+
+_PATIENCE_S = 5.0  # with a store that does not answer
+_T = TypeVar("_T")
+_begun: dict[tuple[str, int], int] = {}
+
+
+class Connection(NamedTuple):
+    """What a rank has to reach the others.
+
+    Attributes:
+        store: Has ``compare_set``, ``set``, ``get`` and ``check`` as torch.distributed's stores do.
+        rank: This rank.
+        life: Of the group; see :func:`feeder.loader.group_store.group_life`.
+    """
+
+    store: Any
+    rank: int
+    life: int
+
+
+def connect(rank: int) -> Connection | None:
+    """To the other ranks of torch.distributed's default group; None if there is no way."""
+    store = group_store()
+    life = None if store is None else within(_PATIENCE_S, lambda: group_life(store, rank))
+    return None if life is None else Connection(store, rank, life)
+
+
+class Agreement:
+    """Compares what a loader's epochs are loaded with on all ranks; see Note [Agreement].
+
+    Args:
+        reach: Gives the connection for an epoch, from this rank; None: there is no way to the others.
+        place: Where in the program the loader was made; None: where this is called from, outside of feeder.
+        numbers: How many loaders of a place and a life were begun, by these.
+    """
+
+    def __init__(
+        self,
+        reach: Callable[[int], Connection | None] = connect,
+        place: str | None = None,
+        numbers: dict[tuple[str, int], int] | None = None,
+    ) -> None:
+        self._reach = reach
+        self._place = _calling_place() if place is None else place
+        self._numbers = _begun if numbers is None else numbers
+        self._number: dict[int, int] = {}
+        self._settings, self._epochs, self._rank = 0, 0, 0
+        self._scope = self._key = ""
+        self._has_raised = self._is_silent = False
+
+    def epoch_was_set(self) -> None:
+        """Epochs count anew, on all ranks."""
+        self._settings, self._epochs = self._settings + 1, 0
+
+    def begin(self, rank: int, values: Mapping[str, Any], left_after: int | None = None) -> None:
+        """Compares an epoch that begins.
+
+        Args:
+            rank: This rank.
+            values: By name what all ranks have to load with; of types that JSON has.
+            left_after: Batches after which the loader's epoch before was left unfinished; None: it was not.
+
+        Raises:
+            ArgumentError: if ranks differ.
+        """
+        before, self._key = self._key, ""
+        self._rank, self._is_silent, self._has_raised = rank, False, False
+        connection = self._reach(rank)
+        if connection is None:
+            return
+        life = connection.life
+        if life not in self._number:
+            self._number[life] = self._numbers.get((self._place, life), 0)
+            self._numbers[self._place, life] = self._number[life] + 1
+        self._scope = f"feeder/agreement/{life}"
+        self._key = f"{self._scope}/{self._place}/{self._number[life]}/{self._settings}/{self._epochs}"
+        self._epochs += 1
+        if before and left_after is not None:
+            self._ask(lambda store: store.set(f"{before}/left", f"{left_after} {rank}"))
+        mine = json.dumps({"rank": rank, **values})
+        found = self._ask(lambda store: bytes(store.compare_set(self._key, "", mine)).decode())
+        first = json.loads(mine if found is None else found)
+        differences = [name for name in values if first.get(name) != values[name]]
+        if differences:
+            said = "; ".join(f"{name} is {first.get(name)!r} there and {values[name]!r} here" for name in differences)
+            self._spread(
+                f"rank {rank} does not load what rank {first['rank']} does: {said}. Ranks take their parts of one "
+                "order, so give all of them the same; a loader that one rank alone iterates needs rank=0, world_size=1"
+            )
+        self.check(0)
+
+    def check(self, steps: int) -> None:
+        """Looks for what other ranks have found.
+
+        Args:
+            steps: Batches of the epoch that were handed out so far; 0 when it begins, or is given up.
+
+        Raises:
+            ArgumentError: if ranks differ.
+        """
+        if not self._key or self._has_raised:
+            return
+        error, left = self._ask(
+            lambda store: [_found(store, f"{self._scope}/error"), _found(store, f"{self._key}/left")]
+        ) or ("", "")
+        if error:
+            self._has_raised = True
+            raise ArgumentError(error)
+        if left and steps:
+            after, rank = map(int, left.split())
+            if after < steps + 1:
+                self._spread(
+                    f"rank {rank} left an epoch of this loader after {count(after, 'batch', 'batches')} and began "
+                    "another, while other ranks go on in it, so they take parts of different orders. For a batch to "
+                    "look at on one rank take a loader of its own with rank=0, world_size=1, or call set_epoch before "
+                    "each epoch"
+                )
+
+    def close(self) -> None:
+        """Looks for what other ranks have found, for the last time.
+
+        Raises:
+            ArgumentError: if ranks differ, and this has not said so before.
+        """
+        self._is_silent = False
+        self.check(0)
+
+    def _spread(self, message: str) -> None:
+        """Leaves an error for all ranks, and raises it."""
+        self._ask(lambda store: store.set(f"{self._scope}/error", message))
+        self._has_raised = True
+        raise ArgumentError(message)
+
+    def _ask(self, question: Callable[[Any], _T]) -> _T | None:
+        """The store's answer; None if there is none, and then it is not asked again in this epoch.
+
+        The store is not kept: a group that is destroyed should end. Nor is it cloned: to connect may take seconds,
+        where the name service does not answer.
+        """
+        connection = None if self._is_silent else self._reach(self._rank)
+        answer = None if connection is None else within(_PATIENCE_S, lambda: [question(connection.store)])
+        self._is_silent = answer is None
+        return None if answer is None else answer[0]
+
+
+def _found(store: Any, key: str) -> str:
+    """The value of a key; "" without one. Asks first, as waiting for it would block."""
+    return bytes(store.get(key)).decode() if store.check([key]) else ""
+
+
+def _calling_place() -> str:
+    """A digest of the lines of code that led here, outside of feeder: the same in all processes of a job."""
+    digest = hashlib.blake2b(digest_size=8)
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.partition(".")[0] != __package__:
+            digest.update(f"{module} {frame.f_code.co_name} {frame.f_lineno}\n".encode())
+        frame = frame.f_back
+    return digest.hexdigest()

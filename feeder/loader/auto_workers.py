@@ -1,0 +1,250 @@
+"""``num_workers="auto"``: a few seconds of measurement when a loader is made, or a rule by cores.
+
+Note [Ranks of a host]
+    The ranks of a host share its cores, so each may have its part of them. One rank measures: the first to say so in
+    the store that torch.distributed has for its own start. The others wait for its result, for a bounded time, and
+    fall back on the rule, as they do if the store or the rank that measures is gone. So nothing waits for a dead rank,
+    no collective has to be matched, and ranks that end up with different numbers still agree on order and pixels,
+    which do not depend on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.utils.data import IterableDataset
+
+from feeder.decode.registry import dali_is_installed
+from feeder.loader.group_store import group_store, is_initialized, within
+from feeder.loader.trial import run
+from feeder.system.cores import cores, local_world_size
+
+__all__ = ["Choice", "choose", "measured", "shared"]
+
+_log = logging.getLogger("feeder")
+
+_SECONDS = 3.0
+_RUN_S = 0.4
+# Two short runs tell no smaller difference.
+_NEAR = 0.1
+# How much later than the measuring rank another one may come, and how long the store may take to answer.
+_PATIENCE_S = 10.0
+_counts: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen.
+
+    Attributes:
+        num_workers: 1 or more.
+        reason: Why.
+        images_per_s: By number of workers, where it was measured.
+    """
+
+    num_workers: int
+    reason: str
+    images_per_s: Mapping[int, float] = field(default_factory=dict)
+
+
+def choose(
+    make: Callable[..., Any],
+    dataset: Any,
+    batch_size: int | None,
+    *,
+    fast: bool,
+    device: torch.device | None,
+    arguments: Mapping[str, Any],
+) -> Choice:
+    """The number of workers for a loader that is about to be made.
+
+    Nothing of the caller's is consumed: samples are drawn apart from its sampler and its random state, in workers.
+
+    Args:
+        make: Makes a loader.
+        dataset: Of the loader.
+        batch_size: Of the loader; None: single samples.
+        fast: Whether the loader will run feeder's fast path.
+        device: Where batches are to be.
+        arguments: Those of the loader that say what a worker does.
+    """
+    world_size = distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = _local_ranks(world_size)
+    machine = cores()
+    most = max(1, machine.usable // ranks)
+    given = machine.describe() + (f" for {ranks} ranks" if ranks > 1 else "")
+
+    def rule(why: str) -> Choice:
+        return Choice(most, f"{given}; not measured: {why}")
+
+    why_not = _unmeasurable(dataset, fast, device, arguments)
+    if most == 1:
+        choice = Choice(1, given)
+    elif why_not is not None:
+        choice = rule(why_not)
+    else:
+        if fast:
+            work = {"shuffle": True, "seed": 0, "rank": 0, "world_size": 1, "on_error": "skip", **arguments}
+            work |= {"batch_size": min(batch_size or 1, 16 * most)}
+        else:
+            draws = _Draws(_length(dataset), batch_size)
+            work = {**({"batch_sampler": draws} if batch_size else {"sampler": draws, "batch_size": None}), **arguments}
+            work["generator"] = torch.Generator()
+
+        def probe(workers: int, left_s: float) -> float:
+            with warnings.catch_warnings():  # the caller's own loader says it
+                warnings.simplefilter("ignore")
+                loader = make(dataset, **work, num_workers=workers, timeout=left_s)
+            return run(loader, _RUN_S).images_per_s
+
+        def measure() -> Choice:
+            return measured(probe, most, given, rule)
+
+        if not is_initialized() or world_size == 1:
+            choice = measure() if world_size == 1 else rule("torch.distributed is not initialized yet")
+        else:
+            choice = shared(group_store(), _key(dataset, batch_size), measure, rule)
+    _log.info("num_workers is %d: %s", choice.num_workers, choice.reason)
+    return choice
+
+
+def measured(
+    probe: Callable[[int, float], float],
+    most: int,
+    given: str,
+    rule: Callable[[str], Choice],
+    *,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Choice:
+    """The fewest workers that are about as fast as the most.
+
+    Args:
+        probe: Images/s with so many workers, in at most about so many seconds.
+        most: The most that may be taken.
+        given: The cores, in words.
+        rule: What holds if nothing can be measured, and why.
+        seconds: No run starts later than this; None: three.
+        clock: The time in seconds.
+    """
+    seconds = _SECONDS if seconds is None else seconds
+    end = clock() + seconds
+    rates: dict[int, float] = {}
+    low, high = 0, most
+    try:
+        rates[most] = probe(most, seconds)
+        while high - low > max(1, high // 8) and (left := end - clock()) > _RUN_S:
+            middle = (low + high) // 2
+            rates[middle] = probe(middle, left)
+            if rates[middle] >= (1 - _NEAR) * max(rates.values()):
+                high = middle
+            else:
+                low = middle
+    except Exception as error:  # whatever is wrong, the caller's own loop is the place to say so
+        if not rates:
+            return rule(f"{type(error).__name__}: {error}".partition("\n")[0])
+    found = ", ".join(f"{rate:,.0f} with {workers}" for workers, rate in sorted(rates.items()))
+    return Choice(high, f"{given}; images/s: {found}", rates)
+
+
+def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[str], Choice]) -> Choice:
+    """What the first rank that asks has measured; see Note [Ranks of a host].
+
+    Args:
+        store: torch.distributed's.
+        key: Of this loader on this host.
+        measure: Measures.
+        rule: What holds if nothing can be learnt.
+    """
+    with contextlib.suppress(Exception):  # its own connection: a call that never ends then holds up nothing else
+        store = store.clone()
+    claim = within(_PATIENCE_S, lambda: store.add(f"{key}/claims", 1))
+    if claim is None:
+        return rule("the store of torch.distributed does not answer")
+    if claim == 1:
+        choice = measure()
+        within(_PATIENCE_S, lambda: store.set(key, json.dumps(asdict(choice))))
+        return choice
+    wait_s = 2 * _SECONDS + _PATIENCE_S
+
+    def take() -> bytes:
+        store.wait([key], timedelta(seconds=wait_s))
+        return bytes(store.get(key))
+
+    try:
+        found = json.loads(within(wait_s + _PATIENCE_S, take) or b"null")
+        rates = {int(workers): float(rate) for workers, rate in found["images_per_s"].items()}
+        return Choice(int(found["num_workers"]), f"from another rank of this host: {found['reason']}", rates)
+    except (KeyError, TypeError, ValueError):
+        return rule("the rank of this host that measures gave no result")
+
+
+class _Draws:
+    """Random samples without end, from a random state of their own."""
+
+    def __init__(self, samples: int, batch_size: int | None) -> None:
+        self._samples, self._batch_size = samples, batch_size
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __iter__(self) -> Iterator[Any]:
+        random = np.random.default_rng(0)
+        while True:
+            rows = random.integers(0, self._samples, self._batch_size or 1).tolist()
+            yield rows if self._batch_size else rows[0]
+
+
+def _unmeasurable(dataset: Any, fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
+    """Why it would not be right to measure."""
+    if isinstance(dataset, IterableDataset):
+        return "reading ahead in an iterable dataset would consume it"
+    if not fast and hasattr(dataset, "state_dict"):
+        return "a dataset with a state goes on only with the number of workers it had"
+    if _length(dataset) == 0:
+        return "the dataset has no length, or 0"
+    on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and "collate_fn" not in arguments
+    if arguments.get("backend") == "dali" or (fast and on_gpu and arguments.get("backend") == "auto"):
+        return "workers only read, decoding is DALI's"
+    return None
+
+
+def _length(dataset: Any) -> int:
+    """0 where there is none."""
+    try:
+        return len(dataset)
+    except Exception:
+        return 0
+
+
+def _local_ranks(world_size: int) -> int:
+    """Ranks on this host: as the launcher says, else at most one for each GPU, else all."""
+    told = local_world_size()
+    if told > 1 or world_size == 1 or "LOCAL_WORLD_SIZE" in os.environ:
+        return told
+    return min(world_size, torch.cuda.device_count() or world_size)
+
+
+def _key(dataset: Any, batch_size: int | None) -> str:
+    """The same on all ranks of a host, or of a container on it, for the same loader."""
+    host = socket.gethostname()
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        host += f" {file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
+    what = f"{host} {type(dataset).__name__} {_length(dataset)} {batch_size}"
+    digest = hashlib.sha256(what.encode()).hexdigest()[:16]
+    _counts[digest] = _counts.get(digest, 0) + 1
+    return f"feeder/auto/{digest}/{_counts[digest]}"

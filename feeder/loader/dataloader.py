@@ -1,0 +1,557 @@
+"""DataLoader: torch's surface; feeder's engine for feeder's datasets."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.utils.data
+
+from feeder.dataset.datasets import as_feeder
+from feeder.errors import ArgumentError
+from feeder.loader.auto_workers import Choice, choose
+from feeder.loader.device.feed import checked_device
+from feeder.loader.device.static_buffers import StaticBuffers
+from feeder.loader.fast.path import FastPath, current_ranks
+from feeder.loader.generic.meters import GenericMeters
+from feeder.loader.generic.path import GenericPath
+from feeder.loader.generic.state_dict import draw_seed, make_resumable
+from feeder.loader.observe.live_view import LiveView
+from feeder.loader.observe.prometheus import Metrics
+from feeder.loader.path_reason import GenericReason, generic_reason
+from feeder.loader.samplers import show_order, tell_epoch
+from feeder.order.epoch import Window
+from feeder.system.callers import warn
+from feeder.system.limits import explained
+from feeder.transforms import BatchOp
+from feeder.transforms.mixing import check_mix
+
+__all__ = ["DataLoader"]
+
+_R = TypeVar("_R")
+_T_co = TypeVar("_T_co", covariant=True)
+_HANG_TIMEOUT_S = 300.0
+_DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
+# What a fast path takes when it is made, and would not look at again.
+_FIXED = frozenset(
+    {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
+)
+
+
+class _Cached(functools.cached_property[_R]):
+    """A cached property that leaves no public attribute: ignite passes all that there are to a loader that it makes."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__set_name__(owner, f"_{name}")
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
+    """A drop-in for torch's DataLoader.
+
+    For a feeder dataset (with a recipe of fixed output size or a ``collate_fn``, and batches) the fast path yields
+    ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
+    ToDtype/Normalize ask for; labels int64 [N], of targets float32 [N] or [N, K]; fields lists of N, "index" and other
+    numbers int64 [N]; or what a ``collate_fn`` makes of
+    the samples. Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of
+    workers or ranks. The same holds for torch's ``Subset`` of one, with the indices that it has when the loader is
+    made: its samples are drawn for by their place in it, and named by their ids in the whole; and for torch's
+    ``ConcatDataset`` of several with equal transforms and fields, whose labels stay as they are. For any other dataset
+    everything is as with torch's loader.
+
+    Args:
+        dataset: As torch's; but for what follows, the same holds for every argument up to ``in_order``.
+        num_workers: Also "auto": the fewest that are about as fast as one for each core that this rank may have, by
+            about three seconds of measurement on samples drawn apart; where that is not possible (iterable datasets,
+            datasets with a state of their own), one for each such core. One rank of a host measures for all. What was
+            chosen, and why, is logged and in :meth:`stats`. On the fast path it changes no batch; elsewhere torch seeds
+            random augmentation by worker, so take a number where runs are to be repeated.
+        collate_fn: On the fast path it is called once for each batch, in the worker that makes the whole batch, with
+            the list of its finished samples as ``dataset[i]`` gives them; what it returns is the batch. Before each
+            call the generators of Python, numpy and torch are seeded from seed, epoch and the batch's place in the
+            epoch, and afterwards they are put back. Not together with ``mix`` or ``channels_last``, or a backend that
+            decodes in this process.
+        multiprocessing_context: Obeyed. Without one, workers of the fast path come from a small server without torch
+            and CUDA, so that they can be replaced at any time; but with a ``worker_init_fn`` or ``collate_fn``, or a
+            recipe that can't be pickled (a lambda in it), they are started as torch starts its own, and by fork where
+            something can't be pickled.
+        worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of (seed, rank, the
+            epoch that the workers start in, number of the worker).
+        shuffle: On the fast path also a :class:`feeder.Window`.
+        in_order: On the fast path batches come in order also with False, as order and resume rest on it.
+        generator: On the fast path, where there is no ``seed``, the seed is drawn from it when the loader is made.
+        seed: Of the order and the augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one.
+        rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
+        world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
+            the same number of batches: ``stats()["padded"]`` lists what is repeated for that. So in a distributed job
+            ``rank=0, world_size=1`` is for a loader that one rank alone iterates. An explicit ``sampler`` or
+            ``batch_sampler`` replaces order and rank split; what it repeats is augmented anew each time, and with
+            ``seed=rank`` also what it repeats on other ranks.
+        backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
+            this process, on ``device`` if that is a GPU; workers read, check and cut for it.
+        fidelity: "fast", or "exact" for pixels within one level of Pillow's at the price of some speed.
+        device: Where batches are to be: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
+            GPU start from page-locked memory, on a stream of their own; what the caller gets may be used at once.
+        prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
+        channels_last: Memory format of the images; False is torch's own, [N, C, H, W] contiguous.
+        static_buffers: Every batch on ``device`` stands at the same addresses, as CUDA graphs want it, and **overwrites
+            the one before it**: the one exception to batches being the caller's own. Where "dali" decodes on the GPU,
+            its threads use CUDA while you capture: pass torch.cuda.graph ``capture_error_mode="thread_local"``.
+        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one, all
+            equally likely. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels of
+            what was mixed in, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
+        memory_limit_bytes: Upper limit of the shared memory for batches; None: half of what is available.
+        gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, all that are there
+            at a time, with a backend that decodes there; larger batches are done in parts, and a batch is decoded ahead
+            of the one that is asked for only where both fit. Batches of the output's size and what the decoder keeps
+            for its own work are not in it. None: no limit.
+        hw_decoder_load: The share of a batch's JPEGs that "dali" leaves to the hardware JPEG engine of a GPU, 0 to 1.
+            The best is a matter of trying: less with more ``num_workers``, which is how many CPU threads decode the
+            rest. None: DALI's own, 0.65.
+        worker_threads: Threads that the backend may use in each worker.
+        hang_timeout_s: A worker that is silent for longer while it has work is replaced, as one that died. None: 300
+            on the fast path; elsewhere, where a batch may take any time, never.
+        on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
+            puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
+        snapshot_every_n_steps: For datasets that are not feeder's: how often workers send their dataset's state along;
+            a resume makes the batches since then again and drops them. 0: never.
+        metrics_port: Serves :meth:`stats` to Prometheus on this TCP port, at ``/metrics``, until :meth:`close`; 0 takes
+            a free one, see :attr:`metrics_url`. Loaders of one process may share a port: the label ``loader`` tells
+            them apart. None: no server. Needs the extra ``metrics``.
+        metrics_address: The address to listen on; "0.0.0.0" is open to other machines.
+        progress: Shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, how long the caller
+            waits, slots that are full, how busy the workers are and, once CUDA is in use and with the extra ``nvml``,
+            the GPU. A bar on a terminal, else a line every 5 s.
+
+    Raises:
+        ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
+        BackendError: if the backend is missing or can't run the recipe.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | Window | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        backend: str = "auto",
+        fidelity: Literal["fast", "exact"] = "fast",
+        device: str | torch.device | None = None,
+        prefetch_to_device: int = 2,
+        channels_last: bool = False,
+        static_buffers: bool = False,
+        mix: BatchOp | Sequence[BatchOp] | None = None,
+        memory_limit_bytes: int | None = None,
+        gpu_memory_limit_bytes: int | None = None,
+        hw_decoder_load: float | None = None,
+        worker_threads: int = 1,
+        hang_timeout_s: float | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        snapshot_every_n_steps: int | None = 1,
+        metrics_port: int | None = None,
+        metrics_address: str = "127.0.0.1",
+        progress: bool = False,
+    ) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        if worker_threads < 1:
+            raise ArgumentError(f"worker_threads must be 1 or more, got {worker_threads}")
+        if hang_timeout_s is not None and hang_timeout_s <= 0:
+            raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
+        if (rank is None) != (world_size is None):
+            raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
+        if rank is not None and world_size is not None and not 0 <= rank < world_size:
+            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {rank} of {world_size}")
+        if seed is not None and not isinstance(seed, (int, np.integer)):
+            raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {seed!r}")
+        if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
+            raise ArgumentError(f"metrics_port must be 0 to 65535, got {metrics_port}")
+        if prefetch_to_device < 0:
+            raise ArgumentError(f"prefetch_to_device must be 0 or more, got {prefetch_to_device}")
+        if static_buffers and device is None:
+            raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
+        check_mix(mix)
+        self.device, self.prefetch_to_device = device, prefetch_to_device
+        self._target_device = checked_device(device)
+        # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
+        self.seed = None if seed is None else int(seed)
+        self.rank, self.world_size, self.backend = rank, world_size, backend
+        self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
+        self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
+        self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
+        self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
+        self._metrics: Metrics | None = None
+        own_order = sampler is None and batch_sampler is None
+        self._source = as_feeder(dataset, stored_order=isinstance(shuffle, Window))
+        self._is_fast = (
+            self._source is not None
+            and (batch_size is not None or batch_sampler is not None)
+            # Images of different sizes are for a collate_fn to put together.
+            and (self._source.recipe.output_size is not None or collate_fn not in _DEFAULT_COLLATES)
+        )
+        self._generic_reason: GenericReason | None = None
+        if not self._is_fast:
+            self._generic_reason = generic_reason(dataset)
+        self._choice: Choice | None = None
+        if isinstance(num_workers, str):
+            if num_workers != "auto":
+                raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {num_workers!r}")
+            self._choice = self._choose(
+                dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context
+            )
+            num_workers = self._choice.num_workers
+        super().__init__(
+            dataset,
+            batch_size,
+            bool(shuffle) if isinstance(shuffle, Window) else shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._path: FastPath | None = None
+        self._generic = GenericPath()
+        self._path_arguments = shuffle if isinstance(shuffle, Window) else bool(shuffle), own_order
+        if self._is_fast:
+            if seed is None:
+                self.seed = 0 if generator is None else draw_seed(generator)
+            if hang_timeout_s is None:
+                self.hang_timeout_s = _HANG_TIMEOUT_S
+            self._path = self._make_path()
+            self._serve_metrics()
+            return
+        make_resumable(self.sampler, self.batch_sampler)
+        given = {
+            "shuffle=Window(...)": isinstance(shuffle, Window),
+            "seed": seed is not None,
+            "rank": rank is not None,
+            "world_size": world_size is not None,
+            "backend": backend != "auto",
+            "fidelity": fidelity != "fast",
+            "on_error": on_error != "raise",
+            "channels_last": channels_last,
+            "mix": mix is not None,
+            "gpu_memory_limit_bytes": gpu_memory_limit_bytes is not None,
+            "hw_decoder_load": hw_decoder_load is not None,
+        }
+        names = [name for name, is_given in given.items() if is_given]
+        if names:
+            are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+            way = ""
+            if {"seed", "shuffle=Window(...)"}.intersection(names):
+                way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
+            elif {"rank", "world_size"}.intersection(names):
+                way = "; a DistributedSampler splits the samples by rank here"
+            raise ArgumentError(
+                f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
+                f"{self._generic_reason}. Leave {them} out{way}"
+            )
+        self._warn_of_torchs_path(own_order)
+        self.generic_meters  # noqa: B018  made before another thread may ask for it
+        self._serve_metrics()
+
+    def _warn_of_torchs_path(self, own_order: bool) -> None:
+        """Says that a feeder dataset goes without the fast path: nothing else would show it."""
+        reason = self._path_reason
+        if reason is None:
+            return
+        world_size = current_ranks(self)[1]
+        unsplit = ""
+        if world_size > 1 and own_order:
+            unsplit = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
+        warn(
+            f"this loader runs torch's path, without feeder's order, rank split and speed: {reason}{unsplit}",
+        )
+
+    @property
+    def _path_reason(self) -> str | None:
+        """Why feeder's samples go without the fast path; None if they don't, or are not feeder's."""
+        reason = self._generic_reason
+        return None if reason is None or not reason.way_out else str(reason)
+
+    def _serve_metrics(self) -> None:
+        if self.metrics_port is not None and self._metrics is None:
+            self._metrics = Metrics(self, self.metrics_port, self.metrics_address)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_path_arguments"):
+            return super().__repr__()
+        dataset: Any = self.dataset
+        shuffle, own_order = self._path_arguments
+        if self.batch_size is None and not own_order:
+            order = f"batch_sampler={type(self.batch_sampler).__name__}"
+        else:
+            order = f"batch_size={self.batch_size}, "
+            order += f"shuffle={shuffle}" if own_order else f"sampler={type(self.sampler).__name__}"
+        parts = [
+            repr(dataset) if self._source is dataset else type(dataset).__name__,
+            order,
+            f"num_workers={self.num_workers}",
+            *([] if self.seed is None else [f"seed={self.seed}"]),
+            *([] if self.device is None else [f"device={str(self.device)!r}"]),
+            f"path={self.path!r}",
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    @property
+    def path(self) -> Literal["fast", "generic"]:
+        """The engine: "fast" for feeder's own, "generic" for torch's way; ``stats()["path_reason"]`` says why."""
+        return "fast" if self._is_fast else "generic"
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate's ``prepare()`` alone reads it, before it makes one of torch's loaders from this one."""
+        if self._is_fast:
+            warn(
+                "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
+                "speed, the augmentation by seed and the exact resume. Leave the loader out of prepare(), and give it "
+                "device=accelerator.device: it splits epochs by rank itself",
+            )
+        return False
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the metrics are served; None if they are not."""
+        return None if self._metrics is None else self._metrics.url
+
+    def _choose(
+        self, dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, init: Any, context: Any
+    ) -> Choice:
+        """The number of workers that "auto" stands for."""
+        arguments = {"worker_init_fn": init, "multiprocessing_context": context}
+        if self._is_fast:
+            names = ("backend", "fidelity", "memory_limit_bytes", "worker_threads")
+            arguments |= {name: getattr(self, name) for name in names}
+        if not self._is_fast or collate_fn not in _DEFAULT_COLLATES:
+            arguments["collate_fn"] = collate_fn
+        if batch_sampler is not None:
+            batch_size = getattr(batch_sampler, "batch_size", None) or 32
+        return choose(
+            DataLoader, dataset, batch_size, fast=self._is_fast, device=self.target_device, arguments=arguments
+        )
+
+    @property
+    def _fast(self) -> FastPath | None:
+        """The fast path; a copied or unpickled loader makes one of its own."""
+        if self._path is None and self._is_fast:
+            self._path = self._make_path()
+        return self._path
+
+    def _make_path(self) -> FastPath:
+        assert self._source is not None
+        path = FastPath(self, self._source, *self._path_arguments)
+        if path.own_order:
+            show_order(self, path.order).on_epoch = path.aim
+        return path
+
+    @property
+    def target_device(self) -> torch.device | None:
+        """The device that batches go to; None: they stay where they are made."""
+        return self._target_device
+
+    @_Cached
+    def feeding_stream(self) -> Any:
+        """The stream of the copies to the GPU; None without one."""
+        if self.target_device is None or self.target_device.type != "cuda":
+            return None
+        return torch.cuda.Stream(self.target_device)  # type: ignore[no-untyped-call]
+
+    @_Cached
+    def generic_meters(self) -> GenericMeters:
+        """What the stages of the generic path take."""
+        return GenericMeters(self.num_workers)
+
+    @_Cached
+    def static_places(self) -> StaticBuffers | None:
+        """Where ``static_buffers`` puts every batch; the same for all iterators."""
+        return StaticBuffers(self.batch_size) if self.static_buffers else None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and self.__dict__.get("_path") is not None:
+            raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath(), "_metrics": None}
+        for name in ("_feeding_stream", "_generic_meters", "_static_places"):
+            state.pop(name, None)
+        return state
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._serve_metrics()
+        with explained():
+            iterator: Any = self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
+        if self.progress and current_ranks(self)[0] == 0:
+            if iterator.view is not None:
+                iterator.view.end()
+            # The view must not keep the loader alive; and only an iterator of the fast path does.
+            if self._fast is None:
+                stats = functools.partial(self._generic.stats, self.generic_meters)
+                iterator.view = LiveView(stats, _length(iterator), "loader")
+            else:
+                me = weakref.proxy(self)
+                iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
+        return cast("Iterator[Any]", iterator)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length."""
+        if self._fast is None or not self._fast.own_order:
+            return super().__len__()
+        return len(self._fast.split(0))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next iterator; those after it go on from there.
+
+        An explicit sampler is told, too. For a dataset that is not feeder's the epoch is passed on to whichever of
+        ``sampler``, ``batch_sampler``, ``batch_sampler.sampler`` and ``dataset`` has a ``set_epoch`` of its own.
+
+        Args:
+            epoch: 0 to 2**32-1. After :meth:`load_state_dict` the epoch that was loaded keeps the place in it.
+        """
+        if self._fast is not None:
+            self._fast.set_epoch(epoch)
+        if self._fast is None or not self._fast.own_order:
+            tell_epoch(self, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration stands; batches that were made ahead and not handed out yet do not count. After a
+        ``break`` it is where the loop was broken off, although the next iterator goes on to the next epoch.
+
+        For a feeder dataset a few numbers, as JSON, the same on every rank. With an explicit sampler also the state of
+        its generator, or its own, and a digest of the samples handed out, which are of this rank. For any other dataset
+        the state of torchdata's StatefulDataLoader: the sampler's place, and what dataset and iterators give as theirs.
+
+        Warns:
+            UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
+                epoch that is going on can be resumed as it would have been.
+        """
+        return self._generic.state_dict(self) if self._fast is None else self._fast.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on where a state was taken; the world size, batch size and number of workers may be others.
+
+        Raises:
+            ArgumentError: if the state is of another dataset, order, seed or backend. With the next batch: if an
+                explicit sampler gives other samples than were handed out; for any other dataset, if workers have states
+                of their own and their number is another.
+        """
+        if self._fast is None:
+            self._generic.load_state_dict(self, state_dict)
+        else:
+            self._fast.load_state_dict(state_dict)
+
+    def stats(self) -> dict[str, Any]:
+        """What the stages took so far, and the ledger of bad samples and replaced workers.
+
+        Times are nanoseconds, shares 0-1. ``stages`` has, for each stage that has run, ``count`` (of its runs),
+        ``bytes``, ``total_ns`` (summed over workers and threads), ``mean_ns``, ``p50_ns``, ``p90_ns``, ``p99_ns``
+        (within an eighth) and ``max_ns``:
+
+        - ``read``: the encoded bytes of a part of a batch (up to 64 samples; without workers the whole batch);
+        - ``draw``: the augmentation's parameters of a part;
+        - ``cut``: a part's images cut to their crops before they are decoded elsewhere;
+        - ``decode``, ``transform``: of an image; crop, resize and all ops are transform. Where the trainer decodes,
+          decode is of a batch, and what it takes of the caller's time;
+        - ``fetch``: a batch from a dataset that is not feeder's, with all that the dataset does;
+        - ``collate``: a batch from its samples, into the slot where torch's default function collates;
+        - ``write``: pixels of an image into the slot, or of a batch what collating has not put there, and the message;
+        - ``wait_slot``: a worker waits for something to do: for a free slot, or for the next epoch;
+        - ``wait_batch``: the caller waits for a batch of the workers;
+        - ``copy``: a batch to the device, as timed there on a GPU;
+        - ``consumer``: the caller is busy with a batch.
+
+        Returns:
+            For every loader:
+
+            - ``path``: "fast" or "generic", see :attr:`path`; ``path_reason``: why a feeder dataset goes
+              without the fast path, and the way out; else None;
+            - ``stages``: see above; ``fused``: by stage without a time of its own the one whose time contains it;
+            - ``workers``: for each worker ``worker`` (its number), ``respawns`` and its ``stages``;
+            - ``respawns``: how many workers were replaced; ``replaced_workers``: each of these, with ``worker``,
+              ``pid``, ``cause`` and, for feeder's datasets, the ``keys`` of the samples that it had in hand;
+            - ``slots``: how many there are (``total``), the caller has (``held``), are being filled (``making``), and
+              are full (``ready``, about); all 0 between epochs;
+            - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for an epoch to getting its last batch;
+              ``waited_ns``: of that, waiting for workers; ``busy_ns``: of all workers, or of the caller without any;
+            - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
+              :func:`feeder.loader.observe.stats.verdict`.
+
+            For feeder's datasets also:
+
+            - ``backend``: the decode backend's name;
+            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``:
+              sums over the workers' parts;
+            - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
+              10,000), see :class:`feeder.loader.fast.part_report.Substitution`;
+            - ``clipped``: how many images lost range, because their samples have more than 8 bits: floats, and integers
+              outside 0-255; ``slow``: how many JPEGs are of a kind that the backend's usual way does not take (odd
+              sampling factors, CMYK) and were decoded by a slower one;
+            - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.
+        """
+        stats = self._generic.stats(self.generic_meters) if self._fast is None else self._fast.stats()
+        stats |= {"path": self.path, "path_reason": self._path_reason}
+        return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the fast path's workers that run now."""
+        return [] if self._path is None else self._path.worker_pids()
+
+    def close(self) -> None:
+        """Ends the workers. The loader can be iterated again.
+
+        Raises:
+            ArgumentError: at last, if another rank has found that ranks load different orders.
+        """
+        try:
+            if self._path is not None:
+                self._path.close()
+        finally:
+            self._generic.close(self)
+            metrics, self._metrics = self._metrics, None
+            if metrics is not None:
+                metrics.close()
+
+    def stage_words(self) -> npt.NDArray[np.int64]:
+        """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
+        return self.generic_meters.words() if self._fast is None else self._fast.stage_words()
+
+
+def _length(iterator: Any) -> int | None:
+    try:
+        return len(iterator)
+    except TypeError:  # of an iterable dataset without a length
+        return None

@@ -1,0 +1,1 @@
+"""Batches onto a device."""

@@ -1,0 +1,32 @@
+"""Tensors inside of nested containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["map_tensors", "move"]
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """The same structure with its tensors on the device; copies do not wait."""
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with a function of each of its tensors in their places."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple):
+        items = [map_tensors(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, list):
+        return [map_tensors(item, function) for item in value]
+    if isinstance(value, Mapping):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    return value

@@ -1,0 +1,94 @@
+"""Batches onto the device, a few ahead of the caller, from page-locked slots on a stream of their own.
+
+Note [Reuse of page-locked slots]
+    torch's allocator delays the reuse of memory that it allocated itself until the copies that read it are done. Slots
+    are not its memory. So when a slot's last tensor is gone, an event is recorded on the consumer's current stream and
+    on the stream that feeds the device, and the slot is filled again only after both have passed. That covers copies
+    that the caller made with ``non_blocking=True`` on its current stream and then let go of the source. Where batches
+    are only page-locked, the loader isn't told which GPU they go to: then it is the current stream of every GPU in use.
+    The memory is unlocked, and goes, after the last of those events, too. While the caller captures a CUDA graph none
+    is recorded, as CUDA never says of an event on a captured stream whether it has passed, and none is asked, as that
+    ends the capture: both are done when it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from feeder.errors import ArgumentError
+from feeder.loader.slots.slots import Slots
+
+if TYPE_CHECKING:
+    from feeder.loader.dataloader import DataLoader
+
+__all__ = ["CudaGuard", "page_lock", "slot_guard"]
+
+
+class CudaGuard:
+    """Says when copies on a GPU that may still read a slot are done; see :class:`feeder.loader.slots.slots.Guard`.
+
+    Args:
+        device: The GPU; None for all that this process uses by then.
+        stream: The stream that feeds it; None if there is none.
+    """
+
+    def __init__(self, device: torch.device | None, stream: Any = None) -> None:
+        self.device, self._stream = device, stream
+
+    def record(self) -> list[Any]:
+        """Events on the consumer's current stream, of each GPU that it may be on, and on the feeding one; during a
+        capture the streams."""
+        streams: list[Any] = [torch.cuda.current_stream(each) for each in _in_use(self.device)]
+        if self._stream is not None:
+            streams.append(self._stream)
+        return streams if torch.cuda.is_current_stream_capturing() else [stream.record_event() for stream in streams]
+
+    def done(self, mark: list[Any]) -> bool:
+        """Whether all of them have passed; no, during a capture."""
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        mark[:] = [each.record_event() if hasattr(each, "record_event") else each for each in mark]
+        return all(event.query() for event in mark)
+
+
+def _in_use(device: torch.device | None) -> list[torch.device]:
+    """The GPU, or else all that have a context: to record an event makes one, which takes hundreds of MiB."""
+    if device is not None:
+        return [device]
+    has_context: Callable[[int], bool] = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count()) if has_context(number)]
+
+
+def page_lock(slots: Slots) -> None:
+    """Page-locks the slots' memory, for as long as it is mapped, so that copies from it need not wait.
+
+    Raises:
+        ArgumentError: if the system refuses.
+    """
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address, size = slots.address, slots.region.size_bytes
+    # On the GPU that they are for: CUDA makes a context on the current one, which takes hundreds of MiB there.
+    with torch.cuda.device(slots.guard.device if isinstance(slots.guard, CudaGuard) else None):
+        code = int(runtime.cudaHostRegister(address, size, 0))
+        if code != 0:
+            with contextlib.suppress(RuntimeError):  # kept by CUDA for the next kernel, which would be the caller's
+                torch.ones(1, device="cuda")
+    if code != 0:
+        raise ArgumentError(
+            f"can't page-lock {size >> 20} MiB for batches (CUDA error {code}): raise the limit of locked memory "
+            "(ulimit -l), or set pin_memory=False and device=None"
+        )
+    slots.before_end(runtime.cudaHostUnregister, address)
+
+
+def slot_guard(loader: DataLoader[Any]) -> CudaGuard | None:
+    """The guard of a loader's slots, where they are to be page-locked; else None."""
+    if loader.target_device is not None and loader.target_device.type == "cuda":
+        return CudaGuard(loader.target_device, loader.feeding_stream)
+    if loader.pin_memory and torch.cuda.is_available():
+        return CudaGuard(None)
+    return None

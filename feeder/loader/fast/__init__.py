@@ -1,0 +1,1 @@
+"""The fast path: batches of a feeder dataset."""

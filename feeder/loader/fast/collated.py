@@ -1,0 +1,174 @@
+"""Batches that a collate_fn of the caller's makes: each whole, in one worker, from its finished samples.
+
+Note [Batches of a collate_fn]
+    The result may be anything, so it travels as a message. Tensors and numpy arrays stand in the batch's slot where
+    they fit; the rest is in the message itself, and nothing is left to be fetched from a worker that may be gone by
+    then. Slots have room for the samples as they are; where results want more, larger ones are made, once the batches
+    that are under way are handed out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import get_worker_info
+
+from feeder._gpu.tensors import as_samples
+from feeder.loader.fast.batches import part_rows
+from feeder.loader.fast.part_output import SampleSink, Sink
+from feeder.loader.fast.part_report import Report
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
+from feeder.order.random import philox
+
+__all__ = ["Collated", "CollatedWork", "room_for"]
+
+_STREAM = 65_531  # the next below those of mixing
+_ALIGN = 64
+
+
+@dataclass
+class Collated:
+    """What a collate_fn made, on its way to the caller.
+
+    Attributes:
+        result: It, where it was made in the caller's process; else None.
+        message: It as a message, from another process; else None.
+    """
+
+    result: Any = None
+    message: WholeMessage | None = None
+
+    def batch(self, memory: npt.NDArray[np.uint8]) -> Any:
+        """The result; its tensors and arrays stand on the slot's memory, uint8, and keep it.
+
+        Raises:
+            Exception: what the collate_fn raised, of the same type.
+        """
+        if self.message is None:
+            return self.result
+        result = unpack_whole(self.message, memory)
+        if isinstance(result, ExceptionWrapper):
+            result.reraise()  # type: ignore[no-untyped-call]
+        return result
+
+
+@dataclass
+class CollatedWork(Work):
+    """How to make batches with a collate_fn; one part is a batch.
+
+    Args:
+        collate_fn: Takes the finished samples of a batch, as ``dataset[i]`` gives them, and returns the batch.
+        share_bytes: Of the slot, for each sample; 0 to make batches in the caller's process.
+    """
+
+    collate_fn: Callable[[list[Any]], Any] = field(default=list)
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return (self.share_bytes,)
+
+    @property
+    def sample_dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8)
+
+    def run(
+        self,
+        epoch: int,
+        positions: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        images: npt.NDArray[Any],
+        labels: npt.NDArray[Any],
+        beat: Callable[[], None] = lambda: None,
+    ) -> Report:
+        """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
+        pixels: list[npt.NDArray[Any]] = []
+        parts = []
+        for first, count in part_rows(len(ids), 1):  # a large batch at once would be long without a sign of life
+            rows = slice(first, first + count)
+            made: Any = [None] * count
+            if self.recipe.output_size is not None:
+                made = np.empty((count, *super().sample_shape), super().sample_dtype)
+            parts.append(super().run(epoch, positions[rows], ids[rows], made, labels[rows], beat))
+            pixels += list(made)
+            del made
+        fields = [[value for part in parts for value in part.fields[k]] for k in range(len(self.fields))]
+        samples = as_samples(pixels, labels, fields, self.recipe.output_dtype)
+        del pixels, fields  # the samples are the collate_fn's
+        report = _together(parts)
+        beat()
+        started = time.perf_counter_ns()
+        with _seeded(self.seed, epoch, int(positions[0])):
+            if not self.share_bytes:
+                report.collated = Collated(self.collate_fn(samples))
+            else:
+                result = self._caught(samples)
+        collated = time.perf_counter_ns()
+        self.meter.add("collate", collated - started)
+        if self.share_bytes:
+            slot = Slot(images.reshape(-1))
+            report.collated = Collated(message=pack_whole(result, slot))
+            self.meter.add("write", time.perf_counter_ns() - collated, slot.used)
+        return report
+
+    def _sink(self, images: Any) -> Sink:
+        if self.recipe.output_size is not None:
+            return super()._sink(images)
+        return SampleSink(self.decoder, self.recipe, images, self.meter)
+
+    def _caught(self, samples: list[Any]) -> Any:
+        """The batch, or the collate_fn's error with its traceback."""
+        try:
+            return self.collate_fn(samples)
+        except Exception:
+            worker = get_worker_info()
+            where = "in a worker" if worker is None else f"in DataLoader worker process {worker.id}"
+            return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+
+
+def _together(parts: list[Report]) -> Report:
+    """The report on a batch, without further fields."""
+    sums = {
+        each.name: sum(getattr(part, each.name) for part in parts) for each in fields_of(Report) if each.default == 0
+    }
+    return Report(substitutions=[found for part in parts for found in part.substitutions], **sums)
+
+
+def room_for(work: Work) -> int:
+    """Bytes of a slot for each sample, if a batch is about its samples: stacked, with labels, in their dtype. Where
+    sizes differ, little: the first batches tell."""
+    if work.recipe.output_size is None:
+        return _ALIGN
+    size_bytes = 3 * int(np.prod(work.recipe.output_size)) * work.recipe.storage_dtype.itemsize
+    label_bytes = work.reader.label_dtype.itemsize
+    return sum(-(-size // _ALIGN) * _ALIGN for size in (size_bytes, label_bytes))
+
+
+@contextlib.contextmanager
+def _seeded(seed: int, epoch: int, place: int) -> Iterator[None]:
+    """Seeds Python's, numpy's and torch's generators for the batch at a place in the epoch, and puts them back."""
+    words = philox(seed, epoch, [place], _STREAM, 2)[0].tolist()
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(words[0] << 32 | words[1])
+    np.random.seed(words[2:4])
+    torch.default_generator.manual_seed(words[4] << 32 | words[5])
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])

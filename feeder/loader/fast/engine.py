@@ -1,0 +1,232 @@
+"""Slots and workers of one loader, made when they are needed and kept for the next iterator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError, WorkerError
+from feeder.loader.device.page_lock import CudaGuard, page_lock
+from feeder.loader.fast.batches import HELD_BATCHES, part_rows
+from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
+from feeder.loader.observe.meter import METER_WORDS
+from feeder.loader.slots.ring import Layout, Ring, plan_slots
+from feeder.loader.workers.sockets import check_owner
+
+if TYPE_CHECKING:
+    from feeder.loader.fast.sample_maker import Work
+
+__all__ = ["Engine", "EngineOptions"]
+
+_ALIGN = 64
+_GROWTH = 1.25  # of slots that were too small: collated batches differ in size
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to run.
+
+    Args:
+        ahead: Batches to make ahead of the caller.
+        persistent: Whether workers outlive the iterator.
+        memory_limit_bytes: Of the ring; None: half of what is available.
+        pool: How to run workers.
+        held: Batches that are held at a time outside of the engine, by the caller and on the way to its device.
+        guard: Asked before slots are used again; with one they are page-locked.
+    """
+
+    ahead: int
+    persistent: bool
+    memory_limit_bytes: int | None
+    pool: PoolOptions
+    held: int = HELD_BATCHES
+    guard: CudaGuard | None = None
+
+
+class _Pools(NamedTuple):
+    """The workers that run, and what those did that were ended: one value, as other threads look at it at any time."""
+
+    open: Pool | None
+    meters: dict[str, int]
+    stages: npt.NDArray[np.int64]
+    replacements: list[Replacement]
+
+    def all_meters(self) -> dict[str, int]:
+        meters = dict(self.meters)
+        if self.open is not None:
+            for name, value in self.open.meters().items():
+                meters[name] = meters.get(name, 0) + value
+        return meters
+
+    def all_stages(self) -> npt.NDArray[np.int64]:
+        return self.stages.copy() if self.open is None else self.stages + self.open.stages()
+
+    def all_replacements(self) -> list[Replacement]:
+        return self.replacements + (self.open.replacements if self.open is not None else [])
+
+    def ended(self) -> _Pools:
+        """The same with none that run."""
+        return _Pools(None, self.all_meters(), self.all_stages(), self.all_replacements())
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        work: What workers do.
+        options: How to run.
+    """
+
+    def __init__(self, work: Work, options: EngineOptions) -> None:
+        self._pid = os.getpid()
+        self.busy = False
+        self._is_retired = False
+        self.ahead = 0
+        self.warned = False
+        self._work, self._options = work, options
+        self._ring: Ring | None = None
+        self._pools = _Pools(None, {}, np.zeros((options.pool.workers, METER_WORDS), np.int64), [])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it; one that was forked off shares its memory, and must keep its hands off."""
+        return self._pid == os.getpid()
+
+    def check_owner(self) -> None:
+        """Raises WorkerError in a process that was forked off."""
+        check_owner(self._pid)
+
+    @property
+    def ring(self) -> Ring:
+        """The slots; :meth:`prepare` has made them."""
+        assert self._ring is not None
+        return self._ring
+
+    @property
+    def pool(self) -> Pool:
+        """The workers; :meth:`prepare` has started them."""
+        pool = self._pools.open
+        assert pool is not None
+        return pool
+
+    @property
+    def unfinished(self) -> int:
+        """Parts that no worker has sent off yet, for any thread."""
+        pool = self._pools.open
+        return 0 if pool is None else pool.unfinished
+
+    @property
+    def replacements(self) -> list[Replacement]:
+        """All replaced workers so far."""
+        return self._pools.all_replacements()
+
+    def meters(self) -> dict[str, int]:
+        """Sums over all workers so far."""
+        return self._pools.all_meters()
+
+    def stages(self) -> npt.NDArray[np.int64]:
+        """What the workers' stages took so far: int64 [workers, METER_WORDS]."""
+        return self._pools.all_stages()
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        pool = self._pools.open
+        return [] if pool is None else pool.pids()
+
+    def fits(self, rows: int) -> bool:
+        """Whether slots and workers are there for batches of that size."""
+        return self._pools.open is not None and self._has_slots(rows)
+
+    def _has_slots(self, rows: int) -> bool:
+        if self._ring is None:
+            return False
+        layout = self._ring.layout
+        is_large = not self._work.makes_batches or layout.image_shape == self._work.sample_shape
+        return is_large and rows <= layout.batch_size
+
+    def parts(self, rows: int) -> list[tuple[int, int]]:
+        """(first row, number of rows) of the parts of a batch of that size."""
+        return [(0, rows)] if self._work.makes_batches else part_rows(rows, self._options.pool.workers)
+
+    def make_room(self, wanted_bytes: int, rows: int) -> None:
+        """Has slots be larger from the next :meth:`prepare` on, if they were too small for a collated batch and there
+        is memory.
+
+        Args:
+            wanted_bytes: What the batch would have taken of its slot.
+            rows: Its samples.
+        """
+        work, layout = self._work, self.ring.layout
+        if wanted_bytes <= rows * layout.image_shape[0] or work.sample_shape != layout.image_shape:
+            return
+        share = int(_GROWTH * wanted_bytes / rows) // _ALIGN * _ALIGN + _ALIGN
+        wanted = Layout(layout.batch_size, (share,), layout.dtype)
+        options = self._options
+        with contextlib.suppress(ArgumentError):  # no room: what does not fit travels in messages
+            _, ahead = plan_slots(wanted, options.ahead, options.held, options.memory_limit_bytes)
+            if ahead >= min(self.ahead, options.pool.workers):  # else workers would be idle for want of slots
+                work.share_bytes = share
+
+    def prepare(self, rows: int) -> None:
+        """Makes what is missing for batches of that size. Nothing may be in the making."""
+        if self.fits(rows):
+            return
+        if not self._has_slots(rows):
+            self.close()
+            if self._ring is not None:
+                rows = max(rows, self._ring.layout.batch_size)
+            work = self._work
+            layout = Layout(rows, work.sample_shape, work.sample_dtype.name, work.reader.label_dtype)
+            slots, self.ahead = plan_slots(
+                layout, self._options.ahead, self._options.held, self._options.memory_limit_bytes
+            )
+            self._ring = Ring(layout, slots, self._options.guard)
+            if self._options.guard is not None:
+                page_lock(self._ring)
+        assert self._ring is not None
+        parts = self._ring.slots * len(self.parts(self._ring.layout.batch_size))
+        self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
+
+    def end_iterator(self) -> None:
+        """An iterator is done with the engine. Nobody will ask for what is in the making."""
+        if not self.is_ours:
+            return
+        try:
+            pool = self._pools.open
+            if self._options.persistent and not self._is_retired and pool is not None:
+                try:
+                    pool.abandon()
+                except WorkerError:
+                    self.close()
+            else:
+                self.close()
+        except BaseException:  # interrupted: workers may be at these slots
+            self._ring = None
+            try:
+                self.close()
+            finally:
+                self._pools = self._pools.ended()
+            raise
+        finally:
+            self.busy = self._is_retired = False
+        if self._ring is not None:
+            self._ring.reclaim()
+
+    def retire(self) -> None:
+        """Ends the workers now, or when the iterator that uses them is done."""
+        self._is_retired = self.busy
+        if not self.busy:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the workers; slots are kept."""
+        pool = self._pools.open
+        if pool is not None and self.is_ours:
+            if not pool.close():
+                self._ring = None  # a worker that can't be ended may still write into it
+            self._pools = self._pools.ended()

@@ -1,0 +1,200 @@
+"""Where a part's images go: pixels into the slot, or encoded bytes staged there for a decoder in the trainer.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decode.staged.staged import ROW, Kind, Staged
+from feeder.loader.observe.meter import Meter
+
+if TYPE_CHECKING:
+    from feeder.decode.decoder import Buffer, Decoder
+    from feeder.decode.device.fused import DeviceSplit
+    from feeder.decode.staged.staged import Stager
+    from feeder.errors import DecodeError
+    from feeder.transforms import Draws, Recipe
+
+__all__ = ["PixelSink", "SampleSink", "Sink", "StagedSink"]
+
+
+class Sink(Protocol):
+    """Takes the images of a part, all at once or some again.
+
+    Attributes:
+        takes_rows: Whether images may lack the rows that are not needed.
+        clipped, slow: How many images were decoded with a loss of range, or slowly; see
+            :class:`feeder.decode.decoder.Decoder`.
+    """
+
+    takes_rows: bool
+    clipped: int
+    slow: int
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Takes the images of some rows; a row that is given again is replaced.
+
+        Args:
+            rows: int64 [K], which of the part's rows, ascending.
+            buffers: K encoded images; need not outlive the call.
+            orientations: uint8 [K], EXIF orientation 1-8 to apply.
+            draws: What was drawn for them.
+            first_rows: int32 [K], see :class:`feeder.dataset.reader.Encoded`; None: all are whole.
+
+        Returns:
+            One entry per image: None, or why it can't be decoded.
+        """
+
+    def close(self) -> dict[int, Buffer]:
+        """Ends the part; returns what found no room in the slot, by row."""
+
+
+class PixelSink:
+    """Decodes at once.
+
+    Args:
+        decoder: With what.
+        recipe: What is done to every image.
+        split: Does only the CPU's side of it; None does all.
+        images: [N, C, H, W], the part of the slot.
+        meter: Has what it takes.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        recipe: Recipe,
+        split: DeviceSplit | None,
+        images: npt.NDArray[Any],
+        meter: Meter,
+    ) -> None:
+        self._decoder, self._split, self._images, self._meter = decoder, split, images, meter
+        self._recipe = recipe if split is None else split.cpu
+        self.takes_rows = getattr(decoder, "takes_rows", False)
+        self.clipped = self.slow = 0
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """See :meth:`Sink.add`."""
+        if self._split is not None:
+            draws = self._split.draws(draws)
+        whole = len(rows) == len(self._images)
+        images = self._images if whole else np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
+        further: dict[str, Any] = {} if first_rows is None else {"first_rows": first_rows}
+        started = time.perf_counter_ns()
+        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images, **further)
+        self._meter.add_images(time.perf_counter_ns() - started, len(buffers), images.nbytes, self._decoder)
+        self.clipped += getattr(self._decoder, "clipped", 0)
+        self.slow += getattr(self._decoder, "slow", 0)
+        if not whole:
+            self._images[rows] = images
+        return errors
+
+    def close(self) -> dict[int, Buffer]:
+        """See :meth:`Sink.close`."""
+        return {}
+
+
+class SampleSink:
+    """Decodes at once, each image into memory of its own, of whatever size it comes out with.
+
+    Args:
+        decoder: With what.
+        recipe: What is done to every image.
+        images: A list of N, the part's images; filled with arrays [C, H, W].
+        meter: Has what it takes.
+    """
+
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: list[Any], meter: Meter) -> None:
+        self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
+        self.takes_rows = getattr(decoder, "takes_rows", False)
+        self.clipped = self.slow = 0
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """See :meth:`Sink.add`."""
+        errors: list[DecodeError | None] = []
+        for k, row in enumerate(rows.tolist()):
+            one, drawn = slice(k, k + 1), draws.take([k])
+            image = np.empty((1, 3, *drawn.output_size[0].tolist()), self._recipe.storage_dtype)
+            sink = PixelSink(self._decoder, self._recipe, None, image, self._meter)
+            first = None if first_rows is None else first_rows[one]
+            errors += sink.add(np.zeros(1, np.int64), buffers[one], orientations[one], drawn, first)
+            self._images[row] = image[0]
+            self.clipped, self.slow = self.clipped + sink.clipped, self.slow + sink.slow
+        return errors
+
+    def close(self) -> dict[int, Buffer]:
+        """See :meth:`Sink.close`."""
+        return {}
+
+
+class StagedSink:
+    """Checks and cuts; the images are decoded elsewhere.
+
+    Args:
+        stager: With what.
+        recipe: What is done to every image.
+        memory: uint8 [N, bytes], the part of the slot.
+        meter: Has what it takes: to check and cut, and to write.
+    """
+
+    def __init__(self, stager: Stager, recipe: Recipe, memory: npt.NDArray[np.uint8], meter: Meter) -> None:
+        self._stager, self._recipe, self._memory, self._meter = stager, recipe, memory, meter
+        rows = np.zeros(len(memory), ROW)
+        rows["kind"] = Kind.FAILED
+        self._staged = Staged(rows, [b""] * len(memory))
+        self.takes_rows = stager.takes_rows
+        self.clipped = self.slow = 0
+
+    def add(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """See :meth:`Sink.add`."""
+        started = time.perf_counter_ns()
+        staged, errors = self._stager.stage(buffers, orientations, self._recipe, draws, first_rows)
+        self.clipped += self._stager.clipped
+        self.slow += self._stager.slow
+        self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
+        self._staged.rows[rows] = staged.rows
+        for row, payload in zip(rows.tolist(), staged.payloads, strict=True):
+            self._staged.payloads[row] = payload
+        return errors
+
+    def close(self) -> dict[int, Buffer]:
+        """See :meth:`Sink.close`."""
+        started = time.perf_counter_ns()
+        left_over = self._staged.pack(self._memory.reshape(-1))
+        self._meter.add("write", time.perf_counter_ns() - started, sum(map(len, self._staged.payloads)))
+        return left_over

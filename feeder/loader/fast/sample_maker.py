@@ -1,0 +1,315 @@
+"""One part of a batch: read, draw, decode or stage. The same in a worker process and in the caller's own.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.reader import Encoded, Reader
+from feeder.decode.image_header import clipped_warning
+from feeder.decode.registry import get_decoder
+from feeder.decode.staged.staged import stored_rows
+from feeder.errors import DecodeError
+from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
+from feeder.loader.observe.meter import Meter
+from feeder.order.epoch import substitute
+from feeder.system.callers import warn
+
+if TYPE_CHECKING:
+    from feeder.decode.decoder import Decoder
+    from feeder.decode.device.fused import DeviceSplit
+    from feeder.decode.staged.staged import Stager
+    from feeder.transforms import Draws, Recipe
+from feeder.loader.fast.part_report import Report, Substitution
+
+__all__ = ["SUBSTITUTES", "Work"]
+
+SUBSTITUTES = 16
+_WRONG_ROWS = (
+    "the index says wrongly where the rows of an image lie, so that it was read a second time; "
+    "`feeder inspect --verify` names all such images"
+)
+
+
+@dataclass
+class Work:
+    """How to make samples; cheap to pickle.
+
+    Args:
+        reader: Where the encoded images come from.
+        recipe: What is done to every image.
+        backend: The decode backend's name; never "auto".
+        fields: Names of the further fields.
+        seed: Of the augmentation, 0 to 2**64-1.
+        skip: Whether bad samples are replaced by substitutes, or raised.
+        threads: Threads that the backend may use in this process.
+        fidelity: "fast", or "exact" for pixels within a level of Pillow's.
+        stager: Images are not decoded but staged with it, for a decoder in the trainer.
+        share_bytes: Of the slot, for each staged image; a multiple of 64.
+        split: Only the CPU's side of the recipe is done.
+    """
+
+    reader: Reader
+    recipe: Recipe
+    backend: str
+    fields: tuple[str, ...] = ()
+    seed: int = 0
+    skip: bool = False
+    threads: int = 1
+    fidelity: str = "fast"
+    stager: Stager | None = None
+    share_bytes: int = 0
+    split: DeviceSplit | None = None
+    meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
+    _decoder: Decoder | None = field(default=None, repr=False, compare=False)
+    _has_warned: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "meter"} | {"_decoder": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, meter=Meter())
+
+    @property
+    def decoder(self) -> Decoder:
+        """The backend, made on first use in each process."""
+        if self._decoder is None:
+            self._decoder = get_decoder(self.backend, self.recipe, threads=self.threads, fidelity=self.fidelity)
+        return self._decoder
+
+    def prepare(self) -> None:
+        """Makes what the first part would have to wait for; an unusable backend fails here."""
+        if self.stager is None:
+            self.decoder  # noqa: B018
+        else:
+            self.stager.prepare()
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether a part must be a whole batch."""
+        return False
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """What a sample takes of a slot: (C, H, W) of pixels, or (bytes,) of staged images."""
+        if self.stager is not None:
+            return (self.share_bytes,)
+        assert self.recipe.output_size is not None
+        return (3, *self.recipe.output_size)
+
+    @property
+    def sample_dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of it."""
+        is_bytes = self.stager is not None or self.split is not None
+        return np.dtype(np.uint8) if is_bytes else self.recipe.storage_dtype
+
+    def run(
+        self,
+        epoch: int,
+        positions: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        images: npt.NDArray[Any],
+        labels: npt.NDArray[Any],
+        beat: Callable[[], None] = lambda: None,
+    ) -> Report:
+        """Makes N samples.
+
+        Args:
+            epoch: The epoch that the augmentation is drawn for.
+            positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
+            ids: int64 [N]; they key the augmentation, and name the samples, see :meth:`samples_of`.
+            images: [N, *sample_shape] of the sample dtype; filled.
+            labels: [N] of the reader's label dtype; filled.
+            beat: Called between the steps, as a sign of life.
+
+        Raises:
+            DecodeError: for a bad sample, unless bad samples are skipped.
+        """
+        report = Report()
+        samples = self.samples_of(ids)
+        sink = self._sink(images)
+        errors = self._make(epoch, np.arange(len(ids)), ids, sink, labels, report, beat)
+        if any(errors):
+            for row, error in enumerate(errors):
+                if error is not None:
+                    samples[row] = self._replace(error, epoch, int(positions[row]), row, sink, labels, report, beat)
+        report.clipped, report.slow = sink.clipped, sink.slow
+        report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
+        report.fields = [[self.reader.field(i, name) for i in samples.tolist()] for name in self.fields]
+        return report
+
+    def _sink(self, images: Any) -> Sink:
+        if self.stager is None:
+            return PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
+        return StagedSink(self.stager, self.recipe, images, self.meter)
+
+    def samples_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The samples that a request's ids name, see :class:`feeder.loader.fast.batches.Request`; int64 of any shape."""
+        return ids % len(self.reader)
+
+    def samples(
+        self, seed: int, ids: npt.NDArray[np.int64]
+    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int64], list[list[Any]]]:
+        """Samples of whatever sizes, each [C, H, W] in memory of its own, with their labels and fields.
+
+        Warns of the first image that loses range, as nobody counts them here.
+
+        Args:
+            seed: Of the augmentation of this call; any integer.
+            ids: int64 [N].
+
+        Raises:
+            DecodeError: for a bad sample.
+        """
+        encoded = self.reader.read(ids)
+        images = []
+        for row, i in enumerate(ids.tolist()):
+            problem = _problem(encoded, row)
+            if problem is None:
+                one = slice(row, row + 1)
+                draws = self.recipe.draw(seed % (1 << 64), 0, np.array([row]), encoded.sizes[one])
+                image = np.empty((1, 3, *draws.output_size[0].tolist()), self.recipe.storage_dtype)
+                found = self.decoder.decode(encoded.buffers[one], encoded.orientations[one], self.recipe, draws, image)
+                problem = found[0]
+                images.append(image[0])
+                if getattr(self.decoder, "clipped", 0) and not self._has_warned:
+                    self._has_warned = True
+                    key = self.reader.field(i, "key")
+                    warn(f"sample {key!r}: {clipped_warning(1)}; images after it are not named")
+            if problem is not None:
+                raise self.reader.at(problem, i)
+        return images, encoded.labels, [[self.reader.field(i, name) for i in ids.tolist()] for name in self.fields]
+
+    def _make(
+        self,
+        epoch: int,
+        rows: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        sink: Sink,
+        labels: npt.NDArray[Any],
+        report: Report,
+        beat: Callable[[], None],
+    ) -> list[DecodeError | None]:
+        """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
+        started, already_ns = time.perf_counter_ns(), report.read_ns
+        drawing = _Drawing(self, epoch, ids)
+        samples = self.samples_of(ids)
+        encoded = self._read(samples, report, drawing if sink.takes_rows else None)
+        labels[rows] = encoded.labels
+        beat()
+        draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
+        errors = _add(sink, encoded, rows, draws)
+        if encoded.first_rows is not None:
+            # Rows alone don't say what is wrong with a file, or that the index is.
+            again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
+            if again:
+                beat()
+                encoded = self._read(samples[again], report)
+                for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
+                    if error is None:
+                        warn(_WRONG_ROWS, RuntimeWarning)
+                    errors[row] = error
+        report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
+        return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, samples, strict=True)]
+
+    def _read(self, ids: npt.NDArray[np.int64], report: Report, drawing: _Drawing | None = None) -> Encoded:
+        started = time.perf_counter_ns()
+        encoded = self.reader.read(ids, None if drawing is None else drawing.rows)
+        size_bytes = sum(map(len, encoded.buffers))
+        spent_ns = time.perf_counter_ns() - started - (0 if drawing is None else drawing.spent_ns)
+        report.encoded_bytes += size_bytes
+        report.read_ns += spent_ns
+        self.meter.add("read", spent_ns, size_bytes)
+        return encoded
+
+    def _replace(
+        self,
+        error: DecodeError,
+        epoch: int,
+        position: int,
+        row: int,
+        sink: Sink,
+        labels: npt.NDArray[Any],
+        report: Report,
+        beat: Callable[[], None],
+    ) -> int:
+        if not self.skip:
+            raise error
+        here = np.array([row])
+        for attempt in range(SUBSTITUTES):
+            i = substitute(position, attempt, len(self.reader), self.seed, epoch)
+            problem = self._make(epoch, here, np.array([i]), sink, labels, report, beat)[0]
+            if problem is None:
+                where = error.key, error.shard, error.offset_bytes
+                report.substitutions.append(Substitution(position, *where, error.reason, i))
+                return i
+        raise DecodeError(
+            f"{error.reason}; {SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
+            "`feeder inspect --verify`",
+            key=error.key,
+            shard=error.shard,
+            offset_bytes=error.offset_bytes,
+        )
+
+
+@dataclass
+class _Drawing:
+    """Draws the augmentation of some samples, as soon as their sizes are known.
+
+    Args:
+        work: What is done to them.
+        epoch: The epoch that it is drawn for.
+        ids: int64 [N], what it is keyed by.
+
+    Attributes:
+        draws: What was drawn.
+        spent_ns: What it took, nanoseconds.
+    """
+
+    work: Work
+    epoch: int
+    ids: npt.NDArray[np.int64]
+    draws: Draws | None = field(default=None, init=False)
+    spent_ns: int = field(default=0, init=False)
+
+    def draw(self, sizes: npt.NDArray[np.int32]) -> Draws:
+        """Draws for images of these upright sizes, int32 [N, 2]."""
+        started = time.perf_counter_ns()
+        self.draws = self.work.recipe.draw(self.work.seed, self.epoch, self.ids, sizes)
+        self.spent_ns = time.perf_counter_ns() - started
+        self.work.meter.add("draw", self.spent_ns)
+        return self.draws
+
+    def rows(self, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The rows that are needed then; see :data:`feeder.dataset.reader.Wanted`."""
+        return stored_rows(self.draw(sizes), orientations)
+
+
+def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
+    """Gives what was read to the sink; one entry each: None, or what is wrong."""
+    errors = [_problem(encoded, row) for row in range(len(rows))]
+    buffers, orientations, first_rows = encoded.buffers, encoded.orientations, encoded.first_rows
+    if not any(errors):
+        return sink.add(rows, buffers, orientations, draws, first_rows)
+    good = [row for row, error in enumerate(errors) if error is None]
+    if good:
+        some = None if first_rows is None else first_rows[good]
+        found = sink.add(rows[good], [buffers[row] for row in good], orientations[good], draws.take(good), some)
+        for row, error in zip(good, found, strict=True):
+            errors[row] = error
+    return errors
+
+
+def _problem(encoded: Encoded, row: int) -> DecodeError | None:
+    if encoded.errors[row] is None and encoded.sizes[row].min() < 1:
+        height, width = encoded.sizes[row].tolist()
+        return DecodeError(f"the index gives its size as {width}x{height}; rebuild it with `feeder index`")
+    return encoded.errors[row]

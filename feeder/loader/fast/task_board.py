@@ -1,0 +1,270 @@
+"""The task board: parts of batches that workers take from shared memory, and what each worker is at.
+
+Note [Task board]
+    One memfd of int64 words, mapped by the trainer and every worker, under one POSIX record lock, which the kernel
+    releases when its holder dies. Parts stand in a table at ``part % capacity``. Two queues hold part numbers: "again"
+    (parts of workers that died; first) and "fresh". To claim a part a worker writes the number into its own row and
+    only then moves the queue's head. Killed between the two, the part is still in the queue; killed after, its row
+    says what it had in hand. Numbers are read and written as whole words, so no reader sees half of one.
+    The trainer waits for the lock no longer than for a worker that is silent: who is stopped while it has the lock is
+    killed, as a worker that hangs is.
+    An eventfd counts the parts to be claimed; a count too many wakes a worker for nothing, and that is all. Another one
+    wakes the trainer when the last part of a batch is sent; what it misses that way it sees when it next looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.loader.observe.meter import METER_WORDS, Meter
+from feeder.loader.slots.region import Region
+
+__all__ = ["Board", "Part"]
+
+_NONE = -1
+_FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, length, pid
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 0.01
+_HEADER = 8
+_FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
+_PART_WORDS = 5
+_WORKER_WORDS = 8
+# Words of a worker's row.
+_PART, _BEAT_NS, _DONE, _READ_NS, _DECODE_NS, _BUSY_NS, _BYTES = range(7)
+
+
+class Part(NamedTuple):
+    """Rows of a batch, the unit of work.
+
+    Attributes:
+        number: Running number, from 0.
+        slot: The slot that its batch is made in.
+        first: Its first row there.
+        rows: How many rows.
+        epoch: The epoch that the augmentation is drawn for.
+        is_last: 1 for the last of its batch.
+    """
+
+    number: int
+    slot: int
+    first: int
+    rows: int
+    epoch: int
+    is_last: int = 0
+
+
+class Board:
+    """See Note [Task board].
+
+    Args:
+        capacity: At most how many parts are on the board.
+        workers: How many workers.
+        descriptors: (region, eventfds) of a board made by another process; None makes a new one.
+        patience_s: Who has the lock for longer while this process wants it is killed; None: nobody is.
+
+    Attributes:
+        evicted: Process ids of those that were killed for it.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        workers: int,
+        descriptors: tuple[int, int, int] | None = None,
+        *,
+        patience_s: float | None = None,
+    ) -> None:
+        self.capacity, self.workers = capacity, workers
+        self.evicted: set[int] = set()
+        self._patience_s = patience_s
+        words = _HEADER + capacity * (_PART_WORDS + 2) + workers * (_WORKER_WORDS + METER_WORDS)
+        if descriptors is None:
+            self.region = Region(8 * words)
+            self.event = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.sent = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self.region = Region(8 * words, descriptors[0])
+            self.event, self.sent = descriptors[1:]
+        self._pid = os.getpid()
+        numbers = self.region.array(np.int64, (words,))
+        self._header = numbers[:_HEADER]
+        at = _HEADER
+        self._parts = numbers[at : at + capacity * _PART_WORDS].reshape(capacity, _PART_WORDS)
+        at += capacity * _PART_WORDS
+        self._fresh, self._again = numbers[at : at + 2 * capacity].reshape(2, capacity)
+        at += 2 * capacity
+        self._workers = numbers[at : at + workers * _WORKER_WORDS].reshape(workers, _WORKER_WORDS)
+        at += workers * _WORKER_WORDS
+        self._stages = numbers[at:].reshape(workers, METER_WORDS)
+        if descriptors is None:
+            self._workers[:, _PART] = _NONE
+
+    def publish(self, parts: list[Part]) -> None:
+        """Puts fresh parts on the board."""
+        self._put(parts, self._fresh, _FRESH_TAIL)
+
+    def again(self, parts: list[Part]) -> None:
+        """Puts parts back that a worker took and did not finish; they go first. Wakes one worker more, for the count
+        that the dead one may have taken."""
+        self._put(parts, self._again, _AGAIN_TAIL)
+        os.eventfd_write(self.event, 1)
+
+    def cancel(self) -> list[int]:
+        """Takes all parts off the board that nobody has claimed; returns their numbers."""
+        with self._locked():
+            numbers = []
+            for queue, head, tail in self._queues():
+                numbers += [int(queue[k % self.capacity]) for k in range(self._header[head], self._header[tail])]
+                self._header[head] = self._header[tail]
+        return numbers
+
+    def claim(self, worker: int) -> Part | None:
+        """Takes the next part for a worker, or None if there is none."""
+        with self._locked():
+            for queue, head, tail in self._queues():
+                place = int(self._header[head])
+                if place < self._header[tail]:
+                    number = int(queue[place % self.capacity])
+                    row = self._workers[worker]
+                    row[_BEAT_NS] = time.monotonic_ns()
+                    row[_PART] = number
+                    self._header[head] = place + 1
+                    return Part(number, *self._parts[number % self.capacity].tolist())
+        return None
+
+    def claimed(self, worker: int) -> int | None:
+        """Number of the part that a worker has in hand: claimed, and off the queue."""
+        number = int(self._workers[worker, _PART])
+        if number == _NONE:
+            return None
+        with self._locked():
+            for queue, head, tail in self._queues():
+                place, end = int(self._header[head]), int(self._header[tail])
+                if place < end and int(queue[place % self.capacity]) == number:
+                    return None  # killed between writing its row and moving the head
+        return number
+
+    def pending(self) -> bool:
+        """Whether there are parts that nobody has claimed."""
+        return any(self._header[head] < self._header[tail] for _, head, tail in self._queues())
+
+    def beat(self, worker: int) -> None:
+        """Says that a worker is alive and at work."""
+        self._workers[worker, _BEAT_NS] = time.monotonic_ns()
+
+    def beat_ns(self, worker: int) -> int:
+        """When a worker last said so, on the monotonic clock; 0 as long as it starts."""
+        return int(self._workers[worker, _BEAT_NS])
+
+    def count(self, worker: int, *, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
+        """Says what a part took that a worker is about to send off: once it is sent, the worker may be ended."""
+        row = self._workers[worker]
+        row[_DONE] += 1
+        row[_READ_NS] += read_ns
+        row[_DECODE_NS] += decode_ns
+        row[_BUSY_NS] += busy_ns
+        row[_BYTES] += encoded_bytes
+
+    def finish(self, worker: int) -> None:
+        """Says that a worker has sent off its part."""
+        self._workers[worker, _PART] = _NONE
+
+    def forget(self, worker: int) -> None:
+        """Clears a worker's place for its successor; the meters go on."""
+        self._workers[worker, _PART] = _NONE
+        self._workers[worker, _BEAT_NS] = 0
+
+    def meters(self) -> dict[str, int]:
+        """Sums over all workers: parts, read_ns, decode_ns, busy_ns, encoded_bytes."""
+        columns = {"parts": _DONE, "read_ns": _READ_NS, "decode_ns": _DECODE_NS, "busy_ns": _BUSY_NS}
+        columns["encoded_bytes"] = _BYTES
+        return {name: int(self._workers[:, column].sum()) for name, column in columns.items()}
+
+    def meter(self, worker: int) -> Meter:
+        """The meter that a worker writes."""
+        return Meter(self._stages[worker])
+
+    def stages(self) -> npt.NDArray[np.int64]:
+        """What the workers' meters show: int64 [workers, METER_WORDS]."""
+        stages: npt.NDArray[np.int64] = self._stages.copy()
+        return stages
+
+    def unfinished(self) -> int:
+        """How many parts nobody has claimed, or a worker has in hand."""
+        unclaimed = sum(int(self._header[tail] - self._header[head]) for _, head, tail in self._queues())
+        return unclaimed + int((self._workers[:, _PART] != _NONE).sum())
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        self.region.close()
+        events, self.event, self.sent = (self.event, self.sent), -1, -1
+        if self._pid == os.getpid():
+            for event in events:
+                if event >= 0:
+                    os.close(event)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and hasattr(self, "_pid"):  # see Note [At the interpreter's end]
+            self.close()
+
+    def _put(self, parts: list[Part], queue: npt.NDArray[np.int64], tail: int) -> None:
+        with self._locked():
+            end = int(self._header[tail])
+            for k, part in enumerate(parts):
+                self._parts[part.number % self.capacity] = part[1:]
+                queue[(end + k) % self.capacity] = part.number
+            self._header[tail] = end + len(parts)
+        if parts:
+            os.eventfd_write(self.event, len(parts))
+
+    def _queues(self) -> tuple[tuple[npt.NDArray[np.int64], int, int], ...]:
+        return (self._again, _AGAIN_HEAD, _AGAIN_TAIL), (self._fresh, _FRESH_HEAD, _FRESH_TAIL)
+
+    def _locked(self) -> _Lock:
+        return _Lock(self.region.descriptor, self._patience_s, self.evicted)
+
+
+class _Lock:
+    def __init__(self, descriptor: int, patience_s: float | None, evicted: set[int]) -> None:
+        self._descriptor, self._patience_s, self._evicted = descriptor, patience_s, evicted
+
+    def __enter__(self) -> None:
+        if self._patience_s is None:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+            return
+        pause_s, since = _SHORTEST_PAUSE_S, 0.0
+        while not self._try():
+            since = since or time.monotonic()
+            if time.monotonic() - since > self._patience_s:
+                self._evict()
+                since = time.monotonic()
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # the kernel may give either for a lock that is held
+            return False
+        return True
+
+    def _evict(self) -> None:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
+        if kind != fcntl.F_UNLCK and holder > 0:
+            self._evicted.add(holder)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGKILL)
+
+    def __exit__(self, *exc_info: object) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)

@@ -1,0 +1,213 @@
+"""Staged batches to images: decoded in the trainer, one batch ahead of the one that is asked for."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from feeder.decode.staged.staged import Staged
+from feeder.errors import DecodeError
+from feeder.loader.fast.batches import Finished
+from feeder.loader.fast.finishing import mixing_partner
+from feeder.loader.fast.part_report import Substitution
+from feeder.loader.fast.sample_maker import SUBSTITUTES, Work
+from feeder.loader.observe.meter import Meter
+from feeder.order.epoch import substitute
+
+if TYPE_CHECKING:
+    from feeder.decode.decoder import TrainerDecoder
+    from feeder.transforms.mixing import Mixing
+
+__all__ = ["DecodeFeed", "Decoded"]
+
+_AHEAD = 1
+
+
+@dataclass
+class Decoded(Finished):
+    """A batch with its images decoded; its arrays stand in ordinary memory, and hold no images.
+
+    Attributes:
+        images: [N, 3, H, W] of the recipe's output dtype, on the decoder's device.
+    """
+
+    images: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass
+class _Waiting:
+    finished: Finished | BaseException
+    staged: Staged | None = None
+    started: bool = False
+    start_ns: int = 0
+
+
+class DecodeFeed:
+    """Iterates over finished batches, their staged images decoded. Their slots come free when they are.
+
+    Args:
+        source: Batches of staged images; an error takes its batch's place.
+        work: How they were made.
+        decoder: With what to decode.
+        ready: Says whether the source has the next batch at hand; only then it is started ahead.
+        mixing: Says what is mixed in a batch; None: nothing.
+        channels_last: Memory format of the images.
+        stream: The stream to decode on; None: the current one.
+        meter: Has decode: what the calling process takes for a batch.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Finished | BaseException],
+        work: Work,
+        decoder: TrainerDecoder,
+        ready: Callable[[], bool],
+        *,
+        mixing: Callable[[Finished], Mixing | None] = lambda finished: None,
+        channels_last: bool = False,
+        stream: Any = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self._meter = Meter() if meter is None else meter
+        self._source, self._work, self._decoder, self._source_ready = source, work, decoder, ready
+        self._mixing, self._channels_last, self._stream = mixing, channels_last, stream
+        self._queue: collections.deque[_Waiting] = collections.deque()
+        self._failure: Exception | None = None
+
+    def __iter__(self) -> DecodeFeed:
+        return self
+
+    def __next__(self) -> Decoded | BaseException:
+        if not self._queue:
+            if self._failure is not None:
+                raise self._failure
+            self._take()
+        while len(self._queue) <= _AHEAD and self._failure is None:
+            try:
+                if not self._source_ready():
+                    break
+                self._take()
+            except Exception as failure:  # its turn comes after the batches that are there
+                self._failure = failure
+        waiting = self._queue[0]
+        try:
+            if waiting.staged is None:
+                assert isinstance(waiting.finished, BaseException)
+                return waiting.finished
+            assert isinstance(waiting.finished, Finished)
+            started = time.perf_counter_ns()
+            with self._on_stream():
+                batch = self._decode(waiting.finished, waiting.staged)
+            size_bytes = batch.images.nbytes if isinstance(batch, Decoded) else 0
+            self._meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
+            return batch
+        finally:
+            self._queue.popleft()
+
+    def ready(self) -> bool:
+        """Whether the next batch is at hand: its bytes are there, and its decode has started."""
+        return bool(self._queue) or self._source_ready()
+
+    def close(self) -> None:
+        """Forgets the batches that were started."""
+        for waiting in self._queue:
+            if waiting.staged is not None:
+                with self._on_stream():  # what is dropped is collected first
+                    self._decoder.drop(waiting.staged)
+        self._queue.clear()
+
+    def _take(self) -> None:
+        finished = next(self._source)
+        if isinstance(finished, BaseException):
+            self._queue.append(_Waiting(finished))
+            return
+        parts = []
+        for first, rows in finished.parts:
+            memory = finished.arrays.images[first : first + rows].reshape(-1)
+            left_over = {row - first: data for row, data in finished.left_over.items() if first <= row < first + rows}
+            parts.append(Staged.unpack(memory, rows, left_over))
+        self._queue.append(_Waiting(finished, Staged.join(parts)))
+        self._start()
+
+    def _start(self) -> None:
+        """Starts what waits, in its order, as far as the decoder has room."""
+        for waiting in self._queue:
+            if waiting.staged is None or waiting.started:
+                continue
+            began = time.perf_counter_ns()
+            with self._on_stream():
+                waiting.started = self._decoder.start(waiting.staged)
+            waiting.start_ns += time.perf_counter_ns() - began
+            if not waiting.started:
+                return
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _decode(self, finished: Finished, staged: Staged) -> Decoded | BaseException:
+        work = self._work
+        made = finished.made_ids()
+        rest = work.recipe.draw_rest(work.seed, finished.epoch, made)
+        mixing = self._mixing(finished)
+        fused = mixing is not None and work.recipe.output_dtype != "uint8"
+        mix = mixing_partner(mixing, len(made), self._decoder.device) if mixing is not None and fused else None
+        images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last, mix=mix)
+        finished.let_go()
+        batch = Decoded(
+            finished.arrays,
+            finished.fields,
+            finished.substitutions,
+            finished.epoch,
+            finished.parts,
+            clipped=finished.clipped,
+            slow=finished.slow,
+            images=images,
+        )
+        for row, error in enumerate(errors):
+            if error is not None:
+                named = work.reader.at(error, int(work.samples_of(made[row])))
+                failed = self._replace(batch, row, named) if work.skip else named
+                if failed is not None:
+                    return failed
+        if mixing is not None and (any(errors) or not fused):
+            batch.images = mixing.apply(batch.images)
+        return batch
+
+    def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
+        """Puts another sample in the place of one that only the decoder found to be bad; returns why it can't."""
+        work, arrays = self._work, batch.arrays
+        position = int(arrays.positions[row])
+        memory = np.empty((1, work.share_bytes), np.uint8)
+        for attempt in range(SUBSTITUTES):
+            i = np.array([substitute(position, attempt, len(work.reader), work.seed, batch.epoch)])
+            try:
+                report = work.run(batch.epoch, arrays.positions[row : row + 1], i, memory, arrays.labels[row : row + 1])
+            except DecodeError:
+                continue
+            for found in report.substitutions:
+                i[0] = found.substitute
+            staged = Staged.unpack(memory.reshape(-1), 1, report.left_over)
+            rest = work.recipe.draw_rest(work.seed, batch.epoch, i)
+            image, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last)
+            if errors[0] is None:
+                batch.images[row] = image[0]
+                for column, (value,) in zip(batch.fields, report.fields, strict=True):
+                    column[row] = value
+                where = error.key, error.shard, error.offset_bytes
+                batch.substitutions.append(Substitution(position, *where, error.reason, int(i[0])))
+                return None
+        return DecodeError(
+            f"{error.reason}; {SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
+            "`feeder inspect --verify`",
+            key=error.key,
+            shard=error.shard,
+            offset_bytes=error.offset_bytes,
+        )

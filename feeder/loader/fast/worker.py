@@ -1,0 +1,153 @@
+"""A worker's side of the pool: takes parts from the board, makes them, and sends word."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from feeder.errors import FeederError, WorkerError
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.task_board import Board, Part
+from feeder.loader.slots.region import Region
+from feeder.loader.slots.ring import SlotView
+from feeder.loader.slots.shared_pickle import unpack
+
+__all__ = ["FAILED_START", "HEAD", "work_loop"]
+
+# A message to the trainer: the part's number (or FAILED_START), and the length of the pickled rest.
+HEAD = struct.Struct("<qq")
+FAILED_START = -1
+
+_WATCH_MS = 1000
+
+
+def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
+    """A worker's whole life: makes parts until the trainer's end of the channel closes.
+
+    Args:
+        channel: A stream socket; its first message says what to do and carries the shared memory.
+        work: What to do; None: it is in the shared memory.
+        init: Called with the worker's number before the first part.
+    """
+    channel.settimeout(None)  # whatever the script's default for sockets is
+    threading.Thread(target=_watch, args=(channel.fileno(), os.getppid()), daemon=True).start()
+    hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
+    if not hello:
+        return
+    layout, sys.path[:], number, slots, capacity, workers, payload_bytes = pickle.loads(hello)
+    try:
+        ring = Region(layout.slot_bytes * slots, descriptors[0])
+        board = Board(capacity, workers, (descriptors[1], descriptors[2], descriptors[3]))
+        if work is None:
+            work = unpack(Region(payload_bytes, descriptors[4], writable=False))
+        assert work is not None
+        _stay_alone()
+        if init is not None:
+            init(number)
+        work.prepare()
+    except BaseException:
+        _send(channel, FAILED_START, traceback.format_exc())
+        return
+    whole = ring.array(np.uint8, (slots, layout.slot_bytes))
+    views = [SlotView.of(layout, whole[k]) for k in range(slots)]
+    poll = select.poll()
+    poll.register(board.event, select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    board.beat(number)
+    work.meter = board.meter(number)
+    idle_from = time.perf_counter_ns()
+    while True:
+        ready = dict(poll.poll())
+        if channel.fileno() in ready:
+            return  # the trainer sends nothing after the first message: this is the end
+        try:
+            os.eventfd_read(board.event)
+        except BlockingIOError:
+            continue
+        part = board.claim(number)
+        if part is not None:
+            work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
+            _do(channel, board, number, part, views[part.slot], work)
+            idle_from = time.perf_counter_ns()
+
+
+def _stay_alone() -> None:
+    """Lets torch use one thread, as in torch's own workers: the threads of a forked process are not there at all."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _do(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:
+    started = time.perf_counter_ns()
+    rows = slice(part.first, part.first + part.rows)
+    read_ns = decode_ns = encoded_bytes = 0
+    message: Any
+    try:
+        message = work.run(
+            part.epoch,
+            view.positions[rows],
+            view.ids[rows],
+            view.images[rows],
+            view.labels[rows],
+            lambda: board.beat(number),
+        )
+        read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
+        if not message.has_news:
+            message = None  # the trainer has enough to do
+    except Exception as error:
+        message = _portable(error)
+    board.count(
+        number,
+        read_ns=read_ns,
+        decode_ns=decode_ns,
+        busy_ns=time.perf_counter_ns() - started,
+        encoded_bytes=encoded_bytes,
+    )
+    _send(channel, part.number, message, board)
+    board.finish(number)
+    if part.is_last:
+        os.eventfd_write(board.sent, 1)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as the trainer can unpickle it: feeder's own as they are, others as their traceback's text."""
+    if isinstance(error, FeederError):
+        return error
+    return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
+
+
+def _send(channel: socket.socket, part: int, message: Any, board: Board | None = None) -> None:
+    data = pickle.dumps(message, protocol=5) if message is not None else b""
+    data = HEAD.pack(part, len(data)) + data
+    try:
+        done = 0
+        if board is not None:
+            with contextlib.suppress(BlockingIOError):
+                done = channel.send(data, socket.MSG_DONTWAIT)
+            if done < len(data):  # the trainer has to make room
+                os.eventfd_write(board.sent, 1)
+        channel.sendall(memoryview(data)[done:])
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+
+
+def _watch(descriptor: int, parent: int) -> None:
+    """Ends the process when the trainer is gone, also in the middle of a part."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    while not poll.poll(_WATCH_MS) and os.getppid() == parent:
+        pass
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""The generic path: batches of any dataset."""

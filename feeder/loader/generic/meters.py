@@ -1,0 +1,152 @@
+"""The meters of the generic path: what workers say in their messages, and what the caller's process sees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feeder.loader.observe.meter import METER_WORDS, Meter
+from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+
+__all__ = ["GenericMeters", "Spent", "batch_rows"]
+
+# All that a dataset does to a batch's samples is one call.
+_WITHIN = dict.fromkeys(("read", "draw", "decode", "transform", "collate"), "fetch")
+_NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
+
+
+class Spent(NamedTuple):
+    """What a worker took for a batch, nanoseconds; zeros say nothing.
+
+    Attributes:
+        idle_ns: Waiting for it.
+        fetch_ns: Fetching its samples.
+        collate_ns: Collating them.
+        write_ns: Writing the rest into the slot or the message.
+        collated_bytes: What collating has put into the slot.
+        written_bytes: What was put there, or into the message, afterwards.
+    """
+
+    idle_ns: int = 0
+    fetch_ns: int = 0
+    collate_ns: int = 0
+    write_ns: int = 0
+    collated_bytes: int = 0
+    written_bytes: int = 0
+
+
+class GenericMeters:
+    """What one loader's stages take, over all its iterators.
+
+    Args:
+        workers: How many workers there are.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.here = Meter()
+        self._workers = workers
+        self._words = np.zeros((workers, METER_WORDS), np.int64)
+        self._meters = [Meter(row) for row in self._words]
+        self._counts = {"batches": 0, "samples": 0, "waited_ns": 0, "elapsed_ns": 0}
+        self._busy_ns = 0
+        self._collate_ns = 0
+        self._asked_ns = self._given_ns = 0
+
+    def made(self, worker: int, spent: Spent) -> None:
+        """A worker has made a batch."""
+        if not spent.fetch_ns:
+            return
+        meter = self._meters[worker]
+        meter.add("wait_slot", spent.idle_ns)
+        meter.add("fetch", spent.fetch_ns)
+        if spent.collate_ns:
+            meter.add("collate", spent.collate_ns, spent.collated_bytes)
+        meter.add("write", spent.write_ns, spent.written_bytes)
+        self._busy_ns += spent.fetch_ns + spent.collate_ns + spent.write_ns
+
+    def made_here(self, time_ns: int) -> None:
+        """A batch was made in this process."""
+        collate_ns, self._collate_ns = self._collate_ns, 0
+        self.here.add("fetch", time_ns - collate_ns)
+        if collate_ns:
+            self.here.add("collate", collate_ns)
+        self._busy_ns += time_ns
+
+    def timed(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The collate function, timed."""
+
+        def timed_collate(samples: Any) -> Any:
+            started = time.perf_counter_ns()
+            batch = collate(samples)
+            self._collate_ns += time.perf_counter_ns() - started
+            return batch
+
+        return timed_collate
+
+    def waited(self, time_ns: int) -> None:
+        """The caller has waited for a batch of the workers."""
+        self.here.add("wait_batch", time_ns)
+        self._counts["waited_ns"] += time_ns
+
+    def begin(self) -> None:
+        """The caller asks for an epoch."""
+        self._asked_ns, self._given_ns = time.monotonic_ns(), 0
+
+    def asked(self) -> None:
+        """The caller asks for a batch."""
+        if self._given_ns:
+            self.here.add("consumer", time.monotonic_ns() - self._given_ns)
+
+    def given(self, batch: Any) -> None:
+        """The caller gets a batch."""
+        now = time.monotonic_ns()
+        self._counts["batches"] += 1
+        self._counts["samples"] += batch_rows(batch)
+        self._counts["elapsed_ns"] += now - self._asked_ns
+        self._asked_ns = self._given_ns = now
+
+    def words(self) -> npt.NDArray[np.int64]:
+        """The meters: int64 [1 + workers, METER_WORDS], this process's first."""
+        return np.stack([self.here.words, *self._words])
+
+    def stats(self, replacements: list[dict[str, Any]], slots: Mapping[str, int] | None) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`.
+
+        Args:
+            replacements: The replaced workers.
+            slots: What the current iterator's slots are used for, if there is one.
+        """
+        stages = stage_table(self.words())
+        sums = {f"{name}_ns": stages[name]["total_ns"] for name in ("fetch", "collate", "write") if name in stages}
+        return {
+            **self._counts,
+            "busy_ns": self._busy_ns,
+            **verdict(self._counts, {"busy_ns": self._busy_ns, **sums}, self._workers),
+            "stages": stages,
+            "fused": fused_stages(stages, _WITHIN),
+            "workers": worker_tables(self._words, [event["worker"] for event in replacements]),
+            "respawns": len(replacements),
+            "slots": dict(_NO_SLOTS if slots is None else slots),
+            "replaced_workers": list(replacements),
+        }
+
+
+def batch_rows(batch: Any) -> int:
+    """How many samples a batch of any kind has: the length of the first tensor in it; 1 if there is none."""
+    rows = _rows(batch)
+    return 1 if rows is None else rows
+
+
+def _rows(batch: Any) -> int | None:
+    if isinstance(batch, torch.Tensor):
+        return batch.size(0) if batch.dim() else 1  # a nested tensor has no len()
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, (tuple, list)):
+        return None
+    return next((rows for item in batch if (rows := _rows(item)) is not None), None)

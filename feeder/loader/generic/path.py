@@ -1,0 +1,185 @@
+"""Which iterator a loader of any dataset hands out, and where it goes on."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from feeder.errors import ArgumentError
+from feeder.loader.device.feed import feed_device
+from feeder.loader.generic.multi_process import WorkersIterator
+from feeder.loader.generic.position import Progress, epoch_is_over
+from feeder.loader.generic.single_process import HereIterator
+from feeder.loader.generic.state_dict import IndexIterator, ResumableRandomSampler, draw_seed
+from feeder.loader.observe.live_view import LiveView, end_view
+
+if TYPE_CHECKING:
+    from feeder.loader.dataloader import DataLoader
+    from feeder.loader.generic.meters import GenericMeters
+
+__all__ = ["GenericPath"]
+
+
+class GenericPath:
+    """What a loader keeps between iterators. An iterator with workers is not kept: they end when the caller lets go."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] | None = None
+        self._here: HereIterator | None = None
+        self._progress: Progress | None = None
+        self._with_workers: weakref.ref[WorkersIterator] | None = None
+        self._prepared: HereIterator | WorkersIterator | None = None
+        self._next_base_seed: int | None = None
+        self._on_device: _OnDevice | None = None
+        self._replacements: list[dict[str, Any]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """The iterator over the next epoch, or over the rest of the one that was loaded."""
+        loader.generic_meters.begin()
+        iterator: Any = self._host_iterator(loader)
+        iterator.delivers = loader.target_device is None
+        if loader.target_device is None:
+            self._on_device = None
+            return cast("Iterator[Any]", iterator)
+        self._on_device = _OnDevice(iterator, loader)
+        return self._on_device
+
+    def _host_iterator(self, loader: DataLoader[Any]) -> Any:
+        iterator: Any = self._prepared
+        self._prepared = None
+        next_seeds = None
+        if self._loaded is not None and self._loaded["_iterator_finished"]:
+            next_seeds = self._loaded.get("_next_seeds")
+            if (sampler := epoch_is_over(self._loaded)) is not None:
+                indices = IndexIterator(loader._index_sampler)
+                indices.load(sampler)
+                collections.deque(indices, maxlen=0)  # what comes next is the sampler's next epoch
+                self._loaded = None
+                self._fix_seeds(loader, next_seeds)
+            elif next_seeds is not None:
+                self._next_base_seed = 0  # of the epoch that is over: not to be drawn again
+        if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
+            loader._iterator = None
+        if iterator is None:
+            iterator = loader._iterator if self._loaded is None else None
+            if iterator is not None:
+                iterator._reset(loader)
+            else:
+                iterator = self._new(loader)
+        if iterator.finished:  # the state was taken at the end of an epoch
+            self._fix_seeds(loader, next_seeds)
+            if isinstance(iterator, WorkersIterator) and loader.persistent_workers:
+                iterator._reset(loader)
+            else:
+                iterator = self._new(loader)
+        return iterator
+
+    def state_dict(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.state_dict`."""
+        if self._on_device is not None and self._on_device.state is not None:
+            return self._on_device.state
+        if self._here is None and self._progress is None:
+            self._prepared = self._new(loader)
+        assert self._here is not None or self._progress is not None
+        source: Any = self._here if self._here is not None else self._progress
+        sampler = loader.sampler
+        if not source.finished or not isinstance(sampler, ResumableRandomSampler) or sampler.generator is not None:
+            return source.state_dict()  # type: ignore[no-any-return]
+        # The next epoch's order is torch's random state's, which is not ours to save: its seeds are drawn now, and
+        # before the dataset's state is taken, which may hold the random state.
+        if self._next_base_seed is None and sampler.next_seed is None:
+            self._fix_seeds(loader, [None if loader._iterator is not None else draw_seed(), draw_seed()])
+        return {**source.state_dict(), "_next_seeds": [self._next_base_seed, sampler.next_seed]}
+
+    def _fix_seeds(self, loader: DataLoader[Any], seeds: list[int | None] | None) -> None:
+        if seeds is not None:
+            self._next_base_seed = seeds[0]
+            if isinstance(loader.sampler, ResumableRandomSampler):
+                loader.sampler.next_seed = seeds[1]
+
+    def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
+        """See :meth:`feeder.DataLoader.load_state_dict`."""
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
+        if state and "_iterator_finished" not in state:
+            raise ArgumentError(
+                f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
+                f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
+            )
+        self.close(loader)
+        self._here = self._progress = self._prepared = self._on_device = None
+        self._loaded = state or None
+
+    def stats(self, meters: GenericMeters) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`. Without the loader: an iterator may outlive it."""
+        iterator = self._with_workers() if self._with_workers is not None else None
+        slots = None if iterator is None or iterator.finished else iterator.slots()
+        return meters.stats(self._replacements, slots)
+
+    def close(self, loader: DataLoader[Any]) -> None:
+        """Ends the workers."""
+        iterator = self._with_workers() if self._with_workers is not None else None
+        if iterator is not None:
+            iterator.close()
+        loader._iterator = None
+
+    def _new(self, loader: DataLoader[Any]) -> HereIterator | WorkersIterator:
+        state, self._loaded = self._loaded, None
+        base_seed, self._next_base_seed = self._next_base_seed, None
+        if loader.num_workers == 0:
+            self._here, self._progress = HereIterator(loader, state, base_seed), None
+            return self._here
+        loader.check_worker_number_rationality()
+        iterator = WorkersIterator(loader, state, base_seed, self._replacements)
+        self._here, self._progress = None, iterator.progress
+        self._with_workers = weakref.ref(iterator)
+        if loader.persistent_workers:
+            loader._iterator = iterator
+        return iterator
+
+
+class _OnDevice:
+    """An iterator's batches on the device. Batches are copied ahead: the state is of what was handed out.
+
+    Attributes:
+        state: The state after the last batch; None before the first and after the end.
+    """
+
+    def __init__(self, iterator: Any, loader: DataLoader[Any]) -> None:
+        self.state: dict[str, Any] | None = iterator.state_dict()
+        self._iterator = iterator
+        self._meters = loader.generic_meters
+        self.view: LiveView | None = None
+        self._feed = feed_device(loader, self._next, meter=self._meters.here)
+
+    def __iter__(self) -> _OnDevice:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __next__(self) -> Any:
+        self._meters.asked()
+        try:
+            assert self._feed is not None
+            self.state, batch = next(self._feed)
+        except StopIteration:
+            self.state = None
+            end_view(self)
+            raise
+        self._meters.given(batch)
+        if self.view is not None:
+            self.view.step()
+        return batch
+
+    def _next(self) -> tuple[dict[str, Any], Any]:
+        batch = next(self._iterator)
+        return self._iterator.state_dict(), batch

@@ -1,0 +1,133 @@
+"""The generic path without workers: batches made in the calling process."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
+
+from feeder.errors import stop_in_a_batch
+from feeder.loader.generic.position import without_workers
+from feeder.loader.generic.state_dict import IndexIterator, load_if_stateful
+from feeder.loader.generic.worker import never_ending, worker_state
+from feeder.loader.observe.live_view import LiveView, end_view
+from feeder.loader.path_reason import explain_sizes
+from feeder.system.limits import explained
+
+if TYPE_CHECKING:
+    from feeder.loader.dataloader import DataLoader
+
+__all__ = ["HereIterator", "begin_torchs"]
+
+
+class HereIterator(_SingleProcessDataLoaderIter):
+    """Makes batches in the calling process.
+
+    Args:
+        loader: The loader.
+        state: Where to go on; None: at the beginning.
+        base_seed: The workers' base seed where it is drawn already; None: it is drawn as torch draws it.
+    """
+
+    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None, base_seed: int | None = None) -> None:
+        if state is not None and "_snapshot" in state:
+            state = without_workers(state)
+        self.meters = loader.generic_meters
+        self.delivers = True
+        self.view: LiveView | None = None
+        # What torch's own constructor does, but for the dataset's state, which goes in between.
+        begin_torchs(self, loader, base_seed)
+        if self._timeout != 0 or self._num_workers != 0:
+            raise AssertionError("without workers, timeout must be 0")
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
+        if state is not None:
+            load_if_stateful(self._dataset, state["dataset_state"])
+        self._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            never_ending(self.meters.timed(self._collate_fn) if self._auto_collation else self._collate_fn),
+            self._drop_last,
+        )
+        self.finished = False
+        self._indices = IndexIterator(self._index_sampler)
+        self._sampler_iter: Any = self._indices
+        if state is not None:
+            self._load(state)
+
+    def __next__(self) -> Any:
+        if self.delivers:
+            self.meters.asked()
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            self.finished = True
+            end_view(self)
+            raise
+        except (MemoryError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError):
+                explain_sizes(self._dataset, error)
+            with explained():
+                raise
+        if self.delivers:
+            self.meters.given(batch)
+            if self.view is not None:
+                self.view.step()
+        return batch
+
+    def _next_data(self) -> Any:
+        started = time.perf_counter_ns()
+        asked = self._indices.yielded
+        try:
+            batch = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration as error:
+            if self._dataset_kind == _DatasetKind.Iterable or self._indices.yielded == asked:
+                raise
+            raise stop_in_a_batch(error) from error
+        self.meters.made_here(time.perf_counter_ns() - started)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is, under torchdata's keys."""
+        fetcher: Any = self._dataset_fetcher
+        indices = self._indices.state()  # first: it may draw a seed, which the dataset's random state has to be after
+        state = worker_state(0, self._dataset_kind, fetcher, fetcher.dataset)
+        return {
+            **indices,
+            "_num_yielded": self._num_yielded,
+            "_IterableDataset_len_called": self._IterableDataset_len_called,
+            "_shared_seed": self._shared_seed,
+            "fetcher_state": state["fetcher_state"],
+            "dataset_state": state["dataset_state"],
+            "_iterator_finished": self.finished,
+        }
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._indices.load(state)
+        self._num_yielded = state["_num_yielded"]
+        self._IterableDataset_len_called = state["_IterableDataset_len_called"]
+        self._shared_seed = state["_shared_seed"]
+        fetcher_state = state["fetcher_state"]
+        if self._dataset_kind == _DatasetKind.Iterable and fetcher_state is not None:
+            fetcher: Any = self._dataset_fetcher
+            if state["dataset_state"] is None and fetcher_state["dataset_iter_state"] is None:
+                blank = [None] * (self._index_sampler.batch_size if self._auto_collation else 1)
+                for _ in range(self._num_yielded):  # nothing has a state: count off what was seen
+                    fetcher.fetch(blank)
+            else:
+                load_if_stateful(fetcher.dataset_iter, fetcher_state["dataset_iter_state"])
+                fetcher.ended = fetcher_state["fetcher_ended"]
+        self.finished = state["_iterator_finished"]
+
+
+def begin_torchs(iterator: Any, loader: DataLoader[Any], base_seed: int | None) -> None:
+    """Runs the constructor of torch's base class, with a base seed that may be drawn already."""
+    random_state = torch.get_rng_state()
+    _BaseDataLoaderIter.__init__(iterator, loader)
+    if base_seed is not None:
+        torch.set_rng_state(random_state)
+        iterator._base_seed = base_seed

@@ -1,0 +1,403 @@
+"""A worker of the generic path: torch's loop over tasks, with batches carried in slots."""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import contextlib
+import os
+import pickle
+import random
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _DatasetKind
+
+from feeder.errors import stop_in_a_batch
+from feeder.loader.generic.meters import Spent
+from feeder.loader.generic.state_dict import load_if_stateful, state_of
+from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
+from feeder.loader.slots.region import Region
+
+__all__ = [
+    "HEAD_BYTES",
+    "Channel",
+    "Head",
+    "Job",
+    "Result",
+    "Task",
+    "decode_head",
+    "encode_task",
+    "introduce",
+    "never_ending",
+    "worker_main",
+    "worker_state",
+]
+
+# Length of the message, number of its batch (_NO_BATCH: none), used bytes of the slot, wanted bytes, what it took.
+_HEAD = struct.Struct("<10q")
+_NO_BATCH = -1
+_LENGTH_BYTES = 8
+_DIRECT_BYTES = 1 << 16
+_WATCH_MS = 1000
+_NOTHING = Spent()
+_GRACE_S = 4.0
+
+
+@dataclass
+class Job:
+    """What a worker is for; the arguments of torch's worker loop."""
+
+    kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Any
+    drop_last: bool
+    base_seed: int
+    init_fn: Any
+    worker: int
+    workers: int
+    shared_seed: int | None
+    state: dict[str, Any] | None
+
+
+@dataclass
+class Task:
+    """What the trainer sends: a batch to make, slots to map, or an epoch to begin.
+
+    Attributes:
+        number: Of the batch; None with ``begin``.
+        index: What the sampler gave.
+        slot: Number of the slot to write into; None: none.
+        snapshot: Whether to send the dataset's state along.
+        slots: (slot size, number of slots): new slots, whose descriptor comes with the message.
+        begin: Begin an epoch with this shared seed.
+    """
+
+    number: int | None = None
+    index: Any = None
+    slot: int | None = None
+    snapshot: bool = False
+    slots: tuple[int, int] | None = None
+    begin: tuple[int | None] | None = None
+
+
+@dataclass
+class Result:
+    """What a worker sends back.
+
+    Attributes:
+        number: Of the batch; None: the worker has begun an epoch.
+        data: The batch, an ExceptionWrapper, or torch's mark for the end of an iterable dataset.
+        state: The worker's state after it, if it was asked for.
+    """
+
+    number: int | None
+    data: Any
+    state: dict[str, Any] | None
+
+
+class Channel:
+    """Messages over a stream socket. Large ones leave by a thread of their own, so that the worker goes on."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._queue: collections.deque[bytes] = collections.deque()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+
+    def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
+        """Sends, or leaves the sending to the thread."""
+        data = _HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
+        with self._wake:
+            if len(data) > _DIRECT_BYTES or self._queue or self._busy:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._send_all, daemon=True)
+                    self._thread.start()
+                self._queue.append(data)
+                self._wake.notify()
+                return
+        self._write(data)
+
+    def flush(self) -> None:
+        """Waits until everything is sent."""
+        with self._wake:
+            self._wake.wait_for(lambda: not self._queue and not self._busy)
+
+    def _send_all(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: bool(self._queue))
+                data = self._queue.popleft()
+                self._busy = True
+            self._write(data)
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self.connection.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
+
+    def receive(self) -> tuple[Task, list[int]] | None:
+        """The next task and the descriptors that came with it; None when the trainer is gone."""
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self.connection, _LENGTH_BYTES, 1)
+            head += self._exactly(_LENGTH_BYTES - len(head))
+            return pickle.loads(self._exactly(int.from_bytes(head, "little"))), descriptors
+        except (ConnectionError, EOFError):
+            return None
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            received = self.connection.recv_into(view)
+            if not received:
+                raise EOFError
+            view = view[received:]
+        return data
+
+
+def never_ending(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function with another error in place of StopIteration, which would be taken for the dataset's end."""
+
+    def call(samples: Any) -> Any:
+        try:
+            return collate(samples)
+        except StopIteration as error:
+            raise stop_in_a_batch(error) from error
+
+    return call
+
+
+def worker_state(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
+    """A worker's state, under torchdata's keys."""
+    fetcher_state = None
+    dataset_state = None
+    if kind == _DatasetKind.Iterable:
+        fetcher_state = {"dataset_iter_state": state_of(fetcher.dataset_iter), "fetcher_ended": fetcher.ended}
+        if fetcher.dataset_iter is not fetcher.dataset:
+            dataset_state = state_of(dataset)
+    else:
+        dataset_state = state_of(dataset)
+    return {"worker_id": worker, "dataset_state": dataset_state, "fetcher_state": fetcher_state}
+
+
+def worker_main(connection: socket.socket, job: Job) -> None:
+    """A worker's whole life.
+
+    Args:
+        connection: To the trainer.
+        job: What to do.
+    """
+    signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
+    connection.settimeout(None)  # whatever the script's default for sockets is
+    # Not by a Thread: for one that ends at its start, for want of memory, Thread.start() waits for ever.
+    _thread.start_new_thread(_watch, (connection.fileno(), os.getppid()))
+    with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
+        _run(Channel(connection), job)
+
+
+def introduce(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
+    """Seeds a worker and tells ``get_worker_info()`` of it, as torch does before it calls ``worker_init_fn``."""
+    seed = base_seed + worker
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+
+
+def _run(channel: Channel, job: Job) -> None:
+    torch.set_num_threads(1)
+    worker = _Worker(job)
+    introduce(job.base_seed, job.worker, job.workers, worker.dataset)
+    error: ExceptionWrapper | None = None
+    state = None
+    where = f"in DataLoader worker process {job.worker}"
+    try:
+        if job.init_fn is not None:
+            job.init_fn(job.worker)
+        worker.begin(job.state)
+        state = worker.state()
+    except Exception:
+        error = _caught(where)
+    channel.send(pack(Result(None, None if error is None else error, state), Slot(_NO_MEMORY)))
+    slots: tuple[Region, Any] | None = None
+    clock = time.perf_counter_ns
+    idle_from = clock()
+    while (received := channel.receive()) is not None:
+        started = clock()
+        task, descriptors = received
+        if task.slots is not None:
+            size, count = task.slots
+            region = Region(size * count, descriptors[0])
+            slots = region, region.array(np.uint8, (count, size))
+        if task.begin is not None:
+            try:
+                worker.seed(task.begin[0])
+                worker.begin(None)
+                result = Result(None, None, worker.state())
+            except Exception:
+                result = Result(None, _caught(where), None)
+            channel.send(pack(result, Slot(_NO_MEMORY)))
+        if task.number is None:
+            continue
+        spent = _NOTHING
+        worker.collate_ns = 0
+        if error is not None:
+            result, error = Result(task.number, error, None), None
+            slot = Slot(_NO_MEMORY)
+        else:
+            memory = slots[1][task.slot] if slots is not None and task.slot is not None else _NO_MEMORY
+            slot = Slot(memory)
+            result = worker.make(task, slot, where)
+        made, collated = clock(), slot.used
+        try:
+            packed = pack(result, slot)
+            if not worker.ended and not isinstance(result.data, ExceptionWrapper):
+                times = started - idle_from, made - started - worker.collate_ns, worker.collate_ns, clock() - made
+                spent = Spent(*times, collated, packed.used - collated + len(packed.message))
+        except Exception:  # a batch that can't be pickled
+            packed = pack(Result(task.number, _caught(where), None), Slot(_NO_MEMORY))
+        channel.send(packed, task.number, spent)
+        del task, result, slot, packed  # so that no batch outlives its sending
+        idle_from = clock()
+    channel.flush()
+
+
+_NO_MEMORY = np.empty(0, np.uint8)
+
+
+class _Worker:
+    """The dataset and what fetches from it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.dataset = job.dataset
+        self.ended = False
+        self.collate_ns = 0
+        self._generator = torch.Generator()
+        self._slot: Slot | None = None
+        self._collate = slot_collate(job.collate_fn) if job.auto_collation else None
+        self.seed(job.shared_seed)
+
+    def seed(self, shared_seed: int | None) -> None:
+        """Seeds a data pipe's random ops, which all workers share."""
+        from torch.utils.data import IterDataPipe
+        from torch.utils.data.graph_settings import apply_random_seed
+
+        if isinstance(self.dataset, IterDataPipe):
+            assert shared_seed is not None
+            self._generator.manual_seed(shared_seed)
+            self.dataset = apply_random_seed(self.dataset, self._generator)
+
+    def begin(self, state: dict[str, Any] | None) -> None:
+        """Begins an epoch, from a state if there is one. In this order: dataset, its iterator, the iterator's state."""
+        job = self.job
+        self.ended = False
+        if state is not None:
+            load_if_stateful(self.dataset, state["dataset_state"])
+        collate = never_ending(job.collate_fn if self._collate is None else self._into_slot)
+        self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            job.kind, self.dataset, job.auto_collation, collate, job.drop_last
+        )
+        if state is not None and job.kind == _DatasetKind.Iterable and state["fetcher_state"] is not None:
+            load_if_stateful(self.fetcher.dataset_iter, state["fetcher_state"]["dataset_iter_state"])
+
+    def state(self) -> dict[str, Any]:
+        return worker_state(self.job.worker, self.job.kind, self.fetcher, self.dataset)
+
+    def make(self, task: Task, slot: Slot, where: str) -> Result:
+        state = None
+        data: Any
+        self._slot = slot
+        try:
+            try:
+                data = None if self.ended else self.fetcher.fetch(task.index)
+            except StopIteration as error:
+                if self.job.kind != _DatasetKind.Iterable:
+                    raise stop_in_a_batch(error) from error
+                self.ended = True
+            if self.ended:
+                data = torch_worker._IterableDatasetStopIteration(self.job.worker)
+            if task.snapshot or self.ended:
+                state = self.state()
+        except Exception:
+            data = _caught(where)
+        finally:
+            self._slot = None
+        return Result(task.number, data, state)
+
+    def _into_slot(self, batch: Any) -> Any:
+        assert self._collate is not None
+        assert self._slot is not None
+        started = time.perf_counter_ns()
+        collated = self._collate(batch, self._slot)
+        self.collate_ns += time.perf_counter_ns() - started
+        return collated
+
+
+def encode_task(task: Task) -> bytes:
+    """A task as :meth:`Channel.receive` takes it."""
+    data = bytes(ForkingPickler.dumps(task))
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+
+class Head(NamedTuple):
+    """What stands before a message.
+
+    Attributes:
+        length: The message's.
+        batch: The number of its batch.
+        used: Bytes of the slot that it takes.
+        wanted: Bytes that it would take if the slot were large enough.
+        spent: What the worker took for it.
+    """
+
+    length: int
+    batch: int
+    used: int
+    wanted: int
+    spent: Spent
+
+
+def decode_head(buffer: bytearray) -> Head | None:
+    """What stands before the next message; None if it is not complete."""
+    if len(buffer) < _HEAD.size:
+        return None
+    length, batch, used, wanted, *spent = _HEAD.unpack_from(buffer)
+    return Head(length, batch, used, wanted, Spent(*spent))
+
+
+HEAD_BYTES = _HEAD.size
+
+
+def _caught(where: str) -> ExceptionWrapper:
+    """The exception in flight, as torch sends it."""
+    return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+
+
+def _watch(descriptor: int, parent: int) -> None:
+    """Ends the process when the trainer is gone, also in the middle of a batch."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    while not poll.poll(_WATCH_MS) and os.getppid() == parent:
+        pass
+    time.sleep(_GRACE_S)  # an idle worker ends by itself now, with the caller's clean-up code
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Measurements of a loader while it runs."""

@@ -1,0 +1,229 @@
+"""A live view of a loader: a bar on a terminal or in a notebook, plain lines in a pipe or log."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TextIO
+
+from feeder.system.bar import make_bar
+from feeder.system.nvml import current_gpu_busy
+from feeder.text import count, say
+
+__all__ = ["LiveView", "Pace", "bar_text", "end_view", "line_text"]
+
+_BAR_INTERVAL_S = 0.25
+_LINE_INTERVAL_S = 5.0
+_SMOOTH_S = 3.0  # rates are of about the last so many seconds
+
+
+class Pace(NamedTuple):
+    """How fast a loader is.
+
+    Attributes:
+        samples_per_s: Handed out.
+        bytes_per_s: Encoded bytes read; for a dataset that is not feeder's, bytes of the batches.
+        left_s: Until the end of the epoch; None: not known.
+        waited_share: Of the caller's time, 0-1, waiting for workers.
+        busy_share: Of the workers' time, 0-1, at work.
+        ready: Slots that are full.
+        slots: Slots that there are; without any, batches that are made ahead.
+        workers: How many workers.
+        gpu_share: Of its time, 0-1, that the GPU is busy, as nvidia-smi says it; None: there is none, or not known.
+    """
+
+    samples_per_s: float
+    bytes_per_s: float
+    left_s: float | None
+    waited_share: float
+    busy_share: float
+    ready: int
+    slots: int
+    workers: int
+    gpu_share: float | None = None
+
+
+class LiveView:
+    """Shows one epoch of a loader.
+
+    Args:
+        stats: Gives what :meth:`feeder.DataLoader.stats` gives.
+        batches: In the epoch, or in what is left of it; None: not known.
+        title: What is shown.
+        stream: Where; None: standard error.
+        gpu_busy: Tells how busy the GPU is, 0-1.
+    """
+
+    def __init__(
+        self,
+        stats: Callable[[], Mapping[str, Any]],
+        batches: int | None,
+        title: str,
+        stream: TextIO | None = None,
+        gpu_busy: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._gpu_busy = current_gpu_busy() if gpu_busy is None else gpu_busy
+        self._gpu_shares: list[float] = []
+        self._stats, self._batches, self._title = stats, batches, title
+        self._stream = sys.stderr if stream is None else stream
+        self._done = 0
+        self._first = self._last = stats()
+        self._started = self._seen = time.monotonic()
+        self._rates: dict[str, float] | None = None
+        self._bar: Any = None
+        _live.add(self)
+        self._is_bar = self._stream.isatty() or _in_notebook()
+        self._interval_s = _BAR_INTERVAL_S if self._is_bar else _LINE_INTERVAL_S
+        if self._is_bar:
+            layout = "{desc} {percentage:3.0f}%|{bar}| {unit}" if batches else "{desc} {unit}"
+            self._bar = make_bar(self._stream, total=batches, desc=title, unit="starting", bar_format=layout)
+
+    def step(self) -> None:
+        """A batch was handed out."""
+        self._done += 1
+        now = time.monotonic()
+        if now - self._seen < self._interval_s:
+            return
+        pace = self._pace(now)
+        if self._bar is not None:
+            self._draw(bar_text(pace))
+        else:
+            self._print(line_text(self._title, self._done, self._batches, pace))
+
+    def end(self) -> None:
+        """The epoch is over, or given up. The last line is of the whole."""
+        stats, self._stats = self._stats, lambda: self._last
+        self._last = stats()
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rates = {name: value / seconds for name, value in _differences(self._first, self._last).items()}
+        shares = self._gpu_shares
+        gpu = sum(shares) / len(shares) if shares else None
+        whole = _as_pace(rates, self._last, None)._replace(slots=0, gpu_share=gpu)
+        if self._bar is not None:
+            self._draw(bar_text(whole))
+            self._bar.close()
+            self._bar = None
+        elif self._done:
+            self._print(line_text(self._title, self._done, self._batches, whole, seconds))
+        self._done = 0
+
+    def _pace(self, now: float) -> Pace:
+        stats, seconds = self._stats(), now - self._seen
+        rates = {name: value / seconds for name, value in _differences(self._last, stats).items()}
+        if self._rates is not None:
+            new = min(1.0, seconds / _SMOOTH_S)
+            rates = {name: new * value + (1 - new) * self._rates[name] for name, value in rates.items()}
+        self._rates, self._last, self._seen = rates, stats, now
+        left = None
+        if self._batches is not None and rates["batches"] > 0:
+            left = max(0, self._batches - self._done) / rates["batches"]
+        gpu = self._gpu_busy()
+        if gpu is not None:
+            self._gpu_shares.append(gpu)
+        return _as_pace(rates, stats, left)._replace(gpu_share=gpu)
+
+    def _draw(self, text: str) -> None:
+        self._bar.unit = text
+        self._bar.n = self._done
+        self._bar.refresh()
+
+    def _print(self, line: str) -> None:
+        say(line, file=self._stream)
+
+
+_live: weakref.WeakSet[LiveView] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """What is shown of an epoch that the script leaves unfinished gets its last line, too."""
+    for view in list(_live):
+        view.end()
+
+
+def end_view(iterator: Any) -> None:
+    """Ends an iterator's view, if it has one."""
+    view, iterator.view = iterator.view, None
+    if view is not None:
+        view.end()
+
+
+def bar_text(pace: Pace) -> str:
+    """What stands behind the bar: 58 columns for usual figures, at most 71."""
+    parts = [f"{pace.samples_per_s:,.0f} img/s", f"{pace.bytes_per_s / 1e6:,.0f} MB/s"]
+    if pace.left_s is not None:
+        parts.append(f"{_clock(pace.left_s)} left")
+    if pace.workers:
+        full = [f"full {pace.ready}/{pace.slots}"] if pace.slots else []
+        # Beside a GPU there is no room for both, and its utilisation is what people look for.
+        busy = f"busy {pace.busy_share:.0%}" if pace.gpu_share is None else f"GPU {pace.gpu_share:.0%}"
+        parts += [f"wait {pace.waited_share:.0%}", *full, busy]
+    elif pace.gpu_share is not None:
+        parts.append(f"GPU {pace.gpu_share:.0%}")
+    return " ".join(parts)
+
+
+def line_text(title: str, done: int, batches: int | None, pace: Pace, seconds: float | None = None) -> str:
+    """A line of a log.
+
+    Args:
+        title: Of what.
+        done: Batches handed out.
+        batches: Of how many; None: not known.
+        pace: How fast.
+        seconds: What the whole epoch took; None: it goes on.
+    """
+    place = count(done, "batch", "batches") if batches is None else f"{done:,}/{count(batches, 'batch', 'batches')}"
+    parts = [place, f"{pace.samples_per_s:,.0f} images/s", f"{pace.bytes_per_s / 1e6:,.0f} MB/s"]
+    if seconds is not None:
+        parts.insert(1, f"{seconds:,.1f} s")
+    elif pace.left_s is not None:
+        parts.append(f"{_clock(pace.left_s)} left")
+    if pace.workers:
+        parts.append(f"waits {pace.waited_share:.0%} of the time")
+        if seconds is None:
+            parts.append(f"{pace.ready} of {pace.slots} slots full")
+        parts.append(f"workers {pace.busy_share:.0%} busy")
+    if pace.gpu_share is not None:
+        parts.append(f"GPU {pace.gpu_share:.0%} busy")
+    return f"{title}: {', '.join(parts)}"
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    found = {name: after[name] - before[name] for name in ("batches", "samples", "waited_ns", "busy_ns")}
+    return {**found, "bytes": _moved_bytes(after) - _moved_bytes(before)}
+
+
+def _moved_bytes(stats: Mapping[str, Any]) -> int:
+    names = ("read",) if "encoded_bytes" in stats or "read" in stats["stages"] else ("collate", "write")
+    return sum(stats["stages"].get(name, {"bytes": 0})["bytes"] for name in names)
+
+
+def _as_pace(rates: Mapping[str, float], stats: Mapping[str, Any], left_s: float | None) -> Pace:
+    slots, workers = stats["slots"], len(stats["workers"])
+    return Pace(
+        rates["samples"],
+        rates["bytes"],
+        left_s,
+        min(1.0, rates["waited_ns"] / 1e9),
+        min(1.0, rates["busy_ns"] / 1e9 / max(1, workers)),
+        slots["ready"],
+        slots["total"] or slots["making"] + slots["ready"],
+        workers,
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _in_notebook() -> bool:
+    """Whether standard error is a notebook's, which takes a bar although it is no terminal."""
+    shell = sys.modules.get("IPython")
+    kernel = shell.get_ipython() if shell is not None else None
+    return kernel is not None and hasattr(kernel, "kernel")

@@ -1,0 +1,117 @@
+"""What the stages of a pipeline took, as they write it down: counts, bytes, times, histograms. Needs no torch.
+
+Note [Meters]
+    A meter is a row of int64 words, in shared memory where another process reads it, with one process that writes it.
+    For each stage it has how often it ran, the bytes, the total and the longest time, and a histogram of the times with
+    four buckets an octave, so that a percentile is right to an eighth. Words are read and written whole; a reader may
+    see a count without its time, which is no harm. A worker's successor goes on with the same row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["METER_WORDS", "STAGES", "STAGE_WORDS", "Meter", "bucket_ns", "bucket_of", "octave_edges"]
+
+# What a stage's name means stands in the documentation of feeder.DataLoader.stats.
+STAGES = (
+    "read",
+    "draw",
+    "cut",
+    "decode",
+    "transform",
+    "fetch",
+    "collate",
+    "write",
+    "wait_slot",
+    "wait_batch",
+    "copy",
+    "consumer",
+)
+
+_SMALLEST_BITS = 10  # times below 1 us share a bucket
+_LARGEST_BITS = 38  # and so do those above 137 s
+_BUCKETS = 2 + 4 * (_LARGEST_BITS - _SMALLEST_BITS)
+_COUNT, _BYTES, _TOTAL, _LONGEST, _FIRST_BUCKET = range(5)
+STAGE_WORDS = _FIRST_BUCKET + _BUCKETS
+METER_WORDS = len(STAGES) * STAGE_WORDS
+_AT = {name: k * STAGE_WORDS for k, name in enumerate(STAGES)}
+
+
+def bucket_of(time_ns: int) -> int:
+    """The histogram's bucket for a time."""
+    bits = time_ns.bit_length()
+    if bits <= _SMALLEST_BITS:
+        return 0
+    if bits > _LARGEST_BITS:
+        return _BUCKETS - 1
+    return 1 + 4 * (bits - 1 - _SMALLEST_BITS) + ((time_ns >> (bits - 3)) & 3)
+
+
+def bucket_ns() -> npt.NDArray[np.float64]:
+    """float64 [buckets], the time in the middle of each, nanoseconds."""
+    octave, quarter = np.divmod(np.arange(_BUCKETS - 2), 4)
+    middles = 2.0 ** (octave + _SMALLEST_BITS) * (1.125 + 0.25 * quarter)
+    return np.concatenate([[2.0 ** (_SMALLEST_BITS - 1)], middles, [2.0**_LARGEST_BITS]])
+
+
+def octave_edges() -> list[tuple[int, int]]:
+    """(last bucket below it, b) for every power of two 2**b, nanoseconds, that is an edge between buckets."""
+    return [(4 * k, _SMALLEST_BITS + k) for k in range(_LARGEST_BITS - _SMALLEST_BITS + 1)]
+
+
+class Meter:
+    """The meter of one writer; see Note [Meters].
+
+    Args:
+        words: int64 [METER_WORDS], zeros at first; None: in memory of its own.
+    """
+
+    def __init__(self, words: npt.NDArray[np.int64] | None = None) -> None:
+        self.words: npt.NDArray[np.int64] = np.zeros(METER_WORDS, np.int64) if words is None else words
+        self._numbers: Any = memoryview(self.words)  # type: ignore[arg-type]  # a third of numpy's time an access
+
+    def add(self, stage: str, time_ns: int, size_bytes: int = 0) -> None:
+        """Adds one run of a stage, in about a microsecond."""
+        numbers, at = self._numbers, _AT[stage]
+        numbers[at] += 1
+        numbers[at + _BYTES] += size_bytes
+        numbers[at + _TOTAL] += time_ns
+        if time_ns > numbers[at + _LONGEST]:
+            numbers[at + _LONGEST] = time_ns
+        numbers[at + _FIRST_BUCKET + bucket_of(time_ns)] += 1
+
+    def add_each(self, stage: str, times_ns: npt.NDArray[np.int64], size_bytes: int = 0) -> None:
+        """Adds many runs of a stage.
+
+        Args:
+            stage: Its name.
+            times_ns: int64 [N]; those that are 0 did not run.
+            size_bytes: Of all of them.
+        """
+        for time_ns in times_ns.tolist():
+            if time_ns:
+                self.add(stage, time_ns)
+        self._numbers[_AT[stage] + _BYTES] += size_bytes
+
+    def add_images(self, time_ns: int, images: int, size_bytes: int, decoder: Any) -> None:
+        """Adds a call of a decoder, image by image where the decoder says what each took.
+
+        Args:
+            time_ns: Of the call.
+            images: How many.
+            size_bytes: Of the pixels.
+            decoder: See :class:`feeder.decode.decoder.Decoder`.
+        """
+        if not images:
+            return
+        spent = getattr(decoder, "spent_ns", None)
+        if spent is None:
+            spent = np.zeros((images, 3), np.int64)
+            spent[:, 0] = max(1, time_ns // images)
+        last = int(np.flatnonzero(spent.any(axis=0))[-1]) if spent.any() else 0  # the stage that has the pixels
+        for column, stage in enumerate(("decode", "transform", "write")):
+            self.add_each(stage, spent[:, column], size_bytes if column == last else 0)

@@ -1,0 +1,124 @@
+"""What each stage took, and which one is the bottleneck."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, STAGES, bucket_ns, octave_edges
+
+__all__ = ["fused_stages", "stage_histograms", "stage_table", "verdict", "worker_tables"]
+
+# Below this share of the time the caller hardly notices that it waits.
+_NOTICEABLE = 0.05
+_PERCENTILES = (50, 90, 99)
+_MAKING = ("decode", "read", "fetch", "collate", "write")
+
+
+def stage_table(words: npt.NDArray[np.int64]) -> dict[str, dict[str, int]]:
+    """Reads meters.
+
+    Args:
+        words: int64 [..., METER_WORDS]; all of them are added up.
+
+    Returns:
+        For each stage that has run: count, bytes, total_ns, mean_ns, p50_ns, p90_ns, p99_ns (within an eighth), max_ns.
+    """
+    rows = words.reshape(-1, len(STAGES), STAGE_WORDS)
+    sums, longest = rows.sum(axis=0), rows[:, :, 3].max(axis=0, initial=0)
+    middles = bucket_ns()
+    table = {}
+    for name, (count, size, total, _, *buckets), most in zip(STAGES, sums.tolist(), longest.tolist(), strict=True):
+        if not count:
+            continue
+        ranks = np.cumsum(buckets)
+        found = {"count": count, "bytes": size, "total_ns": total, "mean_ns": total // count}
+        for percent in _PERCENTILES:
+            bucket = int(np.searchsorted(ranks, ranks[-1] * percent / 100))
+            found[f"p{percent}_ns"] = min(most, int(middles[bucket]))
+        table[name] = found | {"max_ns": most}
+    return table
+
+
+def stage_histograms(words: npt.NDArray[np.int64]) -> dict[str, tuple[int, list[tuple[float | None, int]]]]:
+    """Reads meters.
+
+    Args:
+        words: int64 [..., METER_WORDS]; all of them are added up.
+
+    Returns:
+        For each stage that has run: its total time, and (upper edge, runs up to it) of every second octave; the last
+        edge is None. Times are nanoseconds.
+    """
+    sums = words.reshape(-1, len(STAGES), STAGE_WORDS).sum(axis=0)
+    found = {}
+    for name, (count, _, total, _, *buckets) in zip(STAGES, sums.tolist(), strict=True):
+        if count:
+            ranks = np.cumsum(buckets).tolist()
+            edges: list[tuple[float | None, int]] = [(float(1 << bits), ranks[k]) for k, bits in octave_edges()[::2]]
+            found[name] = total, [*edges, (None, ranks[-1])]
+    return found
+
+
+def worker_tables(words: npt.NDArray[np.int64], replaced: list[int]) -> list[dict[str, Any]]:
+    """Reads each worker's meter.
+
+    Args:
+        words: int64 [workers, METER_WORDS].
+        replaced: The number of each worker that was replaced, once for each time.
+
+    Returns:
+        For each worker: worker (its number), respawns, stages (see :func:`stage_table`).
+    """
+    return [
+        {"worker": number, "respawns": replaced.count(number), "stages": stage_table(row)}
+        for number, row in enumerate(words.reshape(-1, METER_WORDS))
+    ]
+
+
+def fused_stages(stages: Mapping[str, Any], within: Mapping[str, str]) -> dict[str, str]:
+    """Which stages have no time of their own on a path.
+
+    Args:
+        stages: Those that have.
+        within: What contains a stage's work where it is not done by itself.
+
+    Returns:
+        By stage, the one whose time contains it.
+    """
+    return {name: holder for name, holder in within.items() if name not in stages and holder in stages}
+
+
+def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) -> dict[str, Any]:
+    """Says what holds the training loop up.
+
+    Args:
+        counts: elapsed_ns (from asking for the first batch to getting the last one) and waited_ns (of that, how long
+            the caller was kept waiting).
+        meters: busy_ns, and of that read_ns and decode_ns, or fetch_ns, collate_ns and write_ns, summed over all
+            workers; trainer_decode_ns, which the caller's process has decoded for.
+        workers: How many worker processes there are; 0: the caller does their work itself.
+
+    Returns:
+        waited_share and busy_share (of the workers' time), 0-1; bottleneck: "trainer"; the stage that workers spend the
+        most time in, of "read", "decode" (with drawing and transforming), "fetch", "collate" and "write"; "workers"
+        (they are idle and the caller waits: too few batches are made ahead); or None before the first batch.
+    """
+    elapsed = counts.get("elapsed_ns", 0)
+    if not elapsed:
+        return {"waited_share": 0.0, "busy_share": 0.0, "bottleneck": None}
+    busy_ns = meters.get("busy_ns", 0)
+    waited_ns = counts.get("waited_ns", 0) if workers else busy_ns
+    waited, busy = min(1.0, waited_ns / elapsed), min(1.0, busy_ns / (elapsed * max(1, workers)))
+    if meters.get("trainer_decode_ns", 0) / elapsed >= max(_NOTICEABLE, waited):
+        bottleneck = "decode"
+    elif waited < _NOTICEABLE:
+        bottleneck = "trainer"
+    elif workers and busy < 0.5:
+        bottleneck = "workers"
+    else:
+        bottleneck = max(_MAKING, key=lambda name: meters.get(f"{name}_ns", 0))
+    return {"waited_share": waited, "busy_share": busy, "bottleneck": bottleneck}

@@ -1,0 +1,80 @@
+"""The samplers that a loader with feeder's own order shows: frameworks tell them the epoch, or take them along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from feeder.order.epoch import Order
+
+if TYPE_CHECKING:
+    from feeder.loader.dataloader import DataLoader
+
+__all__ = ["show_order", "tell_epoch"]
+
+_AT_ONCE = 4096
+
+
+class _Epochs:
+    """What both have. Each iteration goes on to the next epoch, unless :meth:`set_epoch` fixed it.
+
+    Attributes:
+        order: The loader's order.
+        epoch: Of the next iteration.
+        on_epoch: Told about :meth:`set_epoch`; stays behind when the sampler is copied.
+    """
+
+    order: Order
+    epoch: int = 0
+    on_epoch: Callable[[int], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"on_epoch": None}
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        for first in range(0, self.order.samples, _AT_ONCE):
+            positions = np.arange(first, min(first + _AT_ONCE, self.order.samples), dtype=np.int64)
+            yield from self.order.ids(epoch, positions).tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of this sampler and of its loader, as frameworks do it before every epoch."""
+        self.epoch = epoch
+        if self.on_epoch is not None:
+            self.on_epoch(epoch)
+
+
+class _Shuffled(_Epochs, RandomSampler):
+    """Stands in for torch's RandomSampler, which frameworks know a shuffled loader by."""
+
+
+class _Stored(_Epochs, SequentialSampler):
+    """Stands in for torch's SequentialSampler."""
+
+
+def show_order(loader: DataLoader[Any], order: Order) -> Any:
+    """Puts a sampler of feeder's order in the place of the one that torch's constructor made; returns it."""
+    dataset: Any = loader.dataset
+    sampler = loader.sampler
+    if isinstance(sampler, _Epochs):  # a copied loader's
+        return sampler
+    shown = (_Shuffled if isinstance(sampler, RandomSampler) else _Stored)(dataset)
+    shown.order = order
+    object.__setattr__(loader, "sampler", shown)  # torch's own lets nobody replace it
+    assert loader.batch_sampler is not None
+    loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]
+    return shown
+
+
+def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
+    """Tells the epoch to a loader's samplers and its dataset, each that takes it once."""
+    told: list[Any] = []
+    batches: Any = loader.batch_sampler
+    takers: list[Any] = [loader.sampler, batches, getattr(batches, "sampler", None), loader.dataset]
+    for each in takers:
+        if hasattr(each, "set_epoch") and not any(each is other for other in told):
+            told.append(each)
+            each.set_epoch(epoch)

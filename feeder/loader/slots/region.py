@@ -1,0 +1,66 @@
+"""A piece of anonymous shared memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+
+__all__ = ["Region"]
+
+_ALLOCATED_AT_ONCE = 1 << 20  # takes a tenth of a millisecond
+
+
+class Region:
+    """A piece of anonymous shared memory.
+
+    Args:
+        size_bytes: Its size.
+        descriptor: Of a region made by another process, to be mapped here and owned from now on; None makes a new one.
+        writable: Whether it is mapped for writing.
+    """
+
+    def __init__(self, size_bytes: int, descriptor: int | None = None, *, writable: bool = True) -> None:
+        self.size_bytes = size_bytes
+        self.descriptor = os.memfd_create("feeder", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        try:
+            if descriptor is None:
+                try:
+                    # In pieces: kernels before 6.8 give up when a signal comes meanwhile, and it is begun anew: under a
+                    # profiler's timer a large region would never be done.
+                    for start in range(0, size_bytes, _ALLOCATED_AT_ONCE):
+                        piece = min(_ALLOCATED_AT_ONCE, size_bytes - start)
+                        os.posix_fallocate(self.descriptor, start, piece)
+                except OSError as error:
+                    raise ArgumentError(
+                        f"can't allocate {size_bytes >> 20} MiB of shared memory for batches ({error.strerror}): lower "
+                        "batch_size, num_workers or prefetch_factor, or set memory_limit_bytes"
+                    ) from None
+            access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self.memory = mmap.mmap(self.descriptor, size_bytes, mmap.MAP_SHARED, access)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        self._pid = os.getpid()
+
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> npt.NDArray[Any]:
+        """An array on the region's memory, which stays mapped as long as the array lives."""
+        count = int(np.prod(shape, dtype=np.int64))
+        return np.frombuffer(self.memory, dtype, count, offset).reshape(shape)
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory goes with the last array on it."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0 and self._pid == os.getpid():
+            os.close(descriptor)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and hasattr(self, "_pid"):  # see Note [At the interpreter's end]
+            self.close()

@@ -1,0 +1,128 @@
+"""The ring of batch slots, and the layout of a slot."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.loader.slots.slots import Guard, Slots
+from feeder.system.memory import available_bytes
+
+__all__ = ["Layout", "Ring", "SlotView", "plan_slots"]
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things stand in a slot; see Note [Slots].
+
+    Args:
+        batch_size: At most how many samples a slot holds.
+        image_shape: (C, H, W), or (bytes,) of an image's share where they are staged.
+        dtype: numpy dtype name of the images as stored.
+        label_dtype: Of a sample's label: numpy's int64 or float32, or a subarray of K of these.
+    """
+
+    batch_size: int
+    image_shape: tuple[int, ...]
+    dtype: str
+    label_dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.int64))
+
+    @functools.cached_property
+    def images_offset(self) -> int:
+        return _aligned((2 * 8 + self.label_dtype.itemsize) * self.batch_size)
+
+    @functools.cached_property
+    def slot_bytes(self) -> int:
+        images = self.batch_size * math.prod(self.image_shape) * np.dtype(self.dtype).itemsize
+        return self.images_offset + _aligned(images)
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """The arrays of a slot: positions and ids int64 [B], labels int64 [B] or float32 [B] or [B, K], images
+    [B, *image_shape]."""
+
+    positions: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
+    images: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], rows: int | None = None) -> SlotView:
+        """The view of uint8 [slot_bytes], or of its first rows."""
+        rows = layout.batch_size if rows is None else rows
+        positions, ids = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(2))
+        labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * 2)
+        images = np.ndarray((rows, *layout.image_shape), layout.dtype, memory, layout.images_offset)
+        return cls(positions, ids, labels, images)
+
+    def copy(self) -> SlotView:
+        """The same in ordinary memory."""
+        return SlotView(self.positions.copy(), self.ids.copy(), self.labels.copy(), self.images.copy())
+
+
+class Ring(Slots):
+    """Slots for batches of images; see Note [Slots].
+
+    Args:
+        layout: Of each slot.
+        slots: How many.
+        guard: Asked before a slot that the caller had is used again; None: at once.
+    """
+
+    def __init__(self, layout: Layout, slots: int, guard: Guard | None = None) -> None:
+        super().__init__(layout.slot_bytes, slots, guard)
+        self.layout = layout
+        self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
+
+    def lease_view(self, slot: int, rows: int | None = None) -> SlotView:
+        """As :meth:`lease`: the arrays of the slot, or their first rows, each of which keeps it."""
+        return SlotView.of(self.layout, self.lease(slot), rows)
+
+
+def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:
+    """How many slots to make and how many batches to make ahead, within the memory limit.
+
+    Args:
+        layout: Of each slot.
+        ahead: Batches wanted ahead of the caller.
+        held: Batches that the caller is expected to hold at a time.
+        limit_bytes: Of the whole ring; None: half of the memory that is available now, or two slots if they take more.
+
+    Returns:
+        (slots, ahead), ahead at least 1.
+
+    Raises:
+        ArgumentError: naming what to change, if not even two slots fit.
+    """
+    available = available_bytes()
+    limit = available if limit_bytes is None else min(limit_bytes, available)
+    fit = limit // layout.slot_bytes
+    if limit_bytes is None:  # the ring is allocated at once, and workers, decoding and the caller need memory, too
+        fit = min(fit, max(2, available // 2 // layout.slot_bytes))
+    if fit < 2:
+        source = "memory_limit_bytes" if limit_bytes is not None and limit_bytes <= available else "available memory"
+        if len(layout.image_shape) == 1:
+            what, smaller = "encoded images", "lower batch_size"
+        else:
+            height, width = layout.image_shape[1:]
+            what = f"images of {height}x{width} ({layout.dtype})"
+            smaller = "lower batch_size or the image size, return uint8 (no ToDtype/Normalize in the recipe)"
+        raise ArgumentError(
+            f"two batches of {layout.batch_size} {what} take {2 * layout.slot_bytes} bytes, {source} is {limit}: "
+            f"{smaller}, or raise memory_limit_bytes"
+        )
+    slots = min(fit, ahead + held)
+    return slots, max(1, min(ahead, slots - 1))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE

@@ -1,0 +1,136 @@
+"""One run of a loader: images/s, and what it takes of CPU and memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from feeder.errors import ArgumentError
+from feeder.loader.generic.meters import batch_rows
+from feeder.tools.tune.setting import Trial
+
+__all__ = ["family_cpu_s", "run", "step_rate"]
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# A run goes on past its time until it has so many batches: fewer say nothing.
+_BATCHES = 2
+_LONGEST = 4.0
+_epochs = itertools.count(1 << 20)  # far from those of any training
+
+
+def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -> Trial:
+    """Takes batches from a loader for a while, epoch after epoch, and closes it.
+
+    Args:
+        loader: A :class:`feeder.DataLoader`.
+        seconds: How long, from the first batch on; longer if there are fewer than two batches by then.
+        step: Called with each batch.
+
+    Raises:
+        ArgumentError: if the loader has no batch.
+    """
+    memory_before = _pss_bytes(os.getpid())
+    started = time.perf_counter()
+    try:
+        batches = _forever(loader)
+        _consume(next(batches), step)
+        _synchronize()
+        begun = time.perf_counter()
+        cpu_before, stats_before = family_cpu_s(), loader.stats()
+        images = count = 0
+        while (elapsed := time.perf_counter() - begun) < seconds or (count < _BATCHES and elapsed < _LONGEST * seconds):
+            images += _consume(next(batches), step)
+            count += 1
+        _synchronize()
+        elapsed = time.perf_counter() - begun
+        cpu_after, stats = family_cpu_s(), loader.stats()
+        cpu_s = sum(cpu_after[pid] - cpu_before.get(pid, 0.0) for pid in cpu_after)
+        workers = set(cpu_after) - {os.getpid()}
+        memory = sum(map(_pss_bytes, workers)) + max(0, _pss_bytes(os.getpid()) - memory_before)
+        return Trial(
+            images_per_s=images / elapsed,
+            cpu_ms=1000 * cpu_s / max(1, images),
+            memory_bytes=memory,
+            first_batch_s=begun - started,
+            skipped=stats.get("skipped", 0),
+            **_shares(loader, stats_before, stats, elapsed),
+        )
+    finally:
+        loader.close()
+
+
+def step_rate(step: Callable[[Any], Any], batch: Any, seconds: float) -> float:
+    """Images/s of the step alone, on one batch again and again."""
+    _consume(batch, step)
+    _synchronize()
+    begun, images = time.perf_counter(), 0
+    while time.perf_counter() - begun < seconds:
+        images += _consume(batch, step)
+    _synchronize()
+    return images / (time.perf_counter() - begun)
+
+
+def _consume(batch: Any, step: Callable[[Any], Any] | None) -> int:
+    if step is not None:
+        step(batch)
+    return batch_rows(batch)
+
+
+def _forever(loader: Any) -> Iterator[Any]:
+    while True:
+        if hasattr(loader, "set_epoch") and "backend" in loader.stats():  # feeder's order: other samples in each run
+            loader.set_epoch(next(_epochs))
+        any_batch = False
+        for batch in loader:
+            any_batch = True
+            yield batch
+        if not any_batch:
+            raise ArgumentError("the loader has no batch: the dataset is empty, or smaller than one with drop_last")
+
+
+def _shares(loader: Any, before: Mapping[str, Any], after: Mapping[str, Any], elapsed_s: float) -> dict[str, float]:
+    """What the loader's own meters say; nothing if it has none."""
+    change = {name: after.get(name, 0) - before.get(name, 0) for name in ("busy_ns", "read_ns", "samples")}
+    if not change["busy_ns"] or not change["samples"]:
+        return {}
+    return {
+        "make_ms": change["busy_ns"] / change["samples"] / 1e6,
+        "read_share": change["read_ns"] / change["busy_ns"],
+        "busy_share": min(1.0, change["busy_ns"] / 1e9 / elapsed_s / max(1, loader.num_workers)),
+    }
+
+
+def family_cpu_s() -> dict[int, float]:
+    """CPU time so far of this process and of all that descend from it, seconds by process id."""
+    parents, ticks = {}, {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:  # ended meanwhile
+                continue
+            parents[int(name)], ticks[int(name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family and pid not in family}:
+        family |= more
+    return {pid: ticks[pid] / _TICKS_PER_S for pid in family}
+
+
+def _pss_bytes(pid: int) -> int:
+    """Memory of a process, its share of what it has in common with others; 0 if that can't be seen."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next((int(line.split()[1]) << 10 for line in file if line.startswith("Pss:")), 0)
+    except OSError:
+        return 0
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

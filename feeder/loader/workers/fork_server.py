@@ -1,0 +1,294 @@
+"""A small process that forks workers on demand: safe after CUDA is initialized, and quick, as it imports no torch.
+
+Note [Lives of the processes]
+    The server is a child of the trainer and the parent of the workers. It ends, and its workers with it, when the
+    trainer's end of the control socket closes or its own parent changes, whichever way the trainer ended; workers ask
+    the kernel to be killed when the server dies. It never imports the caller's ``__main__``, so a training script
+    needs no ``if __name__ == "__main__"`` guard.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from feeder.errors import WorkerError
+from feeder.loader.workers.sockets import handing_over
+
+__all__ = ["ForkServer", "serve"]
+
+_PRELOAD = (
+    "feeder.loader.fast.sample_maker",
+    "feeder.loader.fast.task_board",
+    "feeder.loader.fast.worker",
+    "feeder.decode.pillow.decoder",
+)
+_PRELOAD_IF_BUILT = ("feeder.decode.native",)
+_PR_SET_PDEATHSIG = 1
+_PARENT_CHECK_MS = 1000
+_MESSAGE_BYTES = 4096
+_END_S = 5.0
+_WORD_S = 10.0  # the longest wait for the process id of a worker that is being started
+
+
+class ForkServer:
+    """The trainer's side: starts workers and learns of their ends.
+
+    One server serves the whole process; :meth:`shared` starts it on first use.
+    """
+
+    _shared: ForkServer | None = None
+    _shared_lock = threading.Lock()
+
+    def __init__(self) -> None:
+        code = (
+            "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+            "from feeder.loader.workers.fork_server import serve; serve(int(sys.argv[1]))"
+        )
+        # One thread per worker: the math libraries would start one per core when they are imported.
+        threads = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        with handing_over(socket.SOCK_SEQPACKET) as (mine, theirs):
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno()), json.dumps(sys.path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **threads},
+            )
+        self._socket = mine
+        self._pid = os.getpid()
+        # Entered again from inside: a garbage collection may come at any place, and end a pool.
+        self._lock = threading.RLock()
+        self._next = 0
+        self._starting: set[int] = set()
+        self._started: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._forgotten: set[int] = set()
+
+    @classmethod
+    def shared(cls) -> ForkServer:
+        """This process's server; a new one if there is none yet, or it died."""
+        with cls._shared_lock:
+            server = cls._shared
+            if server is None or server._pid != os.getpid() or not server.alive():
+                if server is not None and server._pid == os.getpid():
+                    server.close()
+                elif server is None:
+                    atexit.register(cls._close_shared)
+                cls._shared = server = cls()
+            return server
+
+    @classmethod
+    def _close_shared(cls) -> None:
+        if cls._shared is not None:
+            cls._shared.close()
+            cls._shared = None
+
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self.process.poll() is None
+
+    def fileno(self) -> int:
+        """Readable when there may be news of a worker's end."""
+        return self._socket.fileno()
+
+    def start(self, channel: socket.socket) -> int:
+        """Starts a worker on its end of a socket; returns the worker's number at this server."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+            self._starting.add(number)
+            try:
+                socket.send_fds(self._socket, [f"start {number}".encode()], [channel.fileno()])
+            except OSError as error:
+                self._starting.discard(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its files before it has ended
+                    self.process.wait(_END_S)
+                raise WorkerError(f"the worker server is gone ({error}); iterate again to start a new one") from None
+            return number
+
+    def kill(self, number: int) -> None:
+        """Kills a worker that may be alive. Its end is still told."""
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.send(f"kill {number}".encode())
+
+    def pid(self, number: int) -> int | None:
+        """A worker's process id; None if the server does not come to start it.
+
+        A worker may be at work before its server comes to say so: word of it is waited for.
+        """
+        self._read()
+        end = time.monotonic() + _WORD_S
+        while number in self._starting and self._pid == os.getpid() and self.alive() and time.monotonic() < end:
+            select.select([self._socket], [], [], _PARENT_CHECK_MS / 1000)
+            self._read()
+        return self._started.get(number)
+
+    def ended(self, number: int) -> int | None:
+        """A worker's exit code, negative for a signal; None as long as it runs."""
+        self._read()
+        code = self._ended.get(number)
+        if code is None and not self.alive():
+            return -signal.SIGKILL  # the kernel killed it together with the server
+        return code
+
+    def forget(self, number: int) -> None:
+        """Drops what is kept about a worker, now or when it ends."""
+        self._starting.discard(number)
+        self._started.pop(number, None)
+        if self._ended.pop(number, None) is None:
+            self._forgotten.add(number)
+
+    def close(self) -> None:
+        """Ends the server and all of its workers."""
+        if self._pid != os.getpid():
+            return
+        self._socket.close()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _read(self) -> None:
+        """Takes in what the server says. Each message is noted before it is taken off the socket: wherever this is
+        interrupted, or entered again, none is lost, and to note one twice does no harm."""
+        if self._pid != os.getpid():  # the lock may be that of a thread which is not here
+            return
+        with self._lock, contextlib.suppress(OSError):  # nothing there, or closed
+            while message := self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK):
+                self._note(message)
+                taken = self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+                if taken and taken != message:
+                    self._note(taken)
+
+    def _note(self, message: bytes) -> None:
+        word, number, value = message.decode().split()
+        if word == "started":
+            self._started[int(number)] = int(value)
+            self._starting.discard(int(number))
+        elif int(number) in self._forgotten:
+            self._forgotten.discard(int(number))
+            self._started.pop(int(number), None)
+        else:
+            self._ended[int(number)] = int(value)
+
+    @classmethod
+    def _forget_threads(cls) -> None:
+        """In a forked child: whoever had the lock is not there."""
+        cls._shared_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=ForkServer._forget_threads)
+
+
+def serve(descriptor: int) -> None:
+    """The server's main function: forks workers until the trainer is gone.
+
+    Args:
+        descriptor: Of the control socket.
+    """
+    parent = os.getppid()
+    # Ctrl-C goes to every process of the terminal's group: the trainer decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    for name in _PRELOAD:
+        importlib.import_module(name)
+    for name in _PRELOAD_IF_BUILT:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    children: dict[int, int] = {}
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    while True:
+        ready = dict(poll.poll(_PARENT_CHECK_MS))
+        if os.getppid() != parent:
+            break
+        if wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+        if not _tell_ended(control, children):
+            break
+        if control.fileno() in ready and not _obey(control, children, [wake_read, wake_write]):
+            break
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _obey(control: socket.socket, children: dict[int, int], descriptors: Sequence[int]) -> bool:
+    """Does what one message asks for; False when the trainer is gone."""
+    try:
+        message, received, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
+    except ConnectionError:
+        return False
+    if not message:
+        return False
+    word, number = message.decode().split()
+    if word == "kill":
+        for pid, child in children.items():
+            if child == int(number):
+                os.kill(pid, signal.SIGKILL)
+        return True
+    pid = os.fork()
+    if pid == 0:
+        _become_worker(control, received[0], descriptors)
+    os.close(received[0])
+    children[pid] = int(number)
+    try:
+        control.send(f"started {number} {pid}".encode())
+    except OSError:
+        return False
+    return True
+
+
+def _tell_ended(control: socket.socket, children: dict[int, int]) -> bool:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            break
+        number = children.pop(pid)
+        try:
+            control.send(f"ended {number} {os.waitstatus_to_exitcode(status)}".encode())
+        except OSError:
+            return False
+    return True
+
+
+def _become_worker(control: socket.socket, channel: int, descriptors: Sequence[int]) -> None:
+    """Never returns."""
+    code = 1
+    try:
+        server = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != server:
+            os._exit(0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        control.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        work: Callable[[socket.socket], None] = importlib.import_module("feeder.loader.fast.worker").work_loop
+        work(socket.socket(fileno=channel))
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)

@@ -1,0 +1,22 @@
+"""The order of samples and every random number: pure functions of (seed, epoch, position or sample id)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Order": "epoch",
+    "Split": "split",
+    "Window": "epoch",
+    "permute": "permutation",
+    "philox": "random",
+    "substitute": "epoch",
+    "uniform": "random",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

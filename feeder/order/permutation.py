@@ -1,0 +1,69 @@
+"""A keyed permutation of 0..n-1, in O(1) memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.order.random import philox
+
+__all__ = ["permute"]
+
+# Stream numbers 0..65,533 belong to the ops of a recipe.
+_ORDER_STREAM = 65_535
+_FEISTEL_ROUNDS = 12
+
+
+def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0) -> npt.NDArray[np.int64]:
+    """Maps positions to sample ids by a keyed permutation of 0..n-1, in O(1) memory.
+
+    A Feistel network over the next power of two with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", CT-RSA 2002).
+
+    Args:
+        positions: integers [N] in [0, n).
+        n: Size of the permutation, 1 to 2**62.
+        seed: 0 to 2**64-1.
+        epoch: 0 to 2**32-1; each epoch has a permutation of its own.
+
+    Returns:
+        int64 [N], each in [0, n); distinct for distinct positions.
+
+    Raises:
+        ArgumentError: if a position or a number is outside its range.
+    """
+    values = np.array(positions, dtype=np.int64, ndmin=1)
+    if n < 1 or n > 1 << 62:
+        raise ArgumentError(f"n must be 1 to 2**62, got {n}")
+    if values.size and (values.min() < 0 or values.max() >= n):
+        raise ArgumentError(f"positions must be in [0, {n}), got {values.min()} to {values.max()}")
+    keys = philox(seed, epoch, np.arange(_FEISTEL_ROUNDS), _ORDER_STREAM).view(np.uint64)[:, 0]
+    bits = max(2, (n - 1).bit_length())
+    state = values.astype(np.uint64)
+    outside = np.arange(state.size)
+    while outside.size:
+        state[outside] = _feistel(state[outside], bits, keys)
+        outside = outside[state[outside] >= np.uint64(n)]
+    return state.astype(np.int64)
+
+
+def _feistel(values: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    low_bits = bits // 2
+    low_mask = np.uint64((1 << low_bits) - 1)
+    high_mask = np.uint64((1 << (bits - low_bits)) - 1)
+    low = values & low_mask
+    high = values >> np.uint64(low_bits)
+    for i in range(0, keys.size, 2):
+        low = low ^ (_mix(high ^ keys[i]) & low_mask)
+        high = high ^ (_mix(low ^ keys[i + 1]) & high_mask)
+    joined: npt.NDArray[np.uint64] = high << np.uint64(low_bits) | low
+    return joined
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed

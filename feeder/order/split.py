@@ -1,0 +1,82 @@
+"""The positions of an epoch that each rank takes at each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+
+__all__ = ["Split"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which positions of an epoch each rank takes at each step.
+
+    Step t of a job with the global batch G = world_size * batch_size takes the G positions from ``start + t * G``;
+    rank r takes the r-th slice. Where fewer than G are left, each rank takes an equal share of them, and positions past
+    the end wrap around to the epoch's first ones (padding, at most world_size - 1 in an epoch). Every rank has the
+    same number of batches of the same sizes. What is left after any step is a plain range of positions: it can be
+    split anew over any world size and batch size.
+
+    Args:
+        samples: Positions in the epoch, 0 or more.
+        batch_size: Samples in a rank's batch, 1 or more.
+        rank: This rank, 0 to world_size - 1.
+        world_size: Number of ranks, 1 or more.
+        drop_last: Leave out a last step that can't fill every rank's batch.
+        start: Positions that the job has consumed already.
+    """
+
+    samples: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ArgumentError(f"batch_size must be 1 or more, got {self.batch_size}")
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {self.rank} of {self.world_size}")
+        if not 0 <= self.start <= self.samples:
+            raise ArgumentError(f"start must be 0 to {self.samples}, got {self.start}")
+
+    def __len__(self) -> int:
+        """Steps that are left from ``start``; the same on every rank."""
+        full, rest = divmod(self.samples - self.start, self._global_batch)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def positions(self, step: int) -> npt.NDArray[np.int64]:
+        """Positions of this rank's batch at a step: int64 [at most batch_size], in [0, samples)."""
+        first, size = self._share(step)
+        return (first + np.arange(size, dtype=np.int64)) % self.samples
+
+    def padding(self, step: int) -> int:
+        """How many of the last positions of this rank's batch at a step are padding."""
+        first, size = self._share(step)
+        return min(size, max(0, first + size - self.samples))
+
+    def consumed(self, steps: int) -> int:
+        """Positions that the whole job has consumed after that many steps from ``start``."""
+        return min(self.samples, self.start + steps * self._global_batch)
+
+    def samples_here(self) -> int:
+        """Samples that this rank takes from ``start``, padding included."""
+        steps = len(self)
+        return (steps - 1) * self.batch_size + self._share(steps - 1)[1] if steps else 0
+
+    @property
+    def _global_batch(self) -> int:
+        return self.batch_size * self.world_size
+
+    def _share(self, step: int) -> tuple[int, int]:
+        if not 0 <= step < len(self):
+            raise ArgumentError(f"step must be in [0, {len(self)}), got {step}")
+        base = self.start + step * self._global_batch
+        size = min(self.batch_size, -(-(self.samples - base) // self.world_size))
+        return base + self.rank * size, size

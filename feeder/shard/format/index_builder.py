@@ -1,0 +1,146 @@
+"""Rows of the index, collected as shards are written, and merged."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.shard.format.index import _STARTS, COLUMNS, OPTIONAL_COLUMNS, Index, ShardEntry, write_index
+
+__all__ = ["IndexBuilder", "merge_indexes"]
+
+
+class IndexBuilder:
+    """Collects the rows of one shard.
+
+    Args:
+        shard: The shard's number.
+        targets: Names of the numbers that each sample has in place of a label.
+        numbered: Whether the samples come from rows of a table, and have their number there.
+    """
+
+    def __init__(self, shard: int, targets: Sequence[str] = (), *, numbered: bool = False) -> None:
+        self.shard = shard
+        self.targets = tuple(targets)
+        self.numbered = numbered
+        self.fields: dict[str, int] = {}
+        columns = [name for name in COLUMNS if not name.endswith(("_start", "_data"))]
+        self._target, self._source_rows = array("f"), array("Q")
+        self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
+        self._starts = {name: array("q", [0]) for name in _STARTS}
+        self._data = {"key_data": bytearray(), "path_data": bytearray(), "row_data": bytearray()}
+
+    def __len__(self) -> int:
+        return len(self._rows["offset"])
+
+    def add(
+        self,
+        *,
+        key: bytes,
+        path: bytes,
+        field: str,
+        offset: int,
+        length: int,
+        label: int,
+        width: int,
+        height: int,
+        orientation: int,
+        source_bytes: int,
+        crc32: int,
+        members: Iterable[tuple[str, int, int]],
+        rows: bytes = b"",
+        target: Sequence[float] = (),
+        source_row: int = 0,
+    ) -> None:
+        """Adds a sample; ``members`` are its other fields as (field, offset, length), ``rows`` is its ``row_data``.
+
+        ``target`` has a number for each of the builder's targets; ``source_row`` counts if samples are numbered.
+        """
+        if len(target) != len(self.targets):
+            raise ValueError(f"expected {len(self.targets)} target numbers, got {len(target)}")
+        self._target.extend(target)
+        self._source_rows.append(source_row)
+        row = {"shard": self.shard, "field": self._field(field), "offset": offset, "length": length, "label": label}
+        row |= {"width": width, "height": height, "orientation": orientation}
+        row |= {"source_bytes": source_bytes, "crc32": crc32}
+        for name, value in row.items():
+            self._rows[name].append(value)
+        for member_field, member_offset, member_length in members:
+            self._rows["member_field"].append(self._field(member_field))
+            self._rows["member_offset"].append(member_offset)
+            self._rows["member_length"].append(member_length)
+        self._data["key_data"] += key
+        self._data["path_data"] += path
+        self._data["row_data"] += rows
+        for start, column in _STARTS.items():
+            values = self._rows.get(column)
+            size = len(self._data[column]) // np.dtype(COLUMNS[column]).itemsize if values is None else len(values)
+            self._starts[start].append(size)
+
+    def write(self, path: str, shards: Sequence[ShardEntry]) -> None:
+        """Writes the rows as an index file of their own, atomically."""
+        columns: dict[str, npt.NDArray[Any]] = {}
+        if self.targets:
+            columns["target"] = np.array(self._target, np.float32)
+        if self.numbered:
+            columns["source_row"] = np.array(self._source_rows, np.uint64)
+        for name, dtype in COLUMNS.items():
+            values: Any = self._rows.get(name, self._starts.get(name))
+            if name in self._data:
+                columns[name] = np.frombuffer(self._data[name], dtype=dtype)
+            else:
+                columns[name] = np.array(values, dtype=dtype)
+        counts = {name: len(column) for name, column in columns.items()}
+        pieces = {name: [column] for name, column in columns.items()}
+        write_index(path, shards, list(self.fields), pieces, counts, targets=self.targets)
+
+    def _field(self, field: str) -> int:
+        return self.fields.setdefault(field, len(self.fields))
+
+
+def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None = None) -> None:
+    """Joins index files, one a shard, into one, atomically; memory stays that of one part.
+
+    Args:
+        parts: Index files in shard order, all with the same targets.
+        path: The index to write.
+        classes: Class names by label, to be kept in the index.
+    """
+    fields: dict[str, int] = {}
+    shards: list[ShardEntry] = []
+    targets: tuple[str, ...] = ()
+    sizes: list[dict[str, int]] = []
+    for part in map(Index, parts):
+        for field in part.fields:
+            fields.setdefault(field, len(fields))
+        shards.extend(part.shards)
+        targets = part.targets
+        names = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if part.has_column(name))]
+        sizes.append({name: part.column(name).size for name in names})
+    # Parts that an earlier feeder wrote, of a run that was resumed, may lack a column that the others have.
+    present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if parts and all(name in part for part in sizes))]
+    counts = {name: sum(part[name] for part in sizes) for name in present}
+    for name in _STARTS:
+        counts[name] += 1 - len(parts)  # each part has a 0 of its own, of which one is kept
+
+    def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
+        base = 0
+        for number, part in enumerate(map(Index, parts)):  # opened again each time: thousands would exhaust descriptors
+            part.check([name])
+            column = np.array(part.column(name))
+            if name in ("field", "member_field"):
+                column = np.array([fields[f] for f in part.fields] or [0], dtype=column.dtype)[column]
+            elif name == "shard":
+                column = np.full_like(column, number)
+            elif name in _STARTS:
+                last = int(column[-1])
+                column = column[min(number, 1) :] + np.uint64(base)
+                base += last
+            yield column
+
+    columns = {name: pieces(name) for name in present}
+    write_index(path, shards, list(fields), columns, counts, targets=targets, classes=classes)

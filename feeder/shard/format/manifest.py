@@ -1,0 +1,149 @@
+"""``manifest.json``: what a shard set holds and how it was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from feeder.errors import FormatError
+from feeder.system.files import atomic_file, open_regular
+
+__all__ = [
+    "MANIFEST_NAME",
+    "PLAN_NAME",
+    "Manifest",
+    "ShardRecord",
+    "is_shard_set",
+    "manifest_bytes",
+    "matches_checksum",
+]
+
+MANIFEST_NAME = "manifest.json"
+PLAN_NAME = os.path.join(".work", "plan.json")  # while a set is being written
+_VERSION = 1
+_MAX_BYTES = 1 << 28  # a million shards; a file of zeros may claim gigabytes
+_CRC32 = re.compile(rb'("crc32": ")([0-9a-f]{8})')
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard.
+
+    Attributes:
+        name: File name.
+        samples: How many samples it holds.
+        size_bytes: Size of the file.
+        sha256: SHA-256 of the file, hexadecimal.
+    """
+
+    name: str
+    samples: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of ``manifest.json``.
+
+    Attributes:
+        settings: What was asked for: seed, shuffle, shard_size_bytes, samples_per_shard, encode.
+        source: What was sharded: kind, a digest over paths, sizes and labels, and of fields by name the one that holds
+            the image (image_field; several with ";" between them, of which each sample has one).
+        inputs: Inputs found; each is a sample or stands in ``rejected.jsonl``.
+        samples: Samples written.
+        rejected: Inputs rejected.
+        bad: Of these, how many claimed to be images.
+        formats: Samples by image format.
+        encoded: Samples by what was done to their image ("kept", ...).
+        clipped: Samples whose image loses range when it is decoded, as it has more than 8 bits a sample.
+        classes: Class names by label, or None.
+        index: Size and SHA-256 of the index file.
+        shards: The shards, in order.
+    """
+
+    settings: dict[str, Any]
+    source: dict[str, str]
+    inputs: int
+    samples: int
+    rejected: int
+    bad: int
+    formats: dict[str, int]
+    encoded: dict[str, int]
+    classes: list[str] | None
+    index: dict[str, Any]
+    shards: list[ShardRecord]
+    clipped: int = 0
+
+    @classmethod
+    def read(cls, folder: str) -> Manifest | None:
+        """Reads a shard set's manifest; None if it has none.
+
+        Raises:
+            FormatError: if it is damaged or of another version.
+        """
+        path = os.path.join(folder, MANIFEST_NAME)
+        text = manifest_bytes(folder)
+        if text is None:
+            return None
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise FormatError(f"{path}: damaged: {error}; restore it, or shard the dataset again") from None
+        try:
+            if data["format"] != "feeder-shards" or data["format_version"] != _VERSION:
+                raise FormatError(
+                    f"{path}: format {data['format']!r} version {data['format_version']}, this feeder reads "
+                    f"'feeder-shards' version {_VERSION}; update feeder"
+                )
+            shards = [ShardRecord(**record) for record in data["shards"]]
+            known = {k: v for k, v in data.items() if not k.startswith("format_") and k not in ("format", "crc32")}
+            return cls(**known | {"shards": shards})
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"{path}: damaged: {error!r}; restore it, or shard the dataset again") from None
+
+    def write(self, folder: str) -> None:
+        """Writes the manifest atomically; its bytes depend on its contents alone."""
+        data = {"format": "feeder-shards", "format_version": _VERSION, "crc32": "0" * 8, **asdict(self)}
+        text = json.dumps(data, indent=1).encode() + b"\n"
+        with atomic_file(os.path.join(folder, MANIFEST_NAME)) as file:
+            file.write(_CRC32.sub(b"\\g<1>%08x" % zlib.crc32(text), text, count=1))
+
+
+def matches_checksum(text: bytes) -> bool:
+    """Whether the bytes of a manifest are what was written, by its own checksum, which older ones lack."""
+    found = _CRC32.search(text)
+    return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
+
+
+def manifest_bytes(folder: str) -> bytes | None:
+    """The bytes of a shard set's manifest; None if it has none.
+
+    Raises:
+        FormatError: if it can't be read, or is larger than any manifest.
+    """
+    path = os.path.join(folder, MANIFEST_NAME)
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes > _MAX_BYTES:
+                raise FormatError(f"{path}: {size_bytes:,} bytes are no manifest's; restore it, or shard again")
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FormatError(f"{path}: this manifest can't be read: {error.strerror}") from None
+
+
+def is_shard_set(folder: str) -> bool:
+    """Tells a folder that ``feeder shard`` wrote or is writing, by its manifest or plan."""
+    if os.path.isfile(os.path.join(folder, PLAN_NAME)):
+        return True
+    try:
+        return os.path.isfile(os.path.join(folder, MANIFEST_NAME)) and Manifest.read(folder) is not None
+    except (FormatError, OSError):
+        return False

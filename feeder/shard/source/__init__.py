@@ -1,0 +1,1 @@
+"""Sources of samples: folders, tables, WebDataset tars, iterables."""

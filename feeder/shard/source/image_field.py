@@ -1,0 +1,111 @@
+"""The field of a sample that holds its image: one choice for a whole set."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Mapping
+
+from feeder.decode.image_header import is_image_field
+from feeder.errors import ArgumentError
+from feeder.shard.source.source import Source, reject_samples
+from feeder.text import count
+
+__all__ = ["choose_image", "image_fields", "lacks_image", "split_fields"]
+
+_NO_PHOTOS = ("mask", "seg", "depth", "label", "alpha", "thumb")
+_PHOTOS = ("image", "img", "rgb", "input")
+_FORMATS = (("jpg", "jpeg", "jpe", "jfif"), ("webp",), ("png",))
+
+
+def split_fields(text: str) -> tuple[str, ...]:
+    """The fields that ``--image-field`` names: one, or several with ";" between them, of which a sample has one.
+
+    Raises:
+        ArgumentError: if there is none.
+    """
+    fields = tuple(field.strip() for field in text.split(";") if field.strip())
+    if not fields:
+        raise ArgumentError(f"image_field must name a field, such as 'rgb.jpg', got {text!r}")
+    return fields
+
+
+def image_fields(samples: Mapping[frozenset[str], int]) -> tuple[str, ...]:
+    """Chooses the field that holds the image, by its name.
+
+    Bare extensions come first. Of the others, names of what belongs to an image ("mask.png") come last, and names that
+    say "image" first; then the formats decide.
+
+    Args:
+        samples: Number of samples by the names of their fields.
+
+    Returns:
+        The field and, behind it, those that are the same in another format, as in a set of "jpg" and "png" in which no
+        sample has both. Empty if no field is named as an image.
+    """
+    found = sorted({field for fields in samples for field in fields if is_image_field(field)}, key=_rank)
+    chosen = found[:1]
+    for field in found[1:]:
+        if _name(field) == _name(chosen[0]) and not any(
+            field in fields and not fields.isdisjoint(chosen) for fields in samples
+        ):
+            chosen.append(field)
+    return tuple(chosen)
+
+
+def choose_image(source: Source, where: str, asked: str | None) -> None:
+    """Sets the fields that hold the source's images, and rejects the samples that have none of them.
+
+    Args:
+        source: A source whose samples are fields by name.
+        where: Name of the source in the note that lists the candidates, if there are several.
+        asked: Fields as :func:`split_fields` takes them; None chooses by their names.
+    """
+    groups = source.table.by_fields()
+    samples = {fields: len(ids) for fields, ids in groups.items()}
+    chosen = image_fields(samples) if asked is None else split_fields(asked)
+    source.image_fields = chosen
+    counts: collections.Counter[str] = collections.Counter()
+    for fields, number in samples.items():
+        counts.update({field: number for field in fields if is_image_field(field) or field in chosen})
+    source.other_images = tuple(field for field in sorted(counts) if field not in chosen)
+    if source.other_images:
+        listed = ", ".join(f"{field!r} ({count(counts[field], 'sample')})" for field in source.other_images)
+        source.notes.append(
+            f"{where}: several fields hold images; {_either(chosen)} is taken "
+            f"({count(sum(map(counts.__getitem__, chosen)), 'sample')}), not {listed}: --image-field chooses another"
+        )
+    reasons: dict[int, str] = {}
+    for fields, ids in groups.items():
+        reason = lacks_image(sorted(fields), chosen)
+        if reason is not None:
+            reasons |= dict.fromkeys(ids, reason)
+    reject_samples(source, reasons)
+
+
+def lacks_image(fields: Collection[str], chosen: tuple[str, ...] | None) -> str | None:
+    """The reason for which a sample is rejected that has none of the chosen fields; None if it has one.
+
+    Args:
+        fields: The sample's fields.
+        chosen: The fields that hold the set's images; None while they are not chosen: then any image will do.
+    """
+    if any(is_image_field(field) if chosen is None else field in chosen for field in fields):
+        return None
+    wanted = "image" if chosen is None else f"field {_either(chosen)}, which is to be the image,"
+    return f"no {wanted} among its fields: {', '.join(fields) or 'none'}"
+
+
+def _either(fields: tuple[str, ...]) -> str:
+    return " or ".join(map(repr, fields))
+
+
+def _rank(field: str) -> tuple[bool, bool, int, int, str]:
+    name, extension = _name(field), field.rpartition(".")[2]
+    photo = next((i for i, word in enumerate(_PHOTOS) if word in name), len(_PHOTOS))
+    format_ = next((i for i, extensions in enumerate(_FORMATS) if extension in extensions), len(_FORMATS))
+    return bool(name), any(word in name for word in _NO_PHOTOS), photo, format_, field
+
+
+def _name(field: str) -> str:
+    """Name of a field without its extension: empty for a bare extension."""
+    return field.rpartition(".")[0].lower()

@@ -1,0 +1,96 @@
+"""Any iterable of WebDataset-style dicts, spooled to disk in one pass."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from feeder.errors import SourceError
+from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
+from feeder.shard.source.labels import LabelColumn, as_number, is_class_number, label_text
+from feeder.shard.source.source import NO_FILE, Source, drop_duplicates
+from feeder.shard.source.spool import Spool
+from feeder.text import count
+
+__all__ = ["open_samples"]
+
+
+def open_samples(
+    samples: Iterable[Mapping[str, Any]],
+    spool_path: str,
+    image_field: str | None = None,
+    classes: Sequence[str] | None = None,
+) -> Source:
+    """Spools samples: dicts of fields by extension, with ``__key__`` for their name.
+
+    Args:
+        samples: Each maps fields ("jpg", "cls", "json", ...) to bytes; text, integers, and for ``json`` any JSON value
+            are encoded. Keys that start with ``__`` are not fields.
+        spool_path: Scratch file.
+        image_field: As :func:`open_tars` takes it.
+        classes: Class names by label; None: where ``cls`` holds names these, sorted.
+
+    Raises:
+        SourceError: for a sample that is no such dict, or a value that can't be encoded.
+    """
+    source = Source("samples", os.path.dirname(spool_path))
+    labels = LabelColumn("the field 'cls'", "give the field another name", ("", "-1"))
+    with Spool(source, spool_path) as spool:
+        for number, sample in enumerate(samples):
+            if not isinstance(sample, Mapping):
+                raise SourceError(f"sample {number}: expected a dict of fields, got {type(sample).__name__}")
+            name = str(sample.get("__key__", number))
+            fields = {str(k): _encoded(v, str(k), name) for k, v in sample.items() if not str(k).startswith("__")}
+            lacking = lacks_image(fields, None if image_field is None else split_fields(image_field))
+            if lacking is not None:
+                source.reject(name, lacking)
+                continue
+            text = label_text(fields["cls"]) if "cls" in fields else ""
+            value = None if text is None else as_number(text)
+            is_class = value is None or value == -1 or math.isnan(value) or is_class_number(value)
+            if text is None or not is_class:
+                raise SourceError(
+                    f"sample {name!r}: field 'cls' is {fields['cls'][:40]!r}; expected a class number, 0 or more, or a "
+                    "class name: put other numbers into the field 'json', where ShardDataset(labels=...) finds them"
+                )
+            label = labels.add(text)
+            parts = [spool.add(field, data) for field, data in fields.items()]
+            size = sum(part.length for part in parts)
+            source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
+    found = labels.finish_whole(classes)
+    source.take_labels(found, "cls")
+    if found.classes is None and classes is not None:
+        source.classes = list(classes)
+        label = max(found.labels.tolist(), default=-1) if found.labels is not None else -1
+        if label >= len(classes):
+            listed = count(len(classes), "class", "classes")
+            raise SourceError(f"the field 'cls' holds the label {label}, but the list has {listed}")
+    choose_image(source, "the samples", image_field)
+    drop_duplicates(source, lambda path: path, "duplicate __key__")
+    return source
+
+
+def _encoded(value: Any, field: str, name: str) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, str):
+        try:
+            return value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise SourceError(f"sample {name!r}: field {field!r} is no text that can be written: {error}") from None
+    if field.rpartition(".")[2] == "json":
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError) as error:
+            raise SourceError(f"sample {name!r}: field {field!r} can't be written as JSON: {error}") from None
+    with contextlib.suppress(TypeError):
+        return b"%d" % operator.index(value)
+    raise SourceError(
+        f"sample {name!r}: field {field!r} is a {type(value).__name__}; expected bytes (encode images first), text, an "
+        "integer, or JSON values in a field named json"
+    )

@@ -1,0 +1,110 @@
+"""Where samples come from: class folders, flat folders, manifests, WebDataset tars, and iterables."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from feeder.errors import SourceError
+from feeder.shard.source.folder import open_folder
+from feeder.shard.source.iterable import open_samples
+from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
+from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, open_tars
+
+__all__ = [
+    "ManifestColumns",
+    "Rejection",
+    "Source",
+    "open_samples",
+    "open_source",
+    "overlaps_source",
+    "source_kind",
+]
+
+
+# Of a pattern, or a mistake, which gets an error of its own.
+_NO_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def open_source(
+    path: str,
+    columns: ManifestColumns,
+    work: str,
+    *,
+    skip_unreadable: bool = False,
+    image_field: str | None = None,
+) -> Source:
+    """Lists a dataset, whatever it is.
+
+    Args:
+        path: A class-per-folder tree, a flat folder, a folder of tars, a manifest, or a pattern of tars.
+        columns: Which columns of a manifest, or keys of the tars' json, mean what.
+        work: Folder for scratch files.
+        skip_unreadable: Whether unreadable folders are rejected, where they would end the run otherwise.
+        image_field: Of tars, as :func:`open_tars` takes it.
+
+    Raises:
+        SourceError: if it is none of these, or can't be read.
+    """
+    kind = source_kind(path)
+    option = None if kind == "manifest" else columns.only_for_manifests()
+    if option is not None:
+        raise SourceError(f"{path}: {option} is for manifests ({', '.join(MANIFEST_SUFFIXES)})")
+    if kind == "tars":
+        return open_tars(path, work, image_field, columns)
+    if image_field is not None:
+        raise SourceError(f"{path}: has no fields to choose the image from; leave --image-field out, it is for tars")
+    if kind == "manifest":
+        return open_manifest(path, columns, os.path.join(work, "spool"))
+    if columns.label is not None or columns.targets or not columns.has_labels:
+        raise SourceError(f"{path}: a folder's classes are its subfolders; it has no columns for labels")
+    return open_folder(path, skip_unreadable=skip_unreadable)
+
+
+def source_kind(path: str) -> str:
+    """Says by names alone which kind of source a path is: "folder", "manifest" or "tars".
+
+    Raises:
+        SourceError: if it is none of these, or isn't there.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in _NO_PATH:
+            raise SourceError(f"{path}: can't be looked at: {error.strerror}") from None
+    except ValueError as error:
+        raise SourceError(f"{path!r}: is no path: {error}") from None
+    if os.path.isdir(path):
+        try:
+            return "tars" if _is_tar_folder(path) else "folder"
+        except OSError as error:
+            raise SourceError(f"{path}: can't be listed: {error.strerror}") from None
+    if path.lower().endswith(MANIFEST_SUFFIXES):
+        if not os.path.isfile(path):
+            raise SourceError(f"{path}: " + ("is no regular file" if os.path.exists(path) else "no such manifest"))
+        return "manifest"
+    if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:") or "://" in path:
+        expand_pattern(path)
+        return "tars"
+    raise SourceError(
+        f"{path}: "
+        + ("is no dataset that we know" if os.path.exists(path) else "no such file or folder")
+        + "; expected a folder of images, a manifest (.csv, .tsv, .jsonl, .parquet) or "
+        "WebDataset tars ('train-{000..009}.tar')"
+    )
+
+
+def overlaps_source(path: str, out: str) -> bool:
+    """Whether an output folder is, or lies inside, a source folder, or is the folder that source files stand in."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
+    inner, outer = os.path.realpath(out), os.path.realpath(folder)
+    return inner == outer or (os.path.isdir(path) and inner.startswith(outer.rstrip("/") + "/"))
+
+
+def _is_tar_folder(path: str) -> bool:
+    with os.scandir(path) as entries:
+        listed = list(entries)
+    return any(e.name.endswith(TAR_SUFFIXES) and os.path.isfile(e.path) for e in listed) and not any(
+        os.path.isdir(e.path) and not e.name.startswith(".") for e in listed
+    )

@@ -1,0 +1,46 @@
+"""A scratch file for fields that have no file of their own: columns of a manifest, samples of an iterable."""
+
+from __future__ import annotations
+
+import hashlib
+from types import TracebackType
+
+from feeder.shard.source.source import Container, Part, Source
+from feeder.system.files import atomic_file
+
+__all__ = ["Spool"]
+
+
+class Spool:
+    """Appends fields to one scratch file, which is a container of the source, to be read when the context is left.
+
+    Args:
+        source: The source whose samples have their fields here.
+        path: The scratch file; it is overwritten.
+    """
+
+    def __init__(self, source: Source, path: str) -> None:
+        self._source = source
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._container = len(source.containers)
+        self._writing = atomic_file(path)
+        source.containers.append(Container(path, 0, 0))  # no file of the user's: nothing to be compared on resume
+
+    def __enter__(self) -> Spool:
+        self._file = self._writing.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._writing.__exit__(kind, error, traceback)
+        self._source.content_digest = self._hash.hexdigest()
+
+    def add(self, field: str, data: bytes) -> Part:
+        """Appends a field's bytes and says where they are."""
+        part = Part(field, self._container, self._size, len(data))
+        self._file.write(data)
+        self._hash.update(field.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(data) + data)
+        self._size += len(data)
+        return part

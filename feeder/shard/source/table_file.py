@@ -1,0 +1,325 @@
+"""Manifests: CSV, TSV, JSON lines or Parquet with a path or image-bytes column, a label, and any further columns."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import errno
+import itertools
+import json
+import os
+import stat
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from feeder.errors import ArgumentError, SourceError
+from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.labels import LabelColumn, as_number, target_number
+from feeder.shard.source.parquet import parquet_rows
+from feeder.shard.source.source import NO_FILE, Part, Source, drop_duplicates, reject_samples
+from feeder.shard.source.spool import Spool
+from feeder.system.files import DISK_FULL, open_regular
+from feeder.text import count
+
+__all__ = ["MANIFEST_SUFFIXES", "ManifestColumns", "open_manifest"]
+
+MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "image")
+_IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
+_IDS = ("id", "image_id", "id_code", "image_name", "name", "image")
+_LABELS = ("label", "class", "cls", "target", "class_name")
+_SNIFFED_ROWS = 100
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ManifestColumns:
+    """Which columns of a manifest mean what; None lets their names decide.
+
+    Attributes:
+        path: Column with the image's path, relative to the root.
+        image: Column with the image's bytes (base64 in text manifests).
+        label: Column with the label: integers from 0 on are class numbers, names are numbered in sorted order, and
+            other numbers are targets. Of tars, a key of each sample's ``json``.
+        targets: Columns with numbers that take the place of a label; of tars, keys of each sample's ``json``.
+        has_labels: False for a source without labels, whatever its columns or fields are called.
+        root: Folder that paths are relative to; None for the manifest's own.
+        suffix: Put behind each path, such as ".jpg" behind plain ids.
+    """
+
+    path: str | None = None
+    image: str | None = None
+    label: str | None = None
+    targets: tuple[str, ...] = ()
+    has_labels: bool = True
+    root: str | None = None
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        asked = [name for name in (self.path, self.image, self.label, *self.targets) if name is not None]
+        twice = next((name for name in asked if asked.count(name) > 1), None)
+        if twice is not None:
+            raise ArgumentError(f"column {twice!r} is asked for twice; name one column for each purpose")
+        if self.label is not None and self.targets:
+            raise ArgumentError(
+                f"a set has labels or targets, not both: got label column {self.label!r} and target column "
+                f"{self.targets[0]!r}; the other one travels as json"
+            )
+        if not self.has_labels and (self.label is not None or self.targets):
+            raise ArgumentError(f"no labels are wanted, but column {(self.label or self.targets[0])!r} is asked for")
+
+    def only_for_manifests(self) -> str | None:
+        """The option for which a source must be a manifest, as the command line has it; None if there is none."""
+        given = {
+            "--path-column": self.path,
+            "--image-column": self.image,
+            "--image-root": self.root,
+            "--suffix": self.suffix,
+        }
+        return next((option for option, value in given.items() if value), None)
+
+
+def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Source:
+    """Lists the rows of a manifest; a sample's further columns become its ``json`` field.
+
+    Args:
+        path: The manifest; its suffix says what it is.
+        columns: Which columns mean what.
+        spool_path: Scratch file for what has no file of its own.
+
+    Raises:
+        SourceError: if the manifest can't be read as a whole, or has no column for images.
+    """
+    root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
+    if not os.path.isdir(root):
+        raise SourceError(f"{root}: no such folder; --image-root is the folder that the manifest's paths start from")
+    source = Source("manifest", root)
+    source.add_container(os.path.abspath(path))
+    with Spool(source, spool_path) as spool:
+        listing = _Listing(source, spool, path, columns)
+        try:
+            rows = enumerate(_rows(path), 1)
+            first = list(itertools.islice(rows, _SNIFFED_ROWS))
+            listing.resolve([row for _, row in first if isinstance(row, dict)])
+            for number, row in itertools.chain(first, rows):
+                if isinstance(row, str):
+                    source.reject(f"{os.path.basename(path)}#{number}", row)
+                else:
+                    listing.add(number, row)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:  # the spool's
+                raise
+            raise SourceError(f"{path}: can't be read: {error}") from None
+    listing.finish()
+    drop_duplicates(source, os.path.normpath, "duplicate path")
+    return source
+
+
+class _Listing:
+    """Turns rows into samples."""
+
+    def __init__(self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns) -> None:
+        self._source = source
+        self._spool = spool
+        self._manifest = manifest
+        self._asked = columns
+        self._columns = ManifestColumns()
+        self._labels: LabelColumn | None = None
+        self._target = array("f")
+
+    def add(self, number: int, row: Row) -> None:
+        """Adds one row; a row that can't be a sample is rejected."""
+        columns = self._columns
+        name = f"{os.path.basename(self._manifest)}#{number}"
+        taken = (columns.path, columns.image, columns.label, *columns.targets)
+        extras = {k: v for k, v in row.items() if k not in taken}
+        image = row.get(columns.image) if columns.image else None
+        image_path = row.get(columns.path) if columns.path else None
+        if isinstance(image, dict):  # the struct of Hugging Face's datasets: {"bytes": ..., "path": ...}
+            image_path = image_path or image.get("path")
+            image = image.get("bytes")
+        parts: list[Part] = []
+        file_bytes, mtime = 0, NO_FILE
+        if columns.image:
+            try:
+                data = base64.b64decode(image, validate=True) if isinstance(image, str) else image
+            except (binascii.Error, ValueError) as error:
+                self._source.reject(name, f"column {columns.image!r} is not base64: {error}")
+                return
+            if not isinstance(data, bytes) or not data:
+                self._source.reject(name, f"no image bytes in column {columns.image!r}")
+                return
+            parts.append(self._spool.add("", data))
+        else:
+            if isinstance(image_path, int) and not isinstance(image_path, bool):  # an id
+                image_path = str(image_path)
+            if not isinstance(image_path, str) or not image_path:
+                self._source.reject(name, f"no path in column {columns.path!r}")
+                return
+            image_path += columns.suffix
+            try:
+                status = os.stat(os.path.join(self._source.root, image_path))
+            except FileNotFoundError:
+                self._source.reject(image_path, "not found")
+                return
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.ENOTDIR):
+                    raise
+                self._source.reject(image_path, str(error))
+                return
+            if not stat.S_ISREG(status.st_mode):
+                self._source.reject(image_path, "not a regular file")
+                return
+            file_bytes, mtime = status.st_size, status.st_mtime_ns
+        try:
+            target = [target_number(row.get(column), f"column {column!r}") for column in columns.targets]
+        except ValueError as error:
+            self._source.reject(name, str(error))
+            return
+        if extras:
+            try:
+                text = json.dumps(extras, ensure_ascii=False, default=_plain, allow_nan=False, separators=(",", ":"))
+                parts.append(self._spool.add("json", text.encode("utf-8", "surrogateescape")))
+            except ValueError as error:  # NaN, or half of a surrogate pair
+                self._source.reject(name, f"its further columns can't be written as JSON: {error}")
+                return
+        shown = str(image_path) if not columns.image else f"{name}/{image_path}" if image_path else name
+        size = file_bytes + sum(part.length for part in parts)
+        label = -1 if self._labels is None else self._labels.add(row.get(columns.label or ""))
+        self._target.extend(target)
+        self._source.table.add(os.fsencode(shown), size, mtime, label, parts, row=number - 1)
+
+    def finish(self) -> None:
+        """Gives the samples their labels or targets, now that all are known.
+
+        Raises:
+            SourceError: for a class number that is too large.
+        """
+        table, columns = self._source.table, self._columns
+        if columns.targets:
+            numbers = np.array(self._target, np.float32).reshape(-1, len(columns.targets))
+            table.set_targets(columns.targets, numbers)
+            if gaps := int(np.isnan(numbers).any(axis=1).sum()):
+                self._source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
+        if self._labels is None or columns.label is None:
+            return
+        found = self._labels.finish()
+        reject_samples(self._source, self._source.take_labels(found, columns.label))
+        if found.targets is not None:
+            self._source.notes.append(
+                f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are no class "
+                "numbers (0, 1, 2, ...), so labels are float32 targets"
+            )
+        number = next((name for name in found.classes or () if as_number(name) is not None), None)
+        if number is not None:
+            self._source.notes.append(
+                f"{self._manifest}: labels are class names, as column {columns.label!r} holds {found.example!r} beside "
+                f"numbers such as {number}"
+            )
+        if found.missing:
+            none = "NaN" if found.targets is not None else "-1"
+            self._source.notes.append(
+                f"{self._manifest}: {count(found.missing, 'row')} without a label, which is {none} there"
+            )
+
+    def resolve(self, rows: list[Row]) -> None:
+        """Decides by the names in the first rows (and types, for a column named "image") which column means what.
+
+        Raises:
+            SourceError: if there is no column for the images, or not the one asked for.
+        """
+        row: Row = {}
+        for found in rows:
+            row |= {name: value for name, value in found.items() if value is not None or name not in row}
+        if not row:
+            return
+        names = list(row)
+        for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets):
+            if asked is not None and asked not in row:
+                raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
+        image, path = self._asked.image, self._asked.path
+        if image is None and path is None:
+            image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
+        if path is None and image is None:
+            path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
+            if path is None and self._asked.suffix:
+                path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
+        if path is None and image is None:
+            raise SourceError(
+                f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: name it with "
+                "--path-column or --image-column, ids with --path-column and --suffix"
+            )
+        if path is None:
+            path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
+        targets = self._asked.targets
+        label = None
+        if self._asked.has_labels and not targets:
+            label = self._asked.label
+            label = label or next((name for name in _LABELS if name in row and name not in (path, image)), None)
+        self._columns = replace(self._asked, path=path, image=image, label=label)
+        if label is not None:
+            place = f"{self._manifest}: column {label!r}"
+            self._labels = LabelColumn(place, "name another one with --label-column, and this one travels as json")
+            labels = f"labels from column {label!r}"
+        elif targets:
+            labels = f"targets from {', '.join(map(repr, targets))}"
+        else:
+            labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
+        self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}, {labels}")
+
+
+def _rows(path: str) -> Iterator[Row | str]:
+    """The manifest's rows, or for a row that can't be read the reason, as a stream."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix == ".parquet":
+        return parquet_rows(path)
+    return _json_rows(path) if suffix in (".jsonl", ".ndjson") else _csv_rows(path, "\t" if suffix == ".tsv" else ",")
+
+
+def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
+    csv.field_size_limit(2**31 - 1)
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=open_regular) as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)  # strict: a quote left open is an error
+        header = [name.strip() for name in next(reader, [])]
+        if not header:
+            raise SourceError(f"{path}: is empty; expected a header line that names the columns")
+        if len(set(header)) != len(header):
+            raise SourceError(f"{path}: its header names a column twice: {', '.join(header)}")
+        line = reader.line_num
+        for row in reader:
+            first, line = line + 1, reader.line_num
+            if not row:
+                continue
+            if len(row) == len(header):
+                yield dict(zip(header, row, strict=True))
+            elif line > first:  # a stray quote has swallowed the lines that follow, which must not get lost unseen
+                raise SourceError(
+                    f"{path}: the row that starts on line {first} runs on to line {line} and has "
+                    f"{count(len(row), 'column')}, expected {len(header)}: look for a stray quote on line {first}"
+                )
+            else:
+                yield f"line {line}: {count(len(row), 'column')}, expected {len(header)}"
+
+
+def _json_rows(path: str) -> Iterator[Row | str]:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield f"line {number}: not JSON: {error}"
+                continue
+            yield row if isinstance(row, dict) else f"line {number}: expected an object, got {type(row).__name__}"
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what Parquet has and JSON has not: bytes as base64, times and decimals as text."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

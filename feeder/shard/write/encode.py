@@ -1,0 +1,187 @@
+"""What happens to an image's bytes on their way into a shard."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from feeder.decode.decoder import MAX_PIXELS
+from feeder.decode.image_header import EXIF_HEAD, ImageInfo, jpeg_orientation, quiet_pillow
+from feeder.decode.registry import get_decoder
+from feeder.errors import ArgumentError, BackendError
+from feeder.transforms import Recipe, Resize
+
+__all__ = ["ENCODINGS", "EncodeOptions", "Encoded", "Encoder", "check_encoder"]
+
+ENCODINGS = ("seekable", "keep", "jpeg", "raw")
+# All pixels of an image have a part in this one.
+_LOOK = Recipe((Resize((1, 1)),))
+_NEEDS_NATIVE = ("seekable", "jpeg")
+_MOST_EXIF_BYTES = 65_533  # what a marker segment has room for
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """How images are encoded.
+
+    Attributes:
+        mode: "seekable": JPEGs are rewritten losslessly so that a crop can be decoded alone, other formats are kept;
+            "keep": bytes as they are; "jpeg": decoded and encoded again as seekable JPEG; "raw": decoded to uint8
+            [H, W, 3] in an ``.npy`` file.
+        max_side: For "jpeg" and "raw": the longer side is reduced to so many pixels; None for no limit.
+        quality: For "jpeg": 1 to 95.
+        keep_metadata: For "seekable" and "jpeg": whether EXIF, ICC profile and comments stay. Orientation always does.
+        reject_deep: Whether to reject images that lose range when they are decoded, because their samples have more
+            than 8 bits.
+    """
+
+    mode: str = "seekable"
+    max_side: int | None = None
+    quality: int = 90
+    keep_metadata: bool = True
+    reject_deep: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ENCODINGS:
+            raise ArgumentError(f"encode must be one of {', '.join(ENCODINGS)}, got {self.mode!r}")
+        if self.max_side is not None and self.max_side < 1:
+            raise ArgumentError(f"max_side must be at least 1, got {self.max_side}")
+        if self.max_side is not None and self.mode not in ("jpeg", "raw"):
+            raise ArgumentError(f"max_side changes pixels, so it needs encode 'jpeg' or 'raw', got {self.mode!r}")
+        if not 1 <= self.quality <= 95:
+            raise ArgumentError(f"quality must be 1 to 95, got {self.quality}")
+
+    def settings(self) -> dict[str, object]:
+        """What the result depends on."""
+        settings: dict[str, object] = {
+            "encode": self.mode,
+            "max_side": self.max_side,
+            "quality": self.quality if self.mode == "jpeg" else None,
+            "keep_metadata": self.keep_metadata if self.mode in _NEEDS_NATIVE else None,
+        }
+        return settings | {"reject_deep": True} if self.reject_deep else settings
+
+
+class Encoded(NamedTuple):
+    """An image as it goes into the shard.
+
+    Attributes:
+        data: Its bytes.
+        info: Its format and stored size; orientation is recorded, never baked in.
+        outcome: What was done, for counting: "seekable", "kept (png)", "kept (JPEG: CMYK)", ...
+        clipped: Whether it loses range when it is decoded, because its samples have more than 8 bits.
+    """
+
+    data: bytes
+    info: ImageInfo
+    outcome: str
+    clipped: bool = False
+
+
+def check_encoder(options: EncodeOptions) -> None:
+    """Checks that what the encoding needs is installed.
+
+    Raises:
+        BackendError: with the way out.
+    """
+    if options.mode in _NEEDS_NATIVE:
+        try:
+            import feeder._native  # noqa: F401
+        except ImportError as error:
+            raise BackendError(
+                f"--encode {options.mode} needs feeder's native kernels, which can't be loaded ({error}): install "
+                "feeder again (pip install --force-reinstall feeder-data), or use --encode keep"
+            ) from None
+
+
+class Encoder:
+    """Encodes images, one after the other; one for each thread.
+
+    Args:
+        options: What to do.
+    """
+
+    def __init__(self, options: EncodeOptions) -> None:
+        self._options = options
+        self._decoder = get_decoder()
+
+    def encode(self, data: bytes, info: ImageInfo) -> Encoded:
+        """Encodes one image, after a check that it can be loaded.
+
+        Args:
+            data: The encoded image as it came.
+            info: Its header.
+
+        Raises:
+            ValueError: saying why it can't be loaded, and so must not become a sample.
+        """
+        options, outcome = self._options, "kept"
+        if options.mode == "seekable":
+            outcome = f"kept ({info.extension})"
+            if info.extension == "jpg":
+                encoded = _seekable(data, info, options, "seekable")
+                if encoded.outcome == "seekable":  # each of its coefficients was read: it can be decoded
+                    return encoded
+                outcome = encoded.outcome
+        clipped = self._load(data, info)
+        if clipped and options.reject_deep:
+            raise ValueError("has more than 8 bits a sample, and would be clipped to 0-255 (--reject-deep)")
+        encoded = (
+            Encoded(data, info, outcome) if options.mode in ("seekable", "keep") else _reencode(data, info, options)
+        )
+        return encoded._replace(clipped=clipped)
+
+    def _load(self, data: bytes, info: ImageInfo) -> bool:
+        """Decodes an image as a loader would; returns whether it loses range."""
+        draws = _LOOK.draw(0, 0, np.zeros(1, np.int64), np.array([[info.height_px, info.width_px]], np.int32))
+        (error,) = self._decoder.decode([data], np.ones(1, np.uint8), _LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
+        if error is not None:
+            raise ValueError(f"damaged or unsupported {info.extension}: {error.reason}")
+        return getattr(self._decoder, "clipped", 0) > 0
+
+
+def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> Encoded:
+    from feeder._native import Status, Unsupported, transcode
+
+    try:
+        # The limit is that of decoding: a header of a few bytes may claim gigabytes of coefficients.
+        rewritten = transcode(
+            data, keep_metadata=options.keep_metadata, orientation=info.orientation, max_pixels=MAX_PIXELS
+        )
+        return Encoded(rewritten, info, outcome)
+    except Unsupported as error:
+        if error.status == Status.UNSUPPORTED:
+            return Encoded(data, info, f"kept ({error})")
+        raise ValueError(f"damaged jpg: {error}") from None
+
+
+def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
+    from PIL import Image
+
+    try:
+        with quiet_pillow(), Image.open(io.BytesIO(data)) as opened:
+            image = opened.convert("RGB")
+            metadata = {name: opened.info[name] for name in ("exif", "icc_profile") if opened.info.get(name)}
+        exif = metadata.get("exif", b"")
+        if exif and not exif.startswith(EXIF_HEAD):  # WebP has it without
+            exif = metadata["exif"] = EXIF_HEAD + exif
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise ValueError(f"damaged {info.extension}: {error}") from None
+    if options.max_side is not None and max(image.size) > options.max_side:
+        scale = options.max_side / max(image.size)
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    if options.mode == "raw":
+        np.save(buffer, np.asarray(image), allow_pickle=False)
+        return Encoded(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
+    # What the file says of its orientation is recorded, never baked in.
+    if len(exif) > _MOST_EXIF_BYTES or info.orientation != jpeg_orientation([exif] if exif else [], None):
+        oriented = Image.Exif()
+        oriented[0x0112] = info.orientation
+        metadata["exif"] = oriented.tobytes()
+    image.save(buffer, "JPEG", quality=options.quality, **metadata)
+    return _seekable(buffer.getvalue(), ImageInfo("jpg", image.width, image.height, info.orientation), options, "jpeg")

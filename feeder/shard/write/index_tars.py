@@ -1,0 +1,132 @@
+"""An index for WebDataset tars that others wrote, so that they load like our own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from dataclasses import dataclass
+
+from feeder.decode.image_header import check_complete, image_info
+from feeder.errors import ShardError, SourceError
+from feeder.shard.format.index import INDEX_NAME, Index, ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
+from feeder.shard.format.jpeg_rows import row_data
+from feeder.shard.format.manifest import MANIFEST_NAME
+from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.source.tars import open_tars
+from feeder.shard.write.options import Progress
+from feeder.text import count
+
+__all__ = ["IndexSummary", "index_tars"]
+
+
+@dataclass(frozen=True)
+class IndexSummary:
+    """What was indexed.
+
+    Attributes:
+        path: The index file.
+        shards: Tars indexed.
+        samples: Samples indexed.
+        rejected: What was left out, and why.
+    """
+
+    path: str
+    shards: int
+    samples: int
+    rejected: list[Rejection]
+
+
+def index_tars(
+    pattern: str,
+    out: str | None = None,
+    *,
+    columns: ManifestColumns | None = None,
+    image_field: str | None = None,
+    progress: Progress | None = None,
+) -> IndexSummary:
+    """Builds ``index.bin`` for existing WebDataset tars; the tars stay as they are.
+
+    Args:
+        pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
+        out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder.
+        columns: Keys of the samples' ``json`` that have the label or the targets; None: the ``cls`` field has it.
+        image_field: Field that holds the image, such as "rgb.jpg"; None chooses it by the names of the fields.
+        progress: Hears of each sample.
+
+    Raises:
+        SourceError: if there is no such tar, or none has a sample.
+        ShardError: if the index would replace one that is not for these tars.
+    """
+    source = open_tars(pattern, None, image_field, columns)
+    path = os.path.abspath(out or os.path.join(source.root, INDEX_NAME))
+    folder = os.path.dirname(path)
+    names = [os.path.relpath(container.path, folder) for container in source.containers]
+    if names[0].startswith(".."):
+        raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
+    if os.path.exists(os.path.join(folder, MANIFEST_NAME)) and os.path.basename(path) == INDEX_NAME:
+        raise ShardError(f"{folder}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
+    if os.path.exists(path) and (other := [s.name for s in Index(path).shards]) != names:
+        raise ShardError(
+            f"{path}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
+        )
+    rejected = list(source.rejected)
+    progress = progress or Progress()
+    for note in source.notes:
+        progress.note(note)
+    progress.begin(len(source.table), sum(map(source.table.size, range(len(source.table)))), 0, 0)
+    with tempfile.TemporaryDirectory() as scratch:
+        builders = [IndexBuilder(0, source.table.targets) for _ in names]
+        for i in range(len(source.table)):
+            reason = _add(source, i, builders)
+            if reason:
+                rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
+            progress.advance(1, source.table.size(i))
+        progress.end()
+        source.close()
+        parts = []
+        for number, (name, builder) in enumerate(zip(names, builders, strict=True)):
+            parts.append(os.path.join(scratch, str(number)))
+            builder.write(parts[-1], [ShardEntry(name, source.containers[number].size_bytes)])
+        samples = sum(map(len, builders))
+        if not samples:
+            first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
+            raise SourceError(f"{pattern}: no sample found, {count(len(rejected), 'input')} rejected{first}")
+        merge_indexes(parts, path, source.classes)
+    return IndexSummary(path, len(names), samples, rejected)
+
+
+def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
+    """Adds a sample to its tar's rows; returns the reason if it can't be one."""
+    parts = {part.field: part for part in source.table.parts(i)}
+    image = parts.pop(next(name for name in source.image_fields if name in parts))
+    try:
+        data = {name: value for name, value in source.read(i) if name is not None}
+        info = image_info(data[image.field])
+        check_complete(data[image.field], info)
+    except ValueError as error:
+        return str(error)
+    checksum = zlib.crc32(data[image.field])
+    for name in parts:
+        checksum = zlib.crc32(data[name], checksum)
+    tar = os.path.relpath(source.containers[image.container].path, source.root)
+    path = source.table.path(i)
+    builders[image.container].add(
+        key=path[len(os.fsencode(tar)) + 1 :],
+        path=path,
+        field=image.field,
+        offset=image.offset,
+        length=image.length,
+        label=source.table.label(i),
+        width=info.width_px,
+        height=info.height_px,
+        orientation=info.orientation,
+        source_bytes=source.table.size(i),
+        crc32=checksum,
+        members=[(part.field, part.offset, part.length) for part in parts.values()],
+        rows=row_data(data[image.field]),
+        target=source.table.target(i),
+    )
+    return None

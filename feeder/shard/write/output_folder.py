@@ -1,0 +1,347 @@
+"""The output folder of ``feeder shard``: what may be written into, the plan of an unfinished run, finished parts.
+
+Note [Resume]
+While a run is unfinished, ``.work`` holds its plan (settings, and the input list with sizes and times) and for each
+finished shard a part of the index and a record. A shard's own rename into place comes last, so a shard that is there is
+finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` goes.
+
+A set that is replaced loses its parts, its shards and, when the new plan is written, its manifest. Whenever that is cut
+off, the folder holds a manifest or a plan, so that it can be told from a foreign one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ShardError
+from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
+from feeder.shard.source.source import Source
+from feeder.shard.write.options import REJECTED_NAME
+from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, open_regular
+
+__all__ = ["OutputFolder"]
+
+_LOCK = ".lock"
+_WORK = os.path.dirname(PLAN_NAME)
+_COLUMNS = ("path_starts", "paths", "sizes", "mtimes", "labels")
+_SHARD = re.compile(r"shard-\d+\.(tar|idx)")
+_FIELD_INDEX = re.compile(r"index\..+\.bin")
+_RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME)
+
+
+class OutputFolder:
+    """An output folder, locked for this process.
+
+    Args:
+        path: The folder.
+        force: Whether a shard set in it is replaced.
+    """
+
+    def __init__(self, path: str, *, force: bool = False) -> None:
+        self.path = path
+        self.force = force
+        self.work = os.path.join(path, _WORK)
+        self._plan_path = os.path.join(path, PLAN_NAME)
+        self._inputs_path = os.path.join(self.work, "inputs.npy")
+
+    @classmethod
+    @contextlib.contextmanager
+    def locked(cls, path: str, *, force: bool = False) -> Iterator[OutputFolder]:
+        """Makes the folder if need be, and keeps other writers out. What it made goes again if nothing is to be kept.
+
+        Raises:
+            ShardError: if the folder holds something that is not ours.
+            LockedError: if another process is writing it.
+        """
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise ShardError(f"{path}: is not a folder; choose another --out")
+        _refuse_foreign(path, force)
+        folder = cls(path, force=force)
+        made = _missing_folders(path)
+        with contextlib.ExitStack() as stack:
+            try:
+                os.makedirs(path, exist_ok=True)
+                stack.callback(_remove_empty, made)
+                stack.enter_context(exclusive_lock(os.path.join(path, _LOCK)))
+                os.makedirs(folder.work, exist_ok=True)
+                folder._remove_leftovers()
+            except OSError as error:
+                raise ShardError(f"{path}: can't be written: {error.strerror}; choose another --out") from None
+            try:
+                yield folder
+            finally:
+                if not os.path.exists(folder._plan_path):  # nothing to resume
+                    folder.finish()
+                    if not os.path.exists(folder.file(MANIFEST_NAME)):
+                        with contextlib.suppress(OSError):
+                            os.unlink(folder.file(_LOCK))
+
+    def file(self, name: str) -> str:
+        """Full path of a result."""
+        return os.path.join(self.path, name)
+
+    def part(self, name: str) -> str:
+        """Full path of something that an unfinished run needs."""
+        return os.path.join(self.work, name)
+
+    def image_field(self) -> str | None:
+        """The image field of the set in the folder, finished or not, which a further run keeps; None if it has none."""
+        if not self.force and (manifest := Manifest.read(self.path)) is not None:
+            return manifest.source.get("image_field")
+        try:
+            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
+                recorded = json.load(file).get("image_field")
+        except (OSError, ValueError, AttributeError):  # none, or it is damaged, as it is found again
+            return None
+        return recorded if isinstance(recorded, str) else None
+
+    def check_complete(self, manifest: Manifest, settings: dict[str, Any], source: Source) -> None:
+        """Checks that a finished shard set is what is being asked for.
+
+        Raises:
+            ShardError: naming the first difference.
+        """
+        self._compare_settings("holds a shard set made with", manifest.settings, settings)
+        files = {record.name: record.size_bytes for record in manifest.shards}
+        for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files}.items():
+            path = self.file(name)
+            size = os.stat(path).st_size if os.path.exists(path) else None
+            if size != expected:
+                found = "is missing" if size is None else f"has {size} bytes, expected {expected}"
+                raise ShardError(
+                    f"{path}: {found}, though the set was finished: restore it (`feeder inspect --verify` names all "
+                    "damage), or replace the set with --force"
+                )
+        now = len(source.table) + len(source.rejected)
+        if (manifest.source.get("kind"), manifest.source.get("digest")) != (source.kind, source.digest()):
+            raise ShardError(
+                f"{self.path}: holds the shards of another dataset, or of this one before it changed (its paths, "
+                f"sizes, labels or columns differ; {manifest.inputs} inputs then, {now} now); nothing is "
+                "overwritten: choose another --out, or replace the set with --force"
+            )
+
+    @classmethod
+    def preview(cls, path: str, settings: dict[str, Any], *, force: bool = False) -> None:
+        """Checks, without writing, whether a run with these settings would be refused.
+
+        Raises:
+            ShardError: as :meth:`locked` and :meth:`check_complete` do.
+        """
+        _refuse_foreign(path, force)
+        manifest = None if force else Manifest.read(path)
+        if manifest is not None:
+            cls(path)._compare_settings("holds a shard set made with", manifest.settings, settings)
+
+    def begin(self, settings: dict[str, Any], source: Source) -> bool:
+        """Records the plan of a new run, or checks it against the recorded one.
+
+        With ``force`` the set in the folder, or an unfinished one that can't be resumed, goes.
+
+        Returns:
+            Whether an unfinished run is being resumed.
+
+        Raises:
+            ShardError: if the unfinished run had other settings or inputs; names the first difference.
+        """
+        plan = {
+            "settings": settings,
+            "kind": source.kind,
+            "image_field": ";".join(source.image_fields) or None,
+            "containers": [[c.path, c.size_bytes, c.mtime_ns] for c in source.containers],
+            "rejected": sorted([r.path, r.reason] for r in source.rejected),
+            "targets": list(source.table.targets),
+        }
+        replaced = os.path.exists(self.file(MANIFEST_NAME))  # only with force, or there is none
+        if os.path.exists(self._plan_path) and not replaced:
+            try:
+                self._compare_plan(plan, source)
+                return True
+            except ShardError:
+                if not self.force:
+                    raise
+        if self.force:
+            self._remove_all_but(MANIFEST_NAME, _LOCK, _WORK)
+        with atomic_file(self._inputs_path) as file:
+            for name in _COLUMNS:
+                _save(file, source.table.columns()[name])
+        with atomic_file(self._plan_path) as file:
+            file.write(json.dumps(plan).encode())
+        if replaced:
+            os.unlink(self.file(MANIFEST_NAME))
+        return False
+
+    def discard(self) -> None:
+        """Removes all that the run has written."""
+        self._remove_all_but(_LOCK, _WORK)
+        self.finish()
+
+    def finish(self) -> None:
+        """Removes what only an unfinished run needs."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _compare_plan(self, plan: dict[str, Any], source: Source) -> None:
+        """Raises ShardError unless the unfinished run is the one that is being asked for."""
+        try:
+            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
+                recorded = json.load(file)
+            with open(self._inputs_path, "rb", opener=open_regular) as inputs:
+                before = {name: np.load(inputs, allow_pickle=False) for name in _COLUMNS}
+        except (ValueError, EOFError, FileNotFoundError) as error:
+            raise ShardError(
+                f"{self.path}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
+                "again with --force, or remove the folder"
+            ) from None
+        self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
+        if source.kind == "samples":
+            raise ShardError(
+                f"{self.path}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
+                "can't be compared; remove the folder and run again"
+            )
+        if "image_field" not in recorded and source.other_images:
+            raise ShardError(
+                f"{self.path}: holds an unfinished run of an older feeder, which chose the image of each sample by "
+                "itself, so it can't be resumed; start again with --force"
+            )
+        changed = _first_difference(recorded, plan, before, source.table.columns())
+        if changed:
+            raise ShardError(
+                f"{self.path}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
+                "restore the source, or start again with --force"
+            )
+
+    def _remove_all_but(self, *kept: str) -> None:
+        """Removes the set's files, and the records of finished shards."""
+        for name in os.listdir(self.work):
+            if _SHARD.match(name):
+                os.unlink(self.part(name))
+        for name in os.listdir(self.path):
+            if name not in kept and _is_ours(name):
+                os.unlink(self.file(name))
+
+    def _remove_leftovers(self) -> None:
+        """Removes the temporary files of runs that were killed."""
+        for folder in (self.path, self.work):
+            for name in os.listdir(folder):
+                if name.endswith(TEMPORARY_SUFFIX) and (folder == self.work or _is_ours(name)):
+                    os.unlink(os.path.join(folder, name))
+
+    def _compare_settings(self, what: str, recorded: dict[str, Any], asked: dict[str, Any]) -> None:
+        for name in [*asked, *recorded]:
+            if recorded.get(name) != asked.get(name):
+                raise ShardError(
+                    f"{self.path}: {what} {name}={recorded.get(name)}, asked for {name}={asked.get(name)}; nothing is "
+                    "overwritten: use the same settings, choose another --out, or replace the set with --force"
+                )
+
+
+def _refuse_foreign(path: str, force: bool) -> None:
+    """Raises ShardError if a folder holds what is not ours, or with ``force`` anything beside a shard set."""
+    if not os.path.isdir(path):
+        return
+    names = sorted(os.listdir(path))
+    is_set = is_shard_set(path) if force else MANIFEST_NAME in names or os.path.isfile(os.path.join(path, PLAN_NAME))
+    if is_set:
+        foreign = next((name for name in names if force and not _is_ours(name)), None)
+    else:
+        foreign = next((name for name in names if name not in (_LOCK, _WORK)), None)
+    if foreign is not None:
+        raise ShardError(
+            f"{path}: holds {foreign!r} {'beside a' if is_set else 'and no'} shard set of feeder; nothing is "
+            "overwritten: choose another --out, or empty the folder"
+        )
+
+
+def _is_ours(name: str) -> bool:
+    """Tells names that a shard set's files have, or had while they were written, from others."""
+    if name.endswith(TEMPORARY_SUFFIX):
+        name = name[: -len(TEMPORARY_SUFFIX)].rpartition(".")[0]
+    return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _FIELD_INDEX))
+
+
+def _missing_folders(path: str) -> list[str]:
+    """The folder and those above it that are not there, the deepest first."""
+    missing = []
+    path = os.path.abspath(path)
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
+
+
+def _remove_empty(folders: list[str]) -> None:
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            os.rmdir(folder)
+
+
+def _save(file: BinaryIO, column: npt.NDArray[Any]) -> None:
+    """Writes an array as ``numpy.save`` does, through the file's own buffer; see :func:`atomic_file`."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(column))
+    file.write(np.ascontiguousarray(column).data)
+
+
+def _first_difference(
+    old_plan: dict[str, Any],
+    new_plan: dict[str, Any],
+    old: dict[str, npt.NDArray[Any]],
+    new: dict[str, npt.NDArray[Any]],
+) -> str | None:
+    if old_plan["kind"] != new_plan["kind"]:
+        return f"the source was {old_plan['kind']}, is {new_plan['kind']}"
+    before_targets, targets = (", ".join(plan.get("targets", ())) or "none" for plan in (old_plan, new_plan))
+    if before_targets != targets:
+        return f"the targets were {before_targets}, are {targets}"
+    for before, after in zip(old_plan["containers"], new_plan["containers"], strict=False):
+        if before != after:
+            return f"{before[0]} had {before[1]} bytes, {after[0]} has {after[1]}, or their times differ"
+    row = _first_difference_row(old, new)
+    if row is not None:
+        return row
+    then, now = ({(path, reason) for path, reason in plan["rejected"]} for plan in (old_plan, new_plan))
+    for differing, when in ((then - now, "then, not now"), (now - then, "now, not then")):
+        if differing:
+            path, reason = min(differing)
+            return f"{path!r} was rejected {when} ({reason})"
+    return None
+
+
+def _first_difference_row(old: dict[str, npt.NDArray[Any]], new: dict[str, npt.NDArray[Any]]) -> str | None:
+    def path(columns: dict[str, npt.NDArray[Any]], i: int) -> str:
+        start, end = columns["path_starts"][i : i + 2]
+        return os.fsdecode(columns["paths"][start:end].tobytes())
+
+    counts = len(old["sizes"]), len(new["sizes"])
+    common = min(counts)
+    # Sample i's path differs, or starts elsewhere, from the first difference in the paths on.
+    starts = np.flatnonzero(old["path_starts"][: common + 1] != new["path_starts"][: common + 1])
+    texts = min(len(old["paths"]), len(new["paths"]))
+    bytes_ = np.flatnonzero(old["paths"][:texts] != new["paths"][:texts])
+    candidates = [int(starts[0]) - 1] if len(starts) else []
+    if len(bytes_):
+        candidates.append(int(np.searchsorted(old["path_starts"], bytes_[0], side="right")) - 1)
+    first_path = min(candidates, default=common)
+    for name, what in (("sizes", "size in bytes"), ("mtimes", "modification time (ns)"), ("labels", "label")):
+        differ = np.flatnonzero(old[name][:common] != new[name][:common])
+        if len(differ) and differ[0] < first_path:
+            i = int(differ[0])
+            return f"{path(old, i)}: {what} was {old[name][i]}, is {new[name][i]}"
+    if first_path < common:
+        return (
+            f"input {first_path} was {path(old, first_path)!r}, is {path(new, first_path)!r} "
+            f"({counts[0]} inputs then, {counts[1]} now)"
+        )
+    if counts[0] > common:
+        return f"{path(old, common)!r} is gone ({counts[0]} inputs then, {counts[1]} now)"
+    if counts[1] > common:
+        return f"{path(new, common)!r} is new ({counts[0]} inputs then, {counts[1]} now)"
+    return None

@@ -1,0 +1,47 @@
+"""Which sample goes where, fixed before anything is encoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from feeder.order.permutation import permute
+from feeder.shard.format.tar import member_bytes
+from feeder.shard.source.source import Source
+from feeder.shard.write.options import ShardOptions
+
+__all__ = ["CHUNK", "plan_shards", "sample_ids", "shard_name"]
+
+CHUNK = 4096  # positions permuted at a time: large enough to amortize numpy's calls
+_TAR_END_BYTES = 1024
+
+
+def plan_shards(source: Source, options: ShardOptions) -> list[range]:
+    """Fixes which positions of the permutation go into which shard, from the input list and its sizes alone."""
+    count = len(source.table)
+    if options.samples_per_shard is not None:
+        step = options.samples_per_shard
+        return [range(start, min(start + step, count)) for start in range(0, count, step)]
+    sizes = source.table.sizes()
+    cuts = [0]
+    filled = _TAR_END_BYTES
+    for start in range(0, count, CHUNK):
+        chunk = sizes[sample_ids(range(start, min(start + CHUNK, count)), count, options)]
+        for position, size in enumerate(chunk.tolist(), start):
+            taken = member_bytes(size) + member_bytes(1)  # the image, and its label
+            if filled + taken > options.shard_size_bytes and position > cuts[-1]:
+                cuts.append(position)
+                filled = _TAR_END_BYTES
+            filled += taken
+    return [range(start, end) for start, end in zip(cuts, [*cuts[1:], count], strict=True) if end > start]
+
+
+def sample_ids(positions: range, count: int, options: ShardOptions) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which samples stand at these positions of the shuffled order."""
+    plain = np.arange(positions.start, positions.stop)
+    return permute(plain, count, options.seed) if options.shuffle and len(plain) else plain
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:06d}.tar"

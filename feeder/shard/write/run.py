@@ -1,0 +1,251 @@
+"""One run of ``feeder shard``: resume, write shards in parallel, finish."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from feeder.errors import FormatError, ShardError, SourceError
+from feeder.shard.format.index import INDEX_NAME, Index, ShardEntry
+from feeder.shard.format.index_builder import merge_indexes
+from feeder.shard.format.manifest import Manifest, ShardRecord
+from feeder.shard.format.tar import TarWriter
+from feeder.shard.source.source import Rejection, Source
+from feeder.shard.write.format_advice import decode_advice
+from feeder.shard.write.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
+from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.plan import CHUNK, plan_shards, sample_ids, shard_name
+from feeder.shard.write.shard_writer import ShardWriter
+from feeder.system.cores import cores
+from feeder.system.files import atomic_file, file_sha256, open_regular
+from feeder.text import count
+
+__all__ = ["Run"]
+
+_SHOWN_REASONS = 3
+
+
+class _Stopped(Exception):
+    """The run was interrupted; the shard at hand is given up."""
+
+
+class Run:
+    """One run over one source into one folder."""
+
+    def __init__(
+        self, folder: OutputFolder, source: Source, options: ShardOptions, progress: Progress, started: float
+    ) -> None:
+        self._folder = folder
+        self._source = source
+        source.max_file_bytes = options.max_file_bytes
+        self._options = options
+        self._progress = progress
+        self._started = started
+        self._stop = threading.Event()
+        self._advanced: collections.deque[tuple[int, int]] = collections.deque()
+
+    def run(self) -> ShardSummary:
+        source, folder, settings = self._source, self._folder, self._options.settings()
+        for note in source.notes:
+            self._progress.note(note)
+        manifest = None if folder.force else Manifest.read(folder.path)
+        if manifest is not None:
+            folder.check_complete(manifest, settings, source)
+            self._write_dali_indexes()
+            folder.finish()
+            return self._summary(manifest, [])
+        if not len(source.table):
+            raise _no_image(source, source.rejected)
+        if folder.begin(settings, source):
+            self._progress.note(f"resuming the unfinished run in {folder.path}")
+        plan = plan_shards(source, self._options)
+        done = {number: written for number in range(len(plan)) if (written := self._finished(number))}
+        size_bytes = int(source.table.sizes().sum())
+        done_samples = sum(len(plan[number]) for number in done)
+        done_bytes = sum(written.record.size_bytes for written in done.values())
+        self._progress.begin(len(source.table), size_bytes, done_samples, min(done_bytes, size_bytes))
+        try:
+            results = self._write_all(plan, done)
+        finally:
+            self._progress.end()
+        if not any(written.record.samples for written in results.values()):
+            folder.discard()
+            raise _no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
+        manifest = self._finish([results[number] for number in range(len(plan))])
+        advice = decode_advice(Index(folder.file(INDEX_NAME)), manifest)
+        if advice:
+            self._progress.note(f"advice: {advice}")
+            source.notes.append(advice)
+        return self._summary(manifest, [r for n, r in enumerate(manifest.shards) if n not in done])
+
+    def _finished(self, number: int) -> _Written | None:
+        """What is known of a shard that an earlier run finished."""
+        name = shard_name(number)
+        try:
+            size = os.stat(self._folder.file(name)).st_size
+            with open(self._folder.part(f"{name}.json"), "rb", opener=open_regular) as file:
+                written = _Written.from_json(file.read())
+            Index(self._folder.part(f"{name}.idx")).check()
+        except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
+            return None
+        return written if written.record.size_bytes == size else None
+
+    def _write_all(self, plan: list[range], done: dict[int, _Written]) -> dict[int, _Written]:
+        written = dict(done)
+        # One more than there are cores: at any time one of them waits for the disk.
+        workers = self._options.workers or cores().usable + 1
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="feeder-shard")
+        try:
+            todo = {pool.submit(self._write, n, positions): n for n, positions in enumerate(plan) if n not in done}
+            while todo:
+                finished, _ = wait(todo, timeout=0.1, return_when=FIRST_COMPLETED)
+                while self._advanced:
+                    self._progress.advance(*self._advanced.popleft())
+                for future in finished:
+                    written[todo.pop(future)] = future.result()
+            while self._advanced:
+                self._progress.advance(*self._advanced.popleft())
+        finally:  # on an error or Ctrl-C the others drop their shards; nothing half-written stays
+            self._stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return written
+
+    def _write(self, number: int, positions: range) -> _Written:
+        """Writes one shard, and beside the plan its part of the index and its record; the shard's rename comes last."""
+        name = shard_name(number)
+        writer = ShardWriter(self._source, self._options.encode)
+        with atomic_file(self._folder.file(name)) as file:
+            tar = TarWriter(file)
+            for chunk_start in range(positions.start, positions.stop, CHUNK):
+                chunk = range(chunk_start, min(chunk_start + CHUNK, positions.stop))
+                ids = sample_ids(chunk, len(self._source.table), self._options)
+                for position, i in zip(chunk, ids.tolist(), strict=True):
+                    if self._stop.is_set():
+                        raise _Stopped
+                    self._advanced.append((1, writer.add(tar, position, i)))
+            checksum = tar.finish()
+            record = ShardRecord(name, len(writer.builder), tar.size_bytes, checksum)
+            written = _Written(record, writer.rejected, dict(writer.formats), dict(writer.encoded), writer.clipped)
+            writer.builder.write(self._folder.part(f"{name}.idx"), [ShardEntry(name, tar.size_bytes)])
+            with atomic_file(self._folder.part(f"{name}.json")) as part:
+                part.write(written.to_json())
+        return written
+
+    def _finish(self, written: list[_Written]) -> Manifest:
+        """Joins the parts; the manifest, which declares the set complete, comes last."""
+        source, folder = self._source, self._folder
+        rejected = sorted([*source.rejected, *(r for w in written for r in w.rejected)])
+        with atomic_file(folder.file(REJECTED_NAME)) as file:
+            file.writelines(json.dumps(r._asdict()).encode() + b"\n" for r in rejected)
+        index_path = folder.file(INDEX_NAME)
+        merge_indexes([folder.part(f"{w.record.name}.idx") for w in written], index_path)
+        self._write_dali_indexes()
+        samples = sum(w.record.samples for w in written)
+        manifest = Manifest(
+            settings=self._options.settings(),
+            source={"kind": source.kind, "digest": source.digest()}
+            | ({"image_field": ";".join(source.image_fields)} if source.image_fields else {}),
+            inputs=len(source.table) + len(source.rejected),
+            samples=samples,
+            rejected=len(rejected),
+            bad=sum(r.bad for r in rejected),
+            formats=_total(w.formats for w in written),
+            encoded=_total(w.encoded for w in written),
+            clipped=sum(w.clipped for w in written),
+            classes=source.classes,
+            index={"size_bytes": os.stat(index_path).st_size, "sha256": file_sha256(index_path)},
+            shards=[w.record for w in written],
+        )
+        if manifest.samples + manifest.rejected != manifest.inputs:
+            raise ShardError(
+                f"{folder.path}: {manifest.inputs} inputs, but {samples} samples and {len(rejected)} rejected"
+            )
+        manifest.write(folder.path)
+        folder.finish()
+        return manifest
+
+    def _write_dali_indexes(self) -> None:
+        if self._options.dali_index:
+            index = Index(self._folder.file(INDEX_NAME))
+            for number, entry in enumerate(index.shards):
+                with atomic_file(self._folder.file(os.path.splitext(entry.name)[0] + ".idx")) as file:
+                    file.writelines(_dali_lines(index, number))
+
+    def _summary(self, manifest: Manifest, written: list[ShardRecord]) -> ShardSummary:
+        return ShardSummary(
+            out=self._folder.path,
+            kind=self._source.kind,
+            inputs=manifest.inputs,
+            samples=manifest.samples,
+            rejected=manifest.rejected,
+            bad=manifest.bad,
+            unreadable_folders=self._source.unreadable_folders,
+            encoded=manifest.encoded,
+            clipped=manifest.clipped,
+            shards=len(manifest.shards),
+            bytes=sum(s.size_bytes for s in manifest.shards),
+            classes=len(manifest.classes or ()),
+            written_shards=len(written),
+            written_samples=sum(record.samples for record in written),
+            seconds=time.monotonic() - self._started,
+            max_bad=self._options.max_bad,
+            notes=self._source.notes,
+        )
+
+
+def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
+    shown = rejected[:_SHOWN_REASONS]
+    if not shown:
+        return SourceError(f"{source.root}: no image found, as it holds no input")
+    reasons = "; ".join(f"{r.path}: {r.reason}" for r in shown)
+    hint = " (paths with backslashes? use /)" if any("\\" in r.path for r in shown) else ""
+    inputs = count(len(rejected), "input")
+    return SourceError(f"{source.root}: no image found ({inputs}, all rejected, first {reasons}{hint})")
+
+
+def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: collections.Counter[str] = collections.Counter()
+    for outcomes in counts:
+        total.update(outcomes)
+    return dict(sorted(total.items()))
+
+
+def _dali_lines(index: Index, number: int) -> Iterator[bytes]:
+    """A shard's index as DALI's wds2idx writes it, version 1.2."""
+    rows = np.flatnonzero(np.asarray(index.shard) == number)
+    yield b"v1.2 %d\n" % len(rows)
+    for i in rows.tolist():
+        key = index.key(i)
+        members = [(index.image_field(i), int(index.offset[i]), int(index.length[i])), *index.members(i)]
+        members.sort(key=lambda member: member[1])
+        yield " ".join(f"{f} {offset} {size} {key}.{f}" for f, offset, size in members).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What is to be remembered of a finished shard."""
+
+    record: ShardRecord
+    rejected: list[Rejection]
+    formats: dict[str, int]
+    encoded: dict[str, int]
+    clipped: int
+
+    def to_json(self) -> bytes:
+        record = self.record
+        data = {"record": record.__dict__, "rejected": self.rejected, "formats": self.formats}
+        return json.dumps(data | {"encoded": self.encoded, "clipped": self.clipped}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> _Written:
+        data = json.loads(text)
+        rejected = [Rejection(*row) for row in data["rejected"]]
+        return cls(ShardRecord(**data["record"]), rejected, data["formats"], data["encoded"], data.get("clipped", 0))

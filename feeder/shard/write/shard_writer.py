@@ -1,0 +1,153 @@
+"""One shard: samples in, a tar and its rows of the index out."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import json
+import math
+import os
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from feeder.decode.decoder import MAX_PIXELS
+from feeder.decode.image_header import image_info
+from feeder.errors import ShardError, SourceError
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.jpeg_rows import row_data
+from feeder.shard.format.tar import TarWriter
+from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.source import Rejection, Source, looks_like_image
+from feeder.shard.write.encode import EncodeOptions, Encoder
+
+__all__ = ["ShardWriter"]
+
+
+class ShardWriter:
+    """Puts samples into one shard, and notes what became of each."""
+
+    def __init__(self, source: Source, encoding: EncodeOptions) -> None:
+        self.builder = IndexBuilder(0, source.table.targets, numbered=source.table.is_numbered)
+        self.rejected: list[Rejection] = []
+        self.formats: collections.Counter[str] = collections.Counter()
+        self.encoded: collections.Counter[str] = collections.Counter()
+        self.clipped = 0
+        self._source = source
+        self._encoder = Encoder(encoding)
+        self._digits = max(8, len(str(len(source.table) - 1)))
+
+    def add(self, tar: TarWriter, position: int, i: int) -> int:
+        """Adds sample ``i`` under the key of its position, or rejects it; returns its bytes in the source.
+
+        Raises:
+            ShardError: for an error of the machine, which is not the sample's fault.
+            SourceError: if the sample is not what was listed.
+        """
+        table = self._source.table
+        try:
+            image, fields = self._read(i)
+            info = image_info(image[1])
+            if info.width_px * info.height_px > MAX_PIXELS:
+                raise ValueError(
+                    f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes; "
+                    "make it smaller first"
+                )
+            encoded = self._encoder.encode(image[1], info)
+        except MemoryError as error:
+            raise ShardError(
+                f"{self._path(i)}: not enough memory ({error or 'to encode it'}); nothing is lost: use fewer "
+                "--workers, or reject large files with --max-file-bytes, and run again"
+            ) from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
+            if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.EISDIR):
+                # No fault of the sample's, which must not get lost by it; but a spot of a disk may be bad for good.
+                if error.errno != errno.EIO:
+                    raise
+                if not self._source.skip_unreadable:
+                    raise ShardError(
+                        f"{error.filename or self._path(i)}: can't be read: {error.strerror}; nothing is lost: mend "
+                        "the disk and run the same command again, or reject such files with --skip-unreadable"
+                    ) from None
+            reason = f"unreadable: {error.strerror}" if isinstance(error, OSError) else str(error)
+            path = self._path(i)
+            bad = looks_like_image(path) or not self._source.kind.endswith(("folder", "folders"))
+            self.rejected.append(Rejection(path, reason, bad))
+            return table.size(i)
+        key = f"{position:0{self._digits}d}"
+        data = encoded.data
+        is_same_format = encoded.info.extension == info.extension
+        field = image[0] if image[0] and is_same_format else self._renamed(encoded.info.extension)
+        label = table.label(i)
+        if self._source.replaces_cls:
+            fields = [(name, value) for name, value in fields if name != "cls"]
+        if label >= 0 and all(name != "cls" for name, _ in fields):
+            fields.insert(0, ("cls", b"%d" % label))
+        if table.targets and self._source.kind == "manifest":
+            fields = _with_targets(fields, table.targets, table.target(i))
+        offset = tar.add(f"{key}.{field}", data)
+        checksum = zlib.crc32(data)
+        members = []
+        for name, value in fields:
+            members.append((name, tar.add(f"{key}.{name}", value), len(value)))
+            checksum = zlib.crc32(value, checksum)
+        self.formats[encoded.info.extension] += 1
+        self.encoded[encoded.outcome] += 1
+        self.clipped += encoded.clipped
+        self.builder.add(
+            key=key.encode(),
+            path=table.path(i),
+            field=field,
+            offset=offset,
+            length=len(data),
+            label=label,
+            width=encoded.info.width_px,
+            height=encoded.info.height_px,
+            orientation=encoded.info.orientation,
+            source_bytes=table.size(i),
+            crc32=checksum,
+            members=members,
+            rows=row_data(data),
+            target=table.target(i),
+            source_row=table.row(i) if table.is_numbered else 0,
+        )
+        return table.size(i)
+
+    def _path(self, i: int) -> str:
+        return os.fsdecode(self._source.table.path(i))
+
+    def _read(self, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
+        """The image, whose field has no name if its bytes decide the extension, and the other fields."""
+        fields = self._source.read(i)
+        named = [(name, data) for name, data in fields if name is not None]
+        unnamed = [(name, data) for name, data in fields if name is None]
+        if unnamed:
+            return unnamed[0], named
+        names = [name for name, _ in named]
+        primary = next(name for name in self._source.image_fields if name in names)
+        image = next((name, data) for name, data in named if name == primary)
+        return image, [(name, data) for name, data in named if name != primary]
+
+    def _renamed(self, extension: str) -> str:
+        """Name of the image's field where its format is another than before: the extension, unless a field has it."""
+        others = self._source.table.fields.keys() - set(self._source.image_fields)
+        while extension in others:
+            extension = f"image.{extension}"
+        return extension
+
+
+def _with_targets(
+    fields: list[tuple[str, bytes]], names: Sequence[str], numbers: Sequence[float]
+) -> list[tuple[str, bytes]]:
+    """The fields, their ``json`` with the targets in it, for whatever reads the shards without the index."""
+    row = {}
+    for name, data in fields:
+        if name == "json":
+            row = json.loads(data)
+    # The shortest text that is the same float32.
+    row |= {k: None if math.isnan(v) else float(str(np.float32(v))) for k, v in zip(names, numbers, strict=True)}
+    text = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    return [*((name, data) for name, data in fields if name != "json"), ("json", text)]

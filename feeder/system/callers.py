@@ -1,0 +1,23 @@
+"""Warnings, shown where they belong: in the code that called this package."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from feeder.text import printable
+
+__all__ = ["warn"]
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the first frame that is not this package's.
+
+    Args:
+        message: Any text; see :func:`feeder.text.printable`.
+        category: Of the warning.
+    """
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __name__.partition(".")[0]:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(printable(message), category, stacklevel=level)  # noqa: TID251

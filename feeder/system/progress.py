@@ -1,0 +1,86 @@
+"""Progress as people see it: a bar on a terminal, plain lines in a pipe or log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from feeder.shard.write.options import Progress
+from feeder.system.bar import make_bar
+from feeder.text import printable, say
+
+__all__ = ["BarProgress", "LineProgress", "terminal_progress"]
+
+_LINE_INTERVAL_S = 5.0
+
+
+class BarProgress(Progress):
+    """A bar with images/s, MB/s and the time left.
+
+    Args:
+        stream: A terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bytes = 0
+
+    def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
+        self._started = time.monotonic()
+        layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{rate_fmt}{postfix}, {remaining} left]"
+        self._bar = make_bar(
+            self._stream, total=samples, initial=done_samples, unit=" img", bar_format=layout, leave=False
+        )
+
+    def advance(self, samples: int, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        seconds = max(time.monotonic() - self._started, 1e-3)
+        self._bar.set_postfix_str(f"{self._bytes / 1e6 / seconds:.0f} MB/s", refresh=False)
+        self._bar.update(samples)
+
+    def note(self, line: str) -> None:
+        say(printable(line), file=self._stream)
+
+    def end(self) -> None:
+        self._bar.close()
+
+
+class LineProgress(Progress):
+    """A line every few seconds.
+
+    Args:
+        stream: A pipe or file.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
+        self._total, self._done, self._bytes = samples, done_samples, 0
+        self._first, self._started = done_samples, time.monotonic()
+        self._due = self._started + _LINE_INTERVAL_S
+
+    def advance(self, samples: int, size_bytes: int) -> None:
+        self._done += samples
+        self._bytes += size_bytes
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _LINE_INTERVAL_S
+            seconds = now - self._started
+            rate = (self._done - self._first) / seconds
+            self.note(
+                f"{self._done:,}/{self._total:,} images, {rate:,.0f} images/s, "
+                f"{self._bytes / 1e6 / seconds:,.0f} MB/s, {(self._total - self._done) / rate:,.0f} s left"
+            )
+
+    def note(self, line: str) -> None:
+        say(printable(line), file=self._stream)
+
+
+def terminal_progress(quiet: bool, stream: TextIO | None = None) -> Progress:
+    """The right kind for where standard error goes."""
+    stream = stream or sys.stderr
+    if quiet:
+        return Progress()
+    return BarProgress(stream) if stream.isatty() else LineProgress(stream)

@@ -1,0 +1,323 @@
+"""What got faster or slower between two results, beyond noise.
+
+Note [Beyond noise]
+    A measure has changed if the 99 % rank interval of the ratio B/A leaves out 1, if the ratio of the medians is off by
+    more than 2 %, and, for rates and times, by more than the rates of those peers whose versions are the same in both:
+    what they moved by is the machine. The interval (Hodges and Lehmann's, from the Mann-Whitney distribution) takes all
+    quotients of a repeat of B by one of A and leaves out as many of the smallest and largest as chance would, so it
+    assumes nothing of how timings spread. It needs five repeats on either side; with fewer nothing is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feeder.errors import ArgumentError
+from feeder.tools.bench.result_file import table
+from feeder.tools.html import page as report
+from feeder.tools.html.charts import Bar, bar_chart
+from feeder.tools.html.page import number
+
+__all__ = ["RULE", "Change", "Comparison", "compare", "comparison_page", "load", "rank_interval"]
+
+_LEVEL = 0.01  # a result has a hundred measures
+_LEAST = 0.02
+RULE = (
+    "changed: the 99 % rank interval of B/A leaves out 1, and the medians differ by more "
+    "than 2 %, and times and rates by more than those of peers that stayed the same"
+)
+# What a machine's mood does not touch.
+_STEADY = ("ratio", "pss_mib", "peak_rss_mib")
+# By the end of a measure's name: whether more of it is better.
+_BETTER = (
+    ("_per_s", True),
+    ("_per_cpu_s", True),
+    ("ratio", True),
+    ("_s", False),
+    ("_ms", False),
+    ("_us", False),
+    ("_ns", False),
+    ("_mib", False),
+    ("_kib", False),
+    ("_bytes", False),
+    ("_per_image", False),
+)
+# Packages that make a peer what it is.
+_PEERS = {"torch": ("torch", "pillow"), "webdataset": ("webdataset", "pillow"), "DALI": ("dali",)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One measure in both results.
+
+    Attributes:
+        name: Where it stands in the results, by blanks.
+        a: Median in the first.
+        b: Median in the second.
+        low: Lower end of the ratio's interval; None with too few repeats.
+        high: Its upper end.
+        verdict: "faster", "slower", "less", "more", "same", or "?" with too few repeats.
+    """
+
+    name: str
+    a: float
+    b: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+    @property
+    def ratio(self) -> float:
+        """B's median beside A's."""
+        return self.b / self.a if self.a else math.nan
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results side by side.
+
+    Attributes:
+        changes: The measures that both have.
+        warnings: What else differs between the two: machine, options, versions, commit.
+        drift: The most by which a peer that stayed the same moved, as a ratio of at least 1; None without one.
+        only_one: Names of measures that one of the two lacks.
+    """
+
+    changes: tuple[Change, ...]
+    warnings: tuple[str, ...]
+    drift: float | None
+    only_one: tuple[str, ...]
+
+    def render(self) -> str:
+        """For a terminal of 80 columns."""
+        rows = [["", "A", "B", "B/A", "99 %", ""]]
+        shown = [change for change in self.changes if change.verdict != "same"]
+        for change in shown:
+            interval = "" if change.low is None else f"{number(change.low)}-{number(change.high)}"
+            name = change.name if len(change.name) <= 34 else f"{change.name[:33]}…"
+            rows.append([name, number(change.a), number(change.b), number(change.ratio), interval, change.verdict])
+        lines = [f"note: {warning}" for warning in self.warnings]
+        if self.drift is not None:
+            lines.append(f"note: peers that stayed the same moved by up to {100 * (self.drift - 1):.0f} %")
+        if self.only_one:
+            lines.append(f"note: in one of the two only: {len(self.only_one)} measures")
+        if any(change.verdict == "?" for change in shown):
+            lines.append("note: '?' has too few repeats to say; 5 on either side are enough")
+        same = len(self.changes) - len(shown)
+        found = [table(rows), ""] if shown else []
+        found.append(f"{same} of {len(self.changes)} measures are the same within noise")
+        return "\n".join(
+            [*(textwrap.fill(line, 80) for line in lines), *[""] * bool(lines), *found, "", textwrap.fill(RULE, 80)]
+        )
+
+
+def load(path: str) -> dict[str, Any]:
+    """Reads a result that a benchmark wrote.
+
+    Raises:
+        ArgumentError: if it can't be read, is damaged, or is something else.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except OSError as error:
+        raise ArgumentError(f"{path}: can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ArgumentError(f"{path}: expected a benchmark's result as JSON, found damage: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("benchmark"), str):
+        raise ArgumentError(f'{path}: expected a benchmark\'s result, found other JSON: it has no "benchmark"')
+    return found
+
+
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
+    """Compares two results of one benchmark.
+
+    Args:
+        a: As :func:`load` gives it.
+        b: Likewise, the later one.
+
+    Raises:
+        ArgumentError: if they are of different benchmarks, or have no measure in common.
+    """
+    if a["benchmark"] != b["benchmark"]:
+        raise ArgumentError(f"A is of benchmark {a['benchmark']!r}, B of {b['benchmark']!r}: nothing to compare")
+    ours, theirs = dict(_measures(a, ())), dict(_measures(b, ()))
+    common = [path for path in ours if path in theirs]
+    if not common:
+        raise ArgumentError(f"these results of {a['benchmark']!r} have no measure in common; run both the same way")
+    drift = _drift(a, b, {path: _median(theirs[path]) / m for path in common if (m := _median(ours[path])) > 0})
+    return Comparison(
+        tuple(_change(path, ours[path], theirs[path], drift) for path in common),
+        tuple(_warnings(a, b)),
+        drift,
+        tuple(" ".join(path) for path in {**ours, **theirs} if path not in common),
+    )
+
+
+def rank_interval(a: list[float], b: list[float]) -> tuple[float, float] | None:
+    """The 99 % interval of the ratio b/a; see Note [Beyond noise].
+
+    Args:
+        a: Repeats, more than 0 each.
+        b: Likewise.
+
+    Returns:
+        Both ends, or None with too few repeats.
+    """
+    cut = _cut(len(a), len(b))
+    if cut is None or min(a) <= 0 or min(b) <= 0:
+        return None
+    quotients = sorted(y / x for x in a for y in b)
+    return quotients[cut], quotients[-1 - cut]
+
+
+def comparison_page(comparison: Comparison, a: str, b: str) -> str:
+    """A comparison as an HTML page.
+
+    Args:
+        comparison: What was found.
+        a: What the first result is called.
+        b: What the second is called.
+    """
+    rows: list[list[object]] = [["measure", "A", "B", "B/A", "from", "to", "verdict"]]
+    for c in comparison.changes:
+        rows.append([c.name, *map(number, (c.a, c.b, c.ratio, c.low, c.high)), c.verdict])
+    changed = [c for c in comparison.changes if c.verdict not in ("same", "?")]
+    slower = [c for c in changed if c.verdict == "slower"]
+    faster = sum(c.verdict == "faster" for c in changed)
+    said = f"{faster} faster, {len(slower)} slower, of {len(comparison.changes)} measures"
+    notes = [report.text(warning) for warning in comparison.warnings]
+    if comparison.drift is not None:
+        notes.append(report.text(f"Peers that stayed the same moved by up to {100 * (comparison.drift - 1):.0f} %."))
+    if comparison.only_one:
+        notes.append(report.text(f"In one of the two only: {', '.join(comparison.only_one)}"))
+    bars = [Bar(c.name, c.ratio, c.low, c.high, note=c.verdict) for c in changed]
+    sections = [report.Section("Changed", [bar_chart("B beside A", bars, unit="x")])] if bars else []
+    sections.append(report.Section("All measures", [report.table(rows), report.text(f"{RULE[0].upper()}{RULE[1:]}.")]))
+    if notes:
+        sections.append(report.Section("What else differs", notes))
+    tone: report.Tone = "bad" if slower else "good" if faster else "note"
+    return report.page(
+        "feeder bench: comparison", sections, lead=f"A: {a}. B: {b}.", top=[report.callout(said, tone=tone)]
+    )
+
+
+@functools.cache
+def _cut(n: int, m: int) -> int | None:
+    """How many quotients to leave out at either end: the most k with P(U <= k) <= 0.5 %; None if there is none."""
+    if n * m > 2500:  # the normal approximation, closer than timings are steady
+        return int(n * m / 2 - 2.58 * math.sqrt(n * m * (n + m + 1) / 12)) - 1
+    counts = _u_counts(n, m)
+    total, below, cut = sum(counts), 0, None
+    for k, count in enumerate(counts):
+        below += count
+        if below > _LEVEL / 2 * total:
+            break
+        cut = k
+    return cut
+
+
+@functools.cache
+def _u_counts(n: int, m: int) -> tuple[int, ...]:
+    """In how many orders of n and m values U is 0, 1, ..., n * m: Gauss's binomial coefficients."""
+    counts = [1] + [0] * (n * m)
+    for i in range(1, n + 1):
+        for u in range(n * m, m + i - 1, -1):
+            counts[u] -= counts[u - m - i]
+        for u in range(i, n * m + 1):
+            counts[u] += counts[u - i]
+    return tuple(counts)
+
+
+def _measures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], list[float]]]:
+    """Every median with its repeats, by where it stands."""
+    if not isinstance(value, Mapping):
+        return []
+    repeats = value.get("all")
+    if "median" in value and isinstance(repeats, list) and repeats:
+        good = all(isinstance(x, (int, float)) and math.isfinite(x) for x in repeats)
+        return [(path, [float(x) for x in repeats])] if good else []
+    return [found for name, inner in value.items() for found in _measures(inner, (*path, str(name)))]
+
+
+def _change(path: tuple[str, ...], a: list[float], b: list[float], drift: float | None) -> Change:
+    low, high = rank_interval(a, b) or (None, None)
+    before, after = _median(a), _median(b)
+    if low is None or high is None or before <= 0:
+        verdict = "?" if before != after else "same"
+    else:
+        ratio = after / before
+        enough = 1 + _LEAST
+        if drift is not None and path[0] not in _STEADY:
+            enough = max(enough, drift)
+        changed = not low <= 1 <= high and max(ratio, 1 / ratio if ratio else math.inf) > enough
+        verdict = _word(path, ratio) if changed else "same"
+    return Change(" ".join(path), before, after, low, high, verdict)
+
+
+def _word(path: tuple[str, ...], ratio: float) -> str:
+    """What a ratio off 1 means for a measure of that name."""
+    for name in reversed(path):
+        for end, more_is_better in _BETTER:
+            if name.endswith(end):
+                if end in ("_mib", "_kib", "_bytes"):
+                    return "more" if ratio > 1 else "less"
+                return "faster" if (ratio > 1) == more_is_better else "slower"
+    return "more" if ratio > 1 else "less"
+
+
+def _drift(a: Mapping[str, Any], b: Mapping[str, Any], ratios: Mapping[tuple[str, ...], float]) -> float | None:
+    """By how much the rates of peers moved whose versions did not."""
+    versions = [_section(_section(result, "machine"), "versions") for result in (a, b)]
+    found = []
+    for path, ratio in ratios.items():
+        packages = next((p for peer, p in _PEERS.items() if len(path) > 1 and path[1].startswith(peer)), ())
+        same = packages and all(versions[0].get(p) == versions[1].get(p) for p in packages)
+        if path[0] == "images_per_s" and same and ratio > 0:
+            found.append(max(ratio, 1 / ratio))
+    return max(found, default=None)
+
+
+def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    found = []
+    machines = [_section(result, "machine") for result in (a, b)]
+    for name in ("processor", "cores", "memory_gib", "kernel", "commit"):
+        found += _differ(name, machines[0].get(name), machines[1].get(name))
+    for name, pair in _both(*(_section(machine, "versions") for machine in machines)).items():
+        found += _differ(f"{name}'s version", *pair)
+    for name in ("dataset", "kind", "images"):
+        found += _differ(name, a.get(name), b.get(name))
+    for name, pair in _both(_section(a, "options"), _section(b, "options")).items():
+        found += _differ(f"option {name}", *pair)
+    return found
+
+
+def _both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (a.get(name), b.get(name)) for name in {**a, **b}}
+
+
+def _differ(name: str, a: Any, b: Any) -> list[str]:
+    return [f"{name} differs: {_short(a)} in A, {_short(b)} in B"] if a != b else []
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping) and "version" in value:
+        value = f"{value.get('distribution', '')} {value['version']}".strip()
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 48 else f"{text[:47]}…"
+
+
+def _section(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = value.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _median(values: list[float]) -> float:
+    return float(statistics.median(values))

@@ -1,0 +1,122 @@
+"""One rival of ``feeder bench`` in a process of its own, so that its start-up and its memory are its own.
+
+It reads jobs from standard input, a JSON object a line, and answers each with one: ``{"do": "check", "out": FILE}``
+writes the first batch in order; ``{"do": "run", "workers": N}`` measures; ``{"failed": why}`` says that it could not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from feeder.system.processes import cpu_seconds, forget_peak, memory
+from feeder.tools.bench.options import SETTLE, BenchOptions, Task
+from feeder.tools.bench.rivals import RIVALS
+
+__all__ = ["main"]
+
+# Stages in which something is done with an image; the others are waits, and the trainer's own.
+_WORK = ("read", "draw", "cut", "decode", "transform", "write")
+
+
+def main() -> int:
+    # Libraries may print; the answers keep the real standard output to themselves.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            found = _do(json.loads(line))
+        except Exception as error:
+            found = {"failed": _reason(error)}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+        gc.collect()
+    return 0
+
+
+def _reason(error: Exception) -> str:
+    """In one line what went wrong; of an error that torch's loader hands on from a worker, what it was there."""
+    lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
+    if frames and any(line.startswith("Original Traceback") for line in lines):
+        lines = lines[frames[-1] + 1 :] or lines
+    return lines[0]
+
+
+def _do(job: dict[str, Any]) -> dict[str, Any]:
+    options = BenchOptions(**job["options"] | {"workers": tuple(job["options"]["workers"])})
+    task = Task(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
+    return _check(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
+
+
+def _check(rival: str, task: Task, out: str) -> dict[str, Any]:
+    """The first batch of the validation recipe, which leaves nothing to chance, as uint8."""
+    task = replace(task, options=replace(task.options, preset="val", dtype="uint8"), workers=0)
+    feed = RIVALS[rival].open(task)
+    images, labels = next(feed.batches)
+    feed.batches.close()
+    arrays: dict[str, Any] = {"images": np.asarray(images)}
+    if labels is not None and np.asarray(labels).dtype.kind != "f":  # targets are feeder's alone
+        arrays["labels"] = np.asarray(labels).astype(np.int64)
+    np.savez(out, **arrays)
+    return {"images": len(images)}
+
+
+def _run(rival: str, task: Task) -> dict[str, Any]:
+    """Time to the first batch, and the rate and the CPU time of an image once it has settled."""
+    options = task.options
+    expected = (options.batch_size, 3, options.image_size, options.image_size)
+    forget_peak()
+    asked = time.perf_counter()
+    feed = RIVALS[rival].open(task)
+    images, _ = next(feed.batches)
+    first_at, first_batch_s = time.monotonic(), time.perf_counter() - asked
+    if tuple(images.shape) != expected or str(images.dtype) != f"torch.{options.dtype}":
+        raise RuntimeError(f"expected batches of {options.dtype} {expected}, got {images.dtype} {tuple(images.shape)}")
+    _consume(feed, options.seconds * SETTLE)
+    before, cpu_before = feed.stats(), cpu_seconds()
+    count, elapsed = _consume(feed, options.seconds)
+    cpu_s, after = cpu_seconds() - cpu_before, feed.stats()
+    used = memory()
+    feed.batches.close()
+    return {
+        "first_batch_at": first_at,
+        "first_batch_s": first_batch_s,
+        "images_per_s": count / elapsed,
+        "cpu_ms_per_image": 1000 * cpu_s / count,
+        "peak_rss_mib": used.peak_rss,
+        "pss_mib": used.pss,
+        "stages_ms": _stages(before, after),
+        "bottleneck": after.get("bottleneck"),
+    }
+
+
+def _consume(feed: Any, seconds: float) -> tuple[int, float]:
+    """Images taken in about that many seconds, at least one batch, and how long it took."""
+    count, began = 0, time.perf_counter()
+    while True:
+        count += len(next(feed.batches)[0])
+        if (elapsed := time.perf_counter() - began) >= seconds:
+            return count, elapsed
+
+
+def _stages(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """What the workers spent on an image in each stage between two readings of feeder's meters, milliseconds."""
+    samples = after.get("samples", 0) - before.get("samples", 0)
+    spent = {
+        name: after["stages"][name]["total_ns"] - before["stages"].get(name, {"total_ns": 0})["total_ns"]
+        for name in _WORK
+        if samples and name in after.get("stages", {})
+    }
+    return {name: ns / samples / 1e6 for name, ns in spent.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""DALI on the CPU as its documentation has it: its readers, its decoder, its iterator for torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+from feeder.tools.bench.images import image_fields, listed, tars
+from feeder.tools.bench.options import Task
+from feeder.tools.presets import MEAN, STD, is_shards, val_resize
+
+__all__ = ["dali_batches"]
+
+_SHUFFLE_SAMPLES = 1000
+
+
+def dali_batches(task: Task) -> Generator[tuple[torch.Tensor, Any], None, None]:
+    """Batches of images and labels; shards give no labels, which are text there."""
+    # By name, as DALI's own types don't cover how it is used.
+    dali: Any = importlib.import_module("nvidia.dali")
+    fn: Any = importlib.import_module("nvidia.dali.fn")
+    types: Any = importlib.import_module("nvidia.dali.types")
+    plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
+    options, size = task.options, task.options.image_size
+    train, floats = options.preset == "train", options.dtype == "float32"
+    resize = {"interp_type": types.INTERP_LINEAR, "antialias": True}
+
+    def graph() -> Any:
+        reader = {"random_shuffle": not task.in_order, "initial_fill": _SHUFFLE_SAMPLES, "name": "reader"}
+        if is_shards(task.path):
+            (encoded,) = fn.readers.webdataset(
+                paths=tars(task.path), ext=[";".join(image_fields(task.path)), "cls"], **reader
+            )[:1]
+            outputs = []
+        else:
+            files, targets = zip(*listed(task.path), strict=True)
+            encoded, labels = fn.readers.file(files=list(files), labels=list(targets), **reader)
+            outputs = [labels]
+        if train:
+            images = fn.decoders.image_random_crop(
+                encoded,
+                random_area=[0.08, 1.0],
+                random_aspect_ratio=[3 / 4, 4 / 3],
+                num_attempts=10,
+                adjust_orientation=False,
+            )
+            images = fn.resize(images, size=(size, size), **resize)
+        else:
+            images = fn.decoders.image(encoded, adjust_orientation=False)
+            images = fn.resize(images, resize_shorter=val_resize(size), **resize)
+        images = fn.crop_mirror_normalize(
+            images,
+            crop=(size, size),
+            dtype=types.FLOAT if floats else types.UINT8,
+            output_layout="CHW",
+            mean=[255 * value for value in MEAN] if floats else 0.0,
+            std=[255 * value for value in STD] if floats else 1.0,
+            mirror=fn.random.coin_flip() if train else 0,
+        )
+        return images, *outputs
+
+    threads = max(1, task.workers)
+    built = dali.pipeline_def(graph, batch_size=options.batch_size, num_threads=threads, device_id=None)()
+    built.build()
+    iterator = plugin.DALIGenericIterator(
+        [built],
+        ["images"] if is_shards(task.path) else ["images", "labels"],
+        reader_name="reader",
+        last_batch_policy=plugin.LastBatchPolicy.PARTIAL if task.in_order else plugin.LastBatchPolicy.DROP,
+        auto_reset=True,
+    )
+    while True:
+        for (batch,) in iterator:
+            yield batch["images"], batch["labels"].flatten() if "labels" in batch else None
+        if task.in_order:
+            return

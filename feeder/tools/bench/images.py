@@ -1,0 +1,34 @@
+"""The images that ``feeder bench`` is given: a shard set, or a tree with a folder for each class."""
+
+from __future__ import annotations
+
+import os
+
+from feeder.dataset.datasets import FOLDER_EXTENSIONS
+from feeder.dataset.folder_reader import FolderReader
+from feeder.shard.format.index import INDEX_NAME, Index
+
+__all__ = ["image_fields", "listed", "open_index", "tars"]
+
+
+def listed(path: str) -> list[tuple[str, int]]:
+    """Images and labels of a class-per-folder tree, in torchvision's order."""
+    reader = FolderReader.scan(os.path.abspath(path), FOLDER_EXTENSIONS)
+    return [(os.path.join(reader.root, reader.path(i)), int(label)) for i, label in enumerate(reader.labels())]
+
+
+def open_index(path: str) -> Index:
+    """The index of a shard set."""
+    return Index(path if os.path.isfile(path) else os.path.join(path, INDEX_NAME))
+
+
+def tars(path: str) -> list[str]:
+    """The shards of a set."""
+    index = open_index(path)
+    return [index.shard_path(i) for i in range(len(index.shards))]
+
+
+def image_fields(path: str) -> list[str]:
+    """The fields that hold images."""
+    index = open_index(path)
+    return [index.fields[i] for i in sorted(set(index.field.tolist()))]

@@ -1,0 +1,77 @@
+"""What ``feeder bench`` measures, and one job of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feeder.errors import ArgumentError
+from feeder.system.cores import cores
+from feeder.tools.presets import preset
+
+__all__ = ["SETTLE", "BenchOptions", "Task", "default_workers"]
+
+# After the first batch as long again is for buffers and caches to settle, as a share of the run.
+SETTLE = 0.2
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        preset: "train": RandomResizedCrop and horizontal flip; "val": Resize and CenterCrop.
+        dtype: "float32", normalized, or "uint8".
+        image_size: Height and width of the output, pixels.
+        batch_size: Images in a batch; all of them where there are fewer.
+        workers: Numbers of worker processes (for DALI: threads), each of which is measured; empty for
+            :func:`default_workers`.
+        seconds: How long a run measures.
+        repeats: Runs of each rival, in turn.
+        backend: Decode backend of feeder.
+        peers: Whether the rivals are measured at all; without them only feeder is, and the reference that checks it.
+    """
+
+    preset: str = "train"
+    dtype: str = "float32"
+    image_size: int = 224
+    batch_size: int = 64
+    workers: tuple[int, ...] = ()
+    seconds: float = 2.0
+    repeats: int = 5
+    backend: str = "auto"
+    peers: bool = True
+
+    def __post_init__(self) -> None:
+        preset(self.preset, self.dtype, self.image_size)  # checks them
+        for name in ("batch_size", "repeats"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if any(count < 0 for count in self.workers) or len(set(self.workers)) < len(self.workers):
+            raise ArgumentError(f"workers must be different numbers, at least 0, got {self.workers}")
+        if not 0 < self.seconds < float("inf"):
+            raise ArgumentError(f"seconds must be more than 0, got {self.seconds}")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One job for a rival.
+
+    Attributes:
+        path: A shard set, or a class-per-folder tree.
+        folder: The same images as files, for torch's loader; None for ``path``.
+        options: What to measure, ``batch_size`` being no more than the images.
+        workers: Worker processes or threads.
+        in_order: Every image once, in the order of ``path``; else shuffled and without end.
+    """
+
+    path: str
+    folder: str | None
+    options: BenchOptions
+    workers: int
+    in_order: bool = False
+
+
+def default_workers() -> tuple[int, ...]:
+    """The powers of two up to the cores that can be used, and that number."""
+    usable = cores().usable
+    return tuple(sorted({1 << i for i in range(usable.bit_length()) if 1 << i <= usable} | {usable}))

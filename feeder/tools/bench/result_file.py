@@ -1,0 +1,97 @@
+"""How every benchmark records what it found: the machine, the versions, every repeat; and the table that it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import feeder
+from feeder.system.cores import cores
+from feeder.system.files import write_text
+
+__all__ = ["interleave", "machine", "save", "spread", "table"]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, kernel, commit and package versions."""
+    from feeder.system.versions import versions
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return {
+        "processor": model,
+        "cores": cores().usable,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release().partition("-")[0],
+        "commit": _commit(),
+        "versions": {name: value for name, value in _without_paths(versions()).items() if name != "platform"},
+        "arguments": [os.path.basename(a) if os.path.isabs(a) else a for a in sys.argv[1:]],
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def interleave(
+    rivals: Mapping[str, Callable[[], float]], repeats: int, note: Callable[[str], None] = print
+) -> dict[str, list[float]]:
+    """Runs each rival in turn, ``repeats`` times round, so that a slow spell of the machine hits all alike."""
+    found: dict[str, list[float]] = {name: [] for name in rivals}
+    for turn in range(repeats):
+        for name, run in rivals.items():
+            found[name].append(run())
+            note(f"  {turn + 1}/{repeats} {name}: {found[name][-1]:.4g}")
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, extremes and every value."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as aligned columns, the first row being the heading; numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def save(name: str, results: Mapping[str, Any], path: str) -> str:
+    """Writes a result, with the machine that it comes from, as JSON, and returns the path.
+
+    Raises:
+        ArgumentError: if it can't be written there.
+    """
+    return write_text(path, json.dumps({"benchmark": name, "machine": machine(), **results}, indent=1) + "\n")
+
+
+def _without_paths(value: Any) -> Any:
+    """The same without what only says where things lie on one machine."""
+    if isinstance(value, dict):
+        found = {k: _without_paths(v) for k, v in value.items()}
+        return {k: v for k, v in found.items() if not (isinstance(v, str) and os.path.isabs(v))}
+    return value
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that feeder runs from, with a mark if it has changes; None for an installed feeder."""
+    root = Path(feeder.__file__).resolve().parent.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
+    return git("rev-parse", "HEAD") + ("+changes" if changed else "")

@@ -1,0 +1,167 @@
+"""Those that ``feeder bench`` measures: how each feeds batches of the same images and work, or why it can't."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from feeder.loader.dataloader import DataLoader
+from feeder.shard.source.labels import label_text
+from feeder.system.versions import pillow_info
+from feeder.tools.bench.images import image_fields, tars
+from feeder.tools.bench.options import BenchOptions, Task
+from feeder.tools.bench.pillow import PillowDataset, preprocess
+from feeder.tools.presets import is_shards, open_dataset, preset
+
+__all__ = ["RIVALS", "Feed", "Rival", "pillow_name"]
+
+# A shorter epoch is measured by going over the images several times in one: its start and end must not decide.
+_LEAST_BATCHES = 64
+_SHUFFLE_SAMPLES = 1000
+
+
+@dataclass
+class Feed:
+    """What a rival hands out.
+
+    Attributes:
+        batches: (images, labels or None); closing it ends the workers.
+        stats: What the rival says of itself.
+    """
+
+    batches: Generator[tuple[torch.Tensor, Any], None, None]
+    stats: Callable[[], dict[str, Any]] = dict
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A system to measure.
+
+    Attributes:
+        title: What people call it.
+        missing: Why it can't be measured on this path and machine; None if it can.
+        open: Starts it.
+    """
+
+    title: Callable[[], str]
+    missing: Callable[[str], str | None]
+    open: Callable[[Task], Feed]
+
+
+def pillow_name() -> str:
+    """Which of the two distributions that own PIL is imported: "pillow" or "pillow-simd"."""
+    info = pillow_info()
+    return info.distribution if info and info.distribution != "unknown" else "pillow"
+
+
+def _feeder(task: Task) -> Feed:
+    recipe = preset(task.options.preset, task.options.dtype, task.options.image_size)
+    dataset = open_dataset(task.path, recipe, exif_orientation="ignore")  # as the peers do
+    loader: DataLoader[Any] = DataLoader(dataset, backend=task.options.backend, **_arguments(task, len(dataset)))
+    return Feed(_endless(loader, task.in_order), loader.stats)
+
+
+def _torch(task: Task) -> Feed:
+    dataset = PillowDataset(task.path if task.in_order else task.folder or task.path, task.options)
+    loader: TorchDataLoader[Any] = TorchDataLoader(dataset, **_arguments(task, len(dataset)))
+    return Feed(_endless(loader, task.in_order))
+
+
+def _arguments(task: Task, images: int) -> dict[str, Any]:
+    """What both loaders are given."""
+    options = task.options
+    few = images < _LEAST_BATCHES * options.batch_size
+    passes = -(-_LEAST_BATCHES * options.batch_size // images)
+    shuffle: dict[str, Any] = {"shuffle": True}
+    if task.in_order:
+        shuffle = {"shuffle": False}
+    elif few:
+        shuffle = {"sampler": torch.cat([torch.randperm(images) for _ in range(passes)]).tolist()}
+    return shuffle | {
+        "batch_size": options.batch_size,
+        "num_workers": task.workers,
+        "drop_last": not task.in_order,
+        "persistent_workers": task.workers > 0,
+    }
+
+
+def _endless(loader: TorchDataLoader[Any], once: bool) -> Generator[tuple[torch.Tensor, Any], None, None]:
+    """Epoch after epoch; closing it closes the loader, where it can be closed."""
+    try:
+        while True:
+            for images, labels, *_ in loader:
+                yield images, labels
+            if once:
+                return
+    finally:
+        if isinstance(loader, DataLoader):
+            loader.close()
+
+
+def _webdataset(task: Task) -> Feed:
+    import webdataset as wds
+
+    options, shuffled = task.options, not task.in_order
+    classes = open_dataset(task.path, None).class_to_idx or {}
+    sample = functools.partial(_webdataset_sample, image_fields(task.path), options, classes)
+    # Shards drawn with replacement: that way any number of workers has some, and there is no end.
+    source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
+    if shuffled:
+        source = source.shuffle(_SHUFFLE_SAMPLES)
+    source = source.map(sample).batched(
+        options.batch_size, collation_fn=torch.utils.data.default_collate, partial=not shuffled
+    )
+    loader: Any = wds.WebLoader(source, batch_size=None, num_workers=task.workers, persistent_workers=task.workers > 0)
+    return Feed(((images, labels) for images, labels in loader))
+
+
+def _webdataset_sample(
+    kinds: Collection[str], options: BenchOptions, classes: Mapping[str, int], fields: dict[str, Any]
+) -> tuple[torch.Tensor, int]:
+    image = next(fields[name] for name in kinds if name in fields)
+    label = label_text(fields.get("cls", b"-1")) or "-1"
+    return preprocess(image, options), int(label) if label.lstrip("-").isdecimal() else classes.get(label, -1)
+
+
+def _dali(task: Task) -> Feed:
+    from feeder.tools.bench.dali import dali_batches
+
+    return Feed(dali_batches(task))
+
+
+def _installed(module: str, package: str) -> Callable[[str], str | None]:
+    def missing(path: str) -> str | None:
+        try:
+            found = importlib.util.find_spec(module) is not None
+        except ImportError:  # a parent package is missing
+            found = False
+        return None if found else f"not installed (pip install {package})"
+
+    return missing
+
+
+def _webdataset_missing(path: str) -> str | None:
+    if not is_shards(path):
+        return "reads tars only: `feeder shard` the images, and name the shards"
+    return _installed("webdataset", "webdataset")(path)
+
+
+def _dali_missing(path: str) -> str | None:
+    missing = _installed("nvidia.dali", "nvidia-dali-cuda130")(path)
+    if missing is None and is_shards(path) and "npy" in image_fields(path):
+        return "decodes images only, and these shards hold raw pixels"
+    return missing
+
+
+RIVALS: dict[str, Rival] = {
+    "feeder": Rival(lambda: "feeder", lambda path: None, _feeder),
+    "torch": Rival(lambda: f"torch+{pillow_name()}", lambda path: None, _torch),
+    "webdataset": Rival(lambda: "webdataset", _webdataset_missing, _webdataset),
+    "dali": Rival(lambda: "DALI (CPU)", _dali_missing, _dali),
+}

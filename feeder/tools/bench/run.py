@@ -1,0 +1,322 @@
+"""Checks that the rivals do the same work, then measures them in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+
+import feeder
+from feeder.errors import BackendError, FeederError
+from feeder.shard.format.manifest import Manifest
+from feeder.system.cores import cores
+from feeder.text import count
+from feeder.tools.bench.options import SETTLE, BenchOptions, default_workers
+from feeder.tools.bench.result_file import spread
+from feeder.tools.bench.rivals import RIVALS
+from feeder.tools.presets import is_shards, open_dataset, preset
+
+__all__ = ["CHECK_LEVELS", "throughput"]
+
+# The most that the median over images of the mean difference from Pillow's pixels may be, levels of 0-255. Half a
+# pixel of shift, which is how DALI rounds, makes up to five on photos; another crop, channel order or scale makes tens.
+CHECK_LEVELS = 10.0
+_CHECK_IMAGES = 16
+_START_S = 120.0  # to import a framework from a cold disk and make the first batch
+# By rival and number of workers, what each run gave.
+_Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
+_MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
+
+
+def throughput(
+    path: str, options: BenchOptions, *, folder: str | None = None, note: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Measures feeder and its rivals on somebody's own images, in turn, at each number of workers.
+
+    A KeyboardInterrupt, once feeder was measured, ends it with what was measured by then.
+
+    Args:
+        path: A shard set, or a class-per-folder tree.
+        options: What to measure.
+        folder: Where torch's loader reads the same images as single files; None for the same place as feeder.
+        note: Hears about each run.
+
+    Returns:
+        JSON values: what was held equal; ``seekable`` (whether most images are decoded in part); ``usable_cores``;
+        ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why); by rival and number of
+        workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all processes), peak_rss_mib, pss_mib,
+        ratio (of images/s to torch's in the same turn); by rival startup_s (from starting the process to the first
+        batch, at the most workers); of feeder, by number of workers: stages_ms and bottleneck. If it was interrupted,
+        ``interrupted`` says in which turn, and ``options`` have the workers and repeats that were measured.
+
+    Raises:
+        BackendError: if feeder can't run, or its pixels are not what Pillow makes of these images.
+        FormatError, SourceError: if the images can't be opened.
+    """
+    images = len(open_dataset(path, preset(options.preset, options.dtype, options.image_size)))
+    workers = options.workers or default_workers()
+    options = replace(options, workers=workers, batch_size=min(options.batch_size, images))
+    titles = {name: rival.title() for name, rival in RIVALS.items()}
+    absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path)) is not None}
+    if not options.peers:
+        absent |= dict.fromkeys([name for name in RIVALS if name != "feeder"], "not asked for")
+    job = {"path": path, "folder": folder, "options": asdict(options)}
+    run_s = len(workers) * options.seconds * (1 + SETTLE)
+    turns_s = options.repeats * (len(RIVALS) - len(absent)) * run_s
+    note(f"takes {_duration(turns_s)} at least; Ctrl-C ends it and shows what was measured by then")
+    check, start_s = _check([name for name in RIVALS if name not in absent], job, absent, note)
+    present = [name for name in RIVALS if name not in absent]
+    note(
+        f"{', '.join(titles[name] for name in present)}: {count(options.repeats, 'turn')} of {options.seconds:g} s, "
+        f"each with {_workers(workers)}: about {_duration(options.repeats * len(present) * (start_s + run_s))}"
+    )
+    runs: _Runs = {name: {number: [] for number in workers} for name in present}
+    startup: dict[str, list[float]] = {name: [] for name in present}
+    interrupted = None
+    try:
+        _measure(job, options, runs, startup, absent, note)
+    except KeyboardInterrupt:
+        workers = tuple(number for number in workers if runs["feeder"][number])
+        if not workers:
+            raise
+        for name in present:
+            if not all(runs[name][number] for number in workers):
+                absent.setdefault(name, "interrupted before")
+        turn = max(len(each) for each in runs["feeder"].values())
+        interrupted = f"in turn {turn} of {options.repeats}"
+        note(f"interrupted {interrupted}")
+        options = replace(options, workers=workers, repeats=turn)
+    present = [name for name in present if name not in absent]
+    result: dict[str, Any] = {
+        "dataset": os.path.basename(os.path.abspath(path)),
+        "kind": "shards" if is_shards(path) else "folder",
+        "seekable": _is_seekable(path),
+        "usable_cores": cores().usable,
+        "images": images,
+        "options": asdict(options) | {"workers": list(workers)},
+        "check": {titles[name]: levels for name, levels in check.items()},
+        "absent": {titles[name]: absent[name] for name in RIVALS if name in absent},
+        "startup_s": {titles[name]: spread(startup[name]) for name in present},
+    }
+    for measure in _MEASURES:
+        result[measure] = {
+            titles[name]: {str(count): spread([run[measure] for run in runs[name][count]]) for count in workers}
+            for name in present
+        }
+    if "torch" in present:
+        result["ratio"] = {
+            titles[name]: {str(count): spread(_ratios(runs, name, count)) for count in workers} for name in present
+        }
+    if interrupted is not None:
+        result["interrupted"] = interrupted
+    ours = runs["feeder"]
+    result["stages_ms"] = {
+        str(count): {stage: spread([run["stages_ms"][stage] for run in ours[count]]) for stage in _common(ours[count])}
+        for count in workers
+    }
+    result["bottleneck"] = {str(count): ours[count][-1]["bottleneck"] for count in workers}
+    return result
+
+
+def _measure(
+    job: dict[str, Any],
+    options: BenchOptions,
+    runs: _Runs,
+    startup: dict[str, list[float]],
+    absent: dict[str, str],
+    note: Callable[[str], None],
+) -> None:
+    """Adds to ``runs`` and ``startup`` what each of their rivals does in its turns; one that fails, to ``absent``."""
+    for turn in range(options.repeats):
+        for name in [name for name in runs if name not in absent]:
+            title = RIVALS[name].title()
+            try:
+                for number, found in _turn(name, job, options.workers, startup[name]):
+                    runs[name][number].append(found)
+                    rate = f"{found['images_per_s']:,.0f} images/s"
+                    note(f"  {turn + 1}/{options.repeats} {title}, {_workers((number,))}: {rate}")
+            except _Failed as error:
+                if name == "feeder":
+                    raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
+                absent[name] = f"failed: {error}"
+                note(f"  {title} failed: {error}")
+
+
+def _duration(seconds: float) -> str:
+    """A time in words, to about a tenth."""
+    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
+
+
+def _is_seekable(path: str) -> bool:
+    """Whether most of the images were made seekable, or need no decoding."""
+    manifest = Manifest.read(path) if os.path.isdir(path) else None
+    if manifest is None:
+        return False
+    kept = sum(count for outcome, count in manifest.encoded.items() if outcome.startswith("kept"))
+    return 2 * kept < manifest.samples
+
+
+def _common(runs: list[dict[str, Any]]) -> list[str]:
+    """The stages that all runs have."""
+    return [stage for stage in runs[0]["stages_ms"] if all(stage in run["stages_ms"] for run in runs)]
+
+
+def _ratios(runs: _Runs, name: str, count: int) -> list[float]:
+    pairs = zip(runs[name][count], runs["torch"][count], strict=False)  # of a turn that was interrupted one has none
+    return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
+
+
+def _workers(counts: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, counts))} worker{'' if counts == (1,) else 's'}"
+
+
+def _check(
+    names: list[str], job: dict[str, Any], absent: dict[str, str], note: Callable[[str], None]
+) -> tuple[dict[str, float], float]:
+    """How far each rival's pixels are from Pillow's, in levels; one that is too far or fails is taken out.
+
+    Returns:
+        The levels, and how long a process took to start and make its first batch, seconds.
+    """
+    found: dict[str, float] = {}
+    began, start_s = time.monotonic(), None
+    arrays: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="feeder-bench-") as work, contextlib.ExitStack() as stack:
+        contestant = stack.enter_context(_Contestant())
+        small = job["options"] | {"batch_size": min(_CHECK_IMAGES, job["options"]["batch_size"])}
+        for name in sorted({*names, "torch"}, key=lambda name: name != "torch"):
+            out = os.path.join(work, f"{name}.npz")
+            try:
+                if contestant.ended:
+                    contestant = stack.enter_context(_Contestant())
+                what = {"do": "check", "rival": name, "out": out, "options": small, "workers": 0}
+                contestant.ask(job | what, _START_S)
+                start_s = time.monotonic() - began if start_s is None else start_s
+            except _Failed as error:
+                if name == "feeder":
+                    raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
+                if name == "torch":
+                    raise BackendError(
+                        f"{job['path']}: Pillow, which the others are checked against, failed: {error}"
+                    ) from None
+                absent[name] = f"failed: {error}"
+                continue
+            with np.load(out) as saved:
+                arrays[name] = dict(saved)
+            wrong, levels = _difference(arrays["torch"], arrays[name])
+            note(f"  checked {name}: {wrong or f'{levels:.2f} levels from Pillow'}")
+            if wrong and name == "feeder":
+                raise BackendError(f"{job['path']}: {wrong}, so its speed says nothing; see `feeder parity`")
+            if wrong:
+                absent[name] = wrong
+            elif name in names:
+                found[name] = levels
+    assert start_s is not None  # torch's loader is the first, and does not fail
+    return found, start_s
+
+
+def _difference(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
+    """What is wrong with a batch, or None; the median over its images of the mean difference in levels."""
+    if found["images"].shape != reference["images"].shape:
+        return f"its batches are {found['images'].shape}, expected {reference['images'].shape}", 0.0
+    if "labels" in found and "labels" in reference and not np.array_equal(found["labels"], reference["labels"]):
+        return f"its labels are {found['labels'].tolist()}, expected {reference['labels'].tolist()}", 0.0
+    difference = np.abs(found["images"].astype(np.int16) - reference["images"])
+    levels = float(np.median(difference.mean(axis=(1, 2, 3))))
+    if levels > CHECK_LEVELS:
+        return f"its pixels are {levels:.1f} levels from Pillow's, more than {CHECK_LEVELS:g}", levels
+    return None, levels
+
+
+def _turn(
+    name: str, job: dict[str, Any], workers: tuple[int, ...], startup: list[float]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """One process's runs, the most workers first: that one's start is the cold start that users see."""
+    began = time.monotonic()  # of one clock for all processes
+    with _Contestant() as contestant:
+        for count in sorted(workers, reverse=True):
+            limit_s = _START_S + 10 * job["options"]["seconds"]
+            found = contestant.ask(job | {"do": "run", "rival": name, "workers": count}, limit_s)
+            if count == max(workers):
+                startup.append(found["first_batch_at"] - began)
+            yield count, found
+
+
+class _Failed(FeederError):
+    """A rival's process ended, or answered nothing."""
+
+
+class _Contestant:
+    """A process in which rivals run."""
+
+    def __init__(self) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        # From here even where feeder is found only because of the current folder.
+        root = os.path.dirname(os.path.dirname(os.path.abspath(feeder.__file__)))
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "feeder.tools.bench.contestant"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+
+    def __enter__(self) -> _Contestant:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._process.stdin is not None
+        if kind is KeyboardInterrupt:
+            self._process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no process any more."""
+        return self._process.poll() is not None
+
+    def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        """Gives it a job and returns its answer.
+
+        Raises:
+            _Failed: if it can't do it, ends, or is silent for too long.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            self._process.kill()
+            self._process.wait()
+            raise _Failed(f"no answer in {limit_s:.0f} s")
+        line = self._process.stdout.readline()
+        if line:
+            found: dict[str, Any] = json.loads(line)
+            if "failed" in found:
+                raise _Failed(found["failed"])
+            return found
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        raise _Failed(said[-1].strip() if said else f"it ended with code {self._process.returncode}")

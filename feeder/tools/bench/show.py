@@ -1,0 +1,252 @@
+"""A result of ``feeder bench`` for people: tables for a terminal, and a page with charts."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from feeder.text import count
+from feeder.tools.bench.result_file import table
+from feeder.tools.html.charts import Bar, Line, Point, Stack, bar_chart, line_chart, stacked_bar
+from feeder.tools.html.page import Html, Section, Tone, callout, facts, page, text
+from feeder.tools.html.page import table as html_table
+from feeder.tools.presets import describe
+
+__all__ = ["render", "result_page"]
+
+_LIMITS = {
+    "read": "reading: a faster disk",
+    "workers": "too few batches are made ahead: a larger prefetch_factor",
+    "trainer": "the loop that takes the batches: feeder was not the limit",
+}
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The result of :func:`feeder.tools.bench.run.throughput` as tables for a terminal of 80 columns."""
+    counts = _counts(result)
+    most = str(counts[-1])
+    head = [["", "images/s", "min", "max", "ratio", "CPU ms", "first s", "MiB"]]
+    for name, rates in result["images_per_s"].items():
+        row = [name, *(f"{rates[most][k]:,.0f}" for k in ("median", "min", "max"))]
+        row.append(f"{result['ratio'][name][most]['median']:.2f}" if "ratio" in result else "-")
+        row.append(f"{result['cpu_ms_per_image'][name][most]['median']:.2f}")
+        row.append(f"{result['first_batch_s'][name][most]['median']:.2f}")
+        row.append(f"{result['pss_mib'][name][most]['median']:,.0f}")
+        head.append(row)
+    parts = [_work(result), f"{_held(result)}; medians", "", _workers(most), table(head)]
+    if len(counts) > 1:
+        shown = counts if len(counts) <= 7 else [*counts[:3], *counts[-4:]]
+        rows = [["images/s by workers", *map(str, shown)]]
+        for name, rates in result["images_per_s"].items():
+            rows.append([name, *(f"{rates[str(count)]['median']:,.0f}" for count in shown)])
+        parts += ["", table(rows)]
+    stages = _stages(result, most)
+    if stages:
+        total = sum(stages.values()) or 1.0
+        shares = ", ".join(f"{stage} {ms:.2f} ({100 * ms / total:.0f}%)" for stage, ms in stages.items())
+        parts += ["", f"feeder's workers, ms an image: {shares}"]
+    if limit := _limit(result, most):
+        parts.append(f"limit: {limit}")
+    if "interrupted" in result:
+        parts.append(f"interrupted {result['interrupted']}: medians are of the runs until then")
+    for why in dict.fromkeys(result["absent"].values()):
+        names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
+        parts.append(f"not measured: {names}: {why}")
+    return "\n".join(textwrap.fill(line, 80) if len(line) > 80 and "\n" not in line else line for line in parts)
+
+
+def result_page(result: Mapping[str, Any]) -> str:
+    """The same as an HTML page.
+
+    Args:
+        result: As :func:`feeder.tools.bench.run.throughput` gives it, with the ``machine`` that it comes from.
+    """
+    counts = _counts(result)
+    most = str(counts[-1])
+    machine = result["machine"]
+    at = f"with {_workers(most)}"
+    sections = [
+        Section(
+            "Throughput",
+            [
+                line_chart(
+                    "Images per second by worker processes",
+                    [*_lines(result, counts), *_proportion(result, counts)],
+                    x_label="worker processes (DALI: threads)",
+                    y_label="images/s",
+                    note=f"Medians of {result['options']['repeats']} runs; bands from the slowest to the fastest",
+                ),
+                bar_chart(f"Images per second {at}", _bars(result, "images_per_s", most, ratios=True), unit="images/s"),
+                bar_chart(
+                    f"CPU time of an image {at}",
+                    _bars(result, "cpu_ms_per_image", most),
+                    unit="ms",
+                    note="Of the trainer and all workers together; less leaves more of the machine to others",
+                ),
+            ],
+        ),
+        Section("Where feeder's time goes", _time_parts(result, counts)),
+        Section(
+            "Start-up",
+            [
+                bar_chart(
+                    "From starting the process to the first batch",
+                    [_bar(name, values) for name, values in result["startup_s"].items()],
+                    unit="s",
+                    note=f"Imports included, {at}",
+                ),
+                bar_chart(
+                    "From asking for it to the first batch", _bars(result, "first_batch_s", most), unit="s", note=at
+                ),
+            ],
+        ),
+        Section(
+            "Memory",
+            [
+                bar_chart(
+                    f"Memory of all processes {at}",
+                    _bars(result, "pss_mib", most),
+                    unit="MiB",
+                    note="At the end of a run; pages that processes share count once",
+                ),
+                bar_chart(
+                    f"Peak of all processes {at}",
+                    _bars(result, "peak_rss_mib", most),
+                    unit="MiB",
+                    note="The sum of each process's peak; pages that processes share count for each of them",
+                ),
+            ],
+        ),
+        Section("What was measured", [_checked(result), *_absent(result), _facts(result)]),
+    ]
+    return page(
+        f"feeder bench: {result['dataset']}",
+        sections,
+        lead=f"{machine['processor']}, {machine['cores']} cores, {machine['date']}. {_work(result)}. {_held(result)}.",
+        top=[_verdict(result, most)],
+        foot=f"feeder {machine['versions'].get('feeder')}, commit {machine['commit'] or 'unknown'}",
+    )
+
+
+def _work(result: Mapping[str, Any]) -> str:
+    options = result["options"]
+    return describe(options["preset"], options["dtype"], options["image_size"])
+
+
+def _held(result: Mapping[str, Any]) -> str:
+    options = result["options"]
+    runs = f"{count(options['repeats'], 'run')} of {options['seconds']:g} s in turn"
+    return f"{count(result['images'], 'image')}, batches of {options['batch_size']}, {runs}"
+
+
+def _workers(number: str) -> str:
+    return count(int(number), "worker")
+
+
+def _counts(result: Mapping[str, Any]) -> list[int]:
+    return sorted(result["options"]["workers"])
+
+
+def _verdict(result: Mapping[str, Any], most: str) -> Html:
+    peers = {name: values for name, values in result.get("ratio", {}).items() if name != "feeder"}
+    rate = f"{result['images_per_s']['feeder'][most]['median']:,.0f} images/s with {_workers(most)}"
+    limit = _limit(result, most)
+    more = f" What limits it: {limit}." if limit else ""
+    baseline = next((name for name in peers if name.startswith("torch")), None)
+    if baseline is None:
+        return callout(f"feeder makes {rate}", more.strip())
+    ratio = result["ratio"]["feeder"][most]
+    tone: Tone = "good" if ratio["min"] > 1 else "bad" if ratio["max"] < 1 else "note"
+    spread = f"{ratio['min']:.2f} to {ratio['max']:.2f} times in each of {len(ratio['all'])} turns."
+    return callout(f"{rate}: {ratio['median']:.2f} times {baseline}", spread + more, tone)
+
+
+def _limit(result: Mapping[str, Any], count: str) -> str | None:
+    """What holds feeder up with so many workers, and what of these images and this machine would help."""
+    stage = result["bottleneck"].get(count) or ""
+    if stage == "decode":
+        more = ["more workers"] * (int(count) < result.get("usable_cores", math.inf))
+        more += ["seekable shards (feeder shard)"] * (not result.get("seekable"))
+        return f"decoding: {', or '.join(more) or 'more cores'}"
+    shards = ", or shards in place of files" if stage == "read" and result["kind"] == "folder" else ""
+    return f"{_LIMITS[stage]}{shards}" if stage in _LIMITS else None
+
+
+def _lines(result: Mapping[str, Any], counts: list[int]) -> list[Line]:
+    return [
+        Line(
+            name,
+            [Point(n, rates[str(n)]["median"], rates[str(n)]["min"], rates[str(n)]["max"]) for n in counts],
+        )
+        for name, rates in result["images_per_s"].items()
+    ]
+
+
+def _proportion(result: Mapping[str, Any], counts: list[int]) -> list[Line]:
+    """What feeder would make if every worker made as much as the first."""
+    base = next((count for count in counts if count > 0), None)
+    if base is None or len(counts) < 2:
+        return []
+    each = result["images_per_s"]["feeder"][str(base)]["median"] / base
+    ends = [base, counts[-1]]
+    return [Line("feeder in proportion", [Point(n, each * n) for n in ends], reference=True)]
+
+
+def _bars(result: Mapping[str, Any], measure: str, count: str, ratios: bool = False) -> list[Bar]:
+    said = {name: f"{v[count]['median']:.2f} x torch" for name, v in result.get("ratio", {}).items() if ratios}
+    return [_bar(name, values[count], said.get(name, "")) for name, values in result[measure].items()]
+
+
+def _bar(name: str, values: Mapping[str, Any], note: str = "") -> Bar:
+    return Bar(name, values["median"], values["min"], values["max"], note)
+
+
+def _stages(result: Mapping[str, Any], count: str) -> dict[str, float]:
+    return {stage: values["median"] for stage, values in result["stages_ms"].get(count, {}).items()}
+
+
+def _time_parts(result: Mapping[str, Any], counts: list[int]) -> list[Html]:
+    stacks = [Stack(_workers(str(count)), _stages(result, str(count))) for count in counts]
+    chart = stacked_bar(
+        "What the workers spend on an image",
+        [stack for stack in stacks if stack.parts],
+        unit="ms",
+        note="Medians by stage; more workers than free cores make each wait for the others",
+    )
+    limit = _limit(result, str(counts[-1]))
+    return [chart, text(f"What limits feeder with {_workers(str(counts[-1]))}: {limit}.")] if limit else [chart]
+
+
+def _checked(result: Mapping[str, Any]) -> Html:
+    rows: list[list[object]] = [["before timing", "levels from Pillow"]]
+    rows += [[name, f"{levels:.2f}"] for name, levels in result["check"].items()]
+    caption = "Validation crops of the first images: the median over images of the mean difference, of 255 levels"
+    return html_table(rows, caption)
+
+
+def _absent(result: Mapping[str, Any]) -> list[Html]:
+    if not result["absent"]:
+        return []
+    return [html_table([["not measured", "why"], *map(list, result["absent"].items())])]
+
+
+def _facts(result: Mapping[str, Any]) -> Html:
+    machine, options = result["machine"], result["options"]
+    versions = {k: v for k, v in machine["versions"].items() if isinstance(v, str)}
+    pillow = machine["versions"].get("pillow")
+    if isinstance(pillow, Mapping):
+        versions["pillow"] = f"{pillow['distribution']} {pillow['version']}, {pillow['libjpeg']}"
+    return facts(
+        {
+            "processor": machine["processor"],
+            "cores": machine["cores"],
+            "memory": f"{machine['memory_gib']} GiB",
+            "kernel": machine["kernel"],
+            "images": f"{result['images']:,} in {result['kind']} {result['dataset']}",
+            "feeder's backend": options["backend"],
+            **versions,
+            "command": " ".join(["feeder", *machine["arguments"]]),
+        }
+    )

@@ -1,0 +1,79 @@
+"""The ``feeder`` command. Each subcommand imports what it needs, so that ``feeder --help`` is instant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import feeder
+from feeder.errors import ArgumentError, FeederError
+from feeder.text import printable, say
+from feeder.tools.commands import bench, doctor, index, inspect, parity, profile, shard, tune
+from feeder.tools.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: Arguments; None for those of the process.
+
+    Returns:
+        The exit code: 0 well, 1 error or damage found, 2 wrong usage, 3 too many bad inputs, 130 interrupted.
+    """
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        say(_version(arguments.verbose))
+        return 0
+    if arguments.run is None:
+        parser.print_help()
+        return EXIT_USAGE
+    try:
+        code: int = arguments.run(arguments)
+        return code
+    except FeederError as error:
+        say(f"feeder: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ArgumentError) else EXIT_ERROR
+    except KeyboardInterrupt:
+        hint = f": {arguments.on_interrupt}" if "on_interrupt" in arguments else ""
+        say(f"\nfeeder: interrupted{hint}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        sys.stdout = None
+        return 0
+    except OSError as error:
+        say(printable(f"feeder: {error.filename or 'error'}: {error.strerror or error}"), file=sys.stderr)
+        return EXIT_ERROR
+
+
+class _Parser(argparse.ArgumentParser):
+    """Also of the subcommands."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))  # it may repeat arguments, such as names that a shell's pattern has found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="feeder", description="An input pipeline for PyTorch vision training: shard once, then load fast."
+    )
+    parser.set_defaults(run=None)
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with --version: what else is installed")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in (shard, inspect, index, bench, parity, doctor, profile, tune):
+        command.add(commands)
+    return parser
+
+
+def _version(verbose: bool) -> str:
+    if not verbose:
+        return f"feeder {feeder.__version__}"
+    from feeder.system.versions import report
+
+    return report()

@@ -1,0 +1,122 @@
+"""``feeder bench``: throughput beside other loaders, and one result beside another."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from feeder.text import say
+from feeder.tools.commands.common import EXIT_INTERRUPTED
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "bench",
+        help="measure feeder beside torch's DataLoader, webdataset and DALI",
+        description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
+        "DALI on the same images and the same preprocessing, in turn, after checking that they make the same pixels. "
+        "With --compare: says what got faster or slower between two results, beyond noise.",
+    )
+    command.add_argument("dir", metavar="DIR", nargs="?", help="shard set, or folder with a subfolder for each class")
+    command.add_argument("--folder", metavar="DIR", help="the same images as files, for torch's loader (default: DIR)")
+    command.add_argument(
+        "--preset",
+        choices=("train", "val"),
+        default="train",
+        help="train: RandomResizedCrop, flip, normalize; val: Resize, CenterCrop, normalize (default: %(default)s)",
+    )
+    command.add_argument(
+        "--dtype", choices=("float32", "uint8"), default="float32", help="output (default: %(default)s)"
+    )
+    command.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
+    command.add_argument(
+        "--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: %(default)s)"
+    )
+    command.add_argument(
+        "--workers",
+        type=_numbers,
+        default=(),
+        metavar="N[,N...]",
+        help="worker processes; several numbers are measured one by one (default: 1, 2, 4, ... up to the cores)",
+    )
+    command.add_argument("--seconds", type=float, default=2.0, help="length of a run (default: %(default)s)")
+    command.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
+    command.add_argument("--backend", default="auto", help="feeder's decode backend (default: %(default)s)")
+    command.add_argument("--no-peers", action="store_true", help="measure feeder only")
+    command.add_argument("--json", metavar="FILE", help="also write everything to this file, machine included")
+    command.add_argument("--html", metavar="FILE", help="also write a report with charts to this file")
+    command.add_argument(
+        "--compare", nargs=2, metavar=("A.json", "B.json"), help="measure nothing; compare two results"
+    )
+    command.add_argument("-q", "--quiet", action="store_true", help="print the tables only, not each run")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.errors import ArgumentError
+    from feeder.system.files import check_writable
+
+    if (arguments.dir is None) == (arguments.compare is None):
+        raise ArgumentError("expected either DIR to measure, or --compare A.json B.json; see `feeder bench --help`")
+    for path in filter(None, (arguments.json, arguments.html)):
+        check_writable(path)  # before minutes of measuring
+    return _measure(arguments) if arguments.compare is None else _compare(arguments)
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from feeder.system.files import write_text
+    from feeder.tools.bench.options import BenchOptions
+    from feeder.tools.bench.result_file import machine, save
+    from feeder.tools.bench.run import throughput
+    from feeder.tools.bench.show import render, result_page
+
+    options = BenchOptions(
+        preset=arguments.preset,
+        dtype=arguments.dtype,
+        image_size=arguments.image_size,
+        batch_size=arguments.batch_size,
+        workers=arguments.workers,
+        seconds=arguments.seconds,
+        repeats=arguments.repeats,
+        backend=arguments.backend,
+        peers=not arguments.no_peers,
+    )
+
+    def note(line: str) -> None:
+        if not arguments.quiet:
+            say(line, file=sys.stderr)
+
+    result = throughput(arguments.dir, options, folder=arguments.folder, note=note)
+    note("")
+    say(render(result))
+    if arguments.json:
+        say(f"\nwritten to {save('throughput', result, arguments.json)}")
+    if arguments.html:
+        say(f"\nreport: {write_text(arguments.html, result_page({'machine': machine(), **result}))}")
+    return EXIT_INTERRUPTED if "interrupted" in result else 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from feeder.errors import ArgumentError
+    from feeder.tools.bench.compare import compare, comparison_page, load
+
+    if arguments.json:
+        raise ArgumentError("--json goes with DIR; a comparison is printed, or written with --html")
+    a, b = arguments.compare
+    comparison = compare(load(a), load(b))
+    say(comparison.render())
+    if arguments.html:
+        from feeder.system.files import write_text
+
+        say(f"\nreport: {write_text(arguments.html, comparison_page(comparison, a, b))}")
+    return 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; expected such as 4, or 1,2,4") from None

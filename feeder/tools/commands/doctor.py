@@ -1,0 +1,75 @@
+"""``feeder doctor``: the machine, and a training script's classic mistakes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from typing import Any
+
+from feeder.errors import ArgumentError
+from feeder.text import count, say
+from feeder.tools.commands.common import EXIT_DAMAGED, add_output
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "doctor",
+        help="look for what keeps the GPU waiting, in the machine and in a training script",
+        description="Without a script: looks at the machine. With a script: reads it (nothing is run) and lists the "
+        "classic mistakes by line, each with what it costs and the rewrite. '# feeder: ignore[rule]' on a line, or on "
+        "one of its own before it, silences a rule there.",
+        epilog="levels: note, worth knowing; warning, costs speed; problem, fails or trains wrongly. exit codes: "
+        "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own "
+        "first",
+    )
+    command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py) or notebook (.ipynb)")
+    command.add_argument("--machine", action="store_true", help="with a script: look at the machine too")
+    command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and how much of it is in memory")
+    command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    add_output(command)
+    command.add_argument(
+        "--run",
+        dest="run_script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ...",
+        help="run the script that follows, with its arguments, on a GPU, and list the lines that wait for the GPU; "
+        "last, as all that follows is the script's",
+    )
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.tools.doctor import check_machine, check_script, counts, render, to_json
+
+    findings: list[Any] = []
+    code = 0
+    if arguments.run_script is not None:
+        code, findings = _run(arguments)
+    elif arguments.machine or arguments.data is not None or not arguments.scripts:
+        findings += check_machine(arguments.data)
+    for script in arguments.scripts:
+        findings += check_script(script)
+    if arguments.quiet:
+        findings = [finding for finding in findings if finding.level in ("warning", "problem")]
+    found = counts(findings)
+    if arguments.json:
+        say(json.dumps(to_json(findings)))
+    elif findings or not arguments.quiet:
+        if findings:
+            say(render(findings, min(100, max(60, shutil.get_terminal_size().columns))) + "\n")
+        say(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
+    bad = found["problem"] + (found["warning"] if arguments.strict else 0)
+    return code or (EXIT_DAMAGED if bad else 0)
+
+
+def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:
+    from feeder.tools.doctor.waits import find_waits
+
+    if not arguments.run_script:
+        raise ArgumentError("--run needs a script: feeder doctor --run train.py [its arguments]")
+    if arguments.scripts or arguments.data is not None or arguments.machine:
+        raise ArgumentError("--run goes alone: look at the machine or at scripts by another feeder doctor")
+    return find_waits(arguments.run_script[0], arguments.run_script[1:])

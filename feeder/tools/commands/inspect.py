@@ -1,0 +1,61 @@
+"""``feeder inspect``: what a shard set holds, and whether it is whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from feeder.errors import FeederError
+from feeder.text import count, printable, say
+from feeder.tools.commands.common import EXIT_DAMAGED
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "inspect",
+        help="show what a shard set holds, or verify it",
+        description="Shows counts, classes, sizes and settings of a shard set; with --verify reads everything again "
+        "and names each damaged shard and sample.",
+        epilog="exit codes: 0 well, 1 error or damage found, 2 wrong usage",
+    )
+    command.add_argument("dir", metavar="DIR", help="folder of a shard set, or an index file")
+    command.add_argument("--verify", action="store_true", help="compare every byte with the checksums")
+    command.add_argument("--workers", type=int, metavar="N", help="threads for --verify (default: one a core)")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.system.progress import terminal_progress
+    from feeder.tools.inspect import inspect, render, verify
+
+    # Damage first: an index that is damaged itself has no report, but its damage can be named.
+    damages = (
+        verify(arguments.dir, workers=arguments.workers, progress=terminal_progress(arguments.json))
+        if arguments.verify
+        else None
+    )
+    try:
+        report = inspect(arguments.dir)
+    except FeederError:
+        for damage in damages or ():
+            say(_line(damage))
+        raise
+    if arguments.json:
+        found = None if damages is None else [damage._asdict() for damage in damages]
+        say(json.dumps(report.to_json() | {"damages": found}))
+    else:
+        say(render(report))
+        if damages is not None:
+            say(f"\n  verified: {count(len(damages), 'problem')}")
+            for damage in damages:
+                say(f"    {_line(damage)}")
+    return EXIT_DAMAGED if damages else 0
+
+
+def _line(damage: Any) -> str:
+    where = damage.shard if damage.sample is None else f"{damage.shard} {damage.sample}"
+    return printable(f"{where}: {damage.reason}")

@@ -1,0 +1,52 @@
+"""``feeder parity``: pixels beside the Pillow reference."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from feeder.text import say
+from feeder.tools.commands.common import EXIT_ERROR, add_output
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "parity",
+        help="compare a decode backend's pixels with the Pillow reference",
+        description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by how much "
+        "the crop is shrunk.",
+        epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
+    )
+    command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
+    command.add_argument("--backend", default="auto", help="the backend to compare (default: %(default)s)")
+    command.add_argument("--fidelity", choices=("fast", "exact"), default="fast", help="default: %(default)s")
+    command.add_argument("--device", default="cpu", help="cpu, or cuda for a backend that decodes there (default: cpu)")
+    command.add_argument(
+        "--images", type=int, default=250, metavar="N", help="images to compare (default: %(default)s)"
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of images and crops (default: %(default)s)")
+    add_output(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.system.progress import terminal_progress
+    from feeder.tools.parity.parity import parity
+
+    report = parity(
+        arguments.dir,
+        backend=arguments.backend,
+        fidelity=arguments.fidelity,
+        device=arguments.device,
+        images=arguments.images,
+        seed=arguments.seed,
+        progress=terminal_progress(arguments.quiet),
+    )
+    if arguments.json:
+        say(json.dumps(report.to_json()))
+    elif not arguments.quiet:
+        say(report.render())
+    return 0 if report.passed else EXIT_ERROR

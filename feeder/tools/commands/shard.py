@@ -1,0 +1,174 @@
+"""``feeder shard``: turn a dataset into shards."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from feeder.text import count, printable, say
+from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, mib, share, size
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "shard",
+        help="turn a dataset into pre-shuffled WebDataset shards",
+        description="Turns a dataset into pre-shuffled WebDataset shards and an index. A run that was cut off is "
+        "resumed by the same command.",
+        epilog="exit codes: 0 done, 1 error, 2 wrong usage, 3 done but more bad images than --max-bad, 130 interrupted",
+    )
+    command.add_argument(
+        "src",
+        metavar="SRC",
+        help="folder with a subfolder for each class, flat folder, manifest (.csv .tsv .jsonl .parquet), or WebDataset "
+        "tars ('train-{000..009}.tar')",
+    )
+    command.add_argument("--out", metavar="DIR", help="output folder (default: SRC's name with -shards, beside it)")
+    command.add_argument("--seed", type=int, default=0, help="seed of the shuffle (default: %(default)s)")
+    limit = command.add_mutually_exclusive_group()
+    limit.add_argument(
+        "--shard-size", type=size, default="256MiB", metavar="BYTES", help="size of a shard (default: %(default)s)"
+    )
+    limit.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, instead of its size")
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: cores + 1); no change to the result"
+    )
+    command.add_argument("--no-shuffle", action="store_true", help="keep the source's order")
+    command.add_argument(
+        "--max-bad",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help="tolerated share of bad images, such as 0.01 or 1%% (default: 1%%)",
+    )
+    command.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="leave out unreadable folders, and files that the disk can't give back, instead of ending the run",
+    )
+    command.add_argument(
+        "--max-file-bytes",
+        type=size,
+        default="1GiB",
+        metavar="BYTES",
+        help="reject larger files unread (default: %(default)s, the most that can be loaded)",
+    )
+    command.add_argument(
+        "--encode",
+        choices=("seekable", "keep", "jpeg", "raw"),
+        default="seekable",
+        help="seekable: rewrite JPEGs losslessly so that crops decode alone, keep other formats; keep: bytes as they "
+        "are; jpeg: encode again; raw: uint8 pixels as .npy (default: %(default)s)",
+    )
+    command.add_argument("--max-side", type=int, metavar="PX", help="with jpeg or raw: reduce the longer side to this")
+    command.add_argument("--quality", type=int, default=90, help="with jpeg: 1 to 95 (default: %(default)s)")
+    command.add_argument(
+        "--strip-metadata",
+        action="store_true",
+        help="with seekable or jpeg: drop EXIF (orientation stays), ICC profile and comments",
+    )
+    command.add_argument(
+        "--reject-deep",
+        action="store_true",
+        help="reject images of more than 8 bits a sample that would be clipped to 0-255",
+    )
+    command.add_argument(
+        "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
+    )
+    command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path, or its id")
+    command.add_argument("--image-root", metavar="DIR", help="folder that paths start from (default: the manifest's)")
+    command.add_argument("--suffix", default="", metavar="EXT", help="put behind each path, such as .jpg behind ids")
+    command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
+    add_labels(command, "manifest column, or key of the json in tars,")
+    command.add_argument(
+        "--force", action="store_true", help="replace the shard set that is in the output folder, and nothing else"
+    )
+    command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
+    command.add_argument("--dry-run", action="store_true", help="list and plan only; write nothing")
+    add_output(command)
+    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command goes on from there")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.decode.image_header import clipped_warning
+    from feeder.shard.source.table_file import ManifestColumns
+    from feeder.shard.write.encode import EncodeOptions
+    from feeder.shard.write.options import ShardOptions
+    from feeder.shard.write.shards import shard
+    from feeder.system.progress import terminal_progress
+
+    options = ShardOptions(
+        seed=arguments.seed,
+        shuffle=not arguments.no_shuffle,
+        shard_size_bytes=arguments.shard_size,
+        samples_per_shard=arguments.samples_per_shard,
+        workers=arguments.workers,
+        max_bad=arguments.max_bad,
+        encode=EncodeOptions(
+            arguments.encode,
+            arguments.max_side,
+            arguments.quality,
+            keep_metadata=not arguments.strip_metadata,
+            reject_deep=arguments.reject_deep,
+        ),
+        dali_index=arguments.dali_index,
+        columns=ManifestColumns(
+            arguments.path_column,
+            arguments.image_column,
+            arguments.label_column,
+            tuple(arguments.target_column),
+            not arguments.no_labels,
+            arguments.image_root,
+            arguments.suffix,
+        ),
+        skip_unreadable=arguments.skip_unreadable,
+        image_field=arguments.image_field,
+        max_file_bytes=arguments.max_file_bytes,
+    )
+    progress = terminal_progress(arguments.quiet)
+    summary = shard(
+        arguments.src, arguments.out, options, progress=progress, dry_run=arguments.dry_run, force=arguments.force
+    )
+    if arguments.json:
+        say(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
+    elif not arguments.quiet:
+        _print_summary(summary, arguments.dry_run)
+    elif summary.loss and not summary.too_many_bad and not arguments.dry_run:
+        say(printable(f"feeder: {summary.loss}"), file=sys.stderr)
+    if summary.clipped:
+        say(f"feeder: warning: {clipped_warning(summary.clipped)}", file=sys.stderr)
+    if summary.too_many_bad and not arguments.dry_run:
+        say(printable(f"feeder: {summary.too_many_bad}"), file=sys.stderr)
+        return EXIT_TOO_MANY_BAD
+    return 0
+
+
+def _print_summary(summary: Any, dry_run: bool) -> None:
+    classes = f", {count(summary.classes, 'class', 'classes')}" if summary.classes else ""
+    what = f"{count(summary.samples, 'sample')} ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
+    what += f", {mib(summary.bytes)}"
+    if dry_run:
+        say(f"would write {what}\n  to        {printable(summary.out)}\n  rejected  {summary.rejected:,} when listed")
+        return
+    if not summary.written_shards:
+        say(f"nothing to do: {what}\n  in        {printable(summary.out)}")
+        _print_rejected(summary)
+        return
+    speed = f"{summary.written_samples / summary.seconds:,.0f} images/s"
+    resumed = f" ({summary.written_shards:,} written now)" if summary.written_shards < summary.shards else ""
+    say(f"{what}{resumed}\n  to        {printable(summary.out)}\n  in        {summary.seconds:.1f} s ({speed})")
+    if set(summary.encoded) != {"kept"}:
+        say("  encoded   " + ", ".join(f"{number:,} {outcome}" for outcome, number in summary.encoded.items()))
+    _print_rejected(summary)
+
+
+def _print_rejected(summary: Any) -> None:
+    if summary.rejected:
+        folders = count(summary.unreadable_folders, "unreadable folder")
+        among = f" ({folders})" if summary.unreadable_folders else ""
+        say(f"  rejected  {summary.rejected:,} of {summary.inputs:,} inputs{among}, see rejected.jsonl")

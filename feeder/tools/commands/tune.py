@@ -1,0 +1,86 @@
+"""``feeder tune``: a loader's setting found by measurement."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from feeder.text import count, say
+from feeder.tools.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, size
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "tune",
+        help="find num_workers, worker_threads, prefetch_factor and backend by measurement",
+        description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the one that takes "
+        "least of those that reach the target or, without one, of those that are as fast as the fastest. For a "
+        "training step in place of a target: feeder.tune(dataset, step=...) in Python.",
+        epilog="exit codes: 0 found, 1 error, 2 wrong usage, 3 target not reached, 130 interrupted (the best so far is "
+        "printed)",
+    )
+    command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
+    goal = command.add_argument_group("what to reach, and with what")
+    goal.add_argument("--target", type=float, metavar="RATE", help="images/s that are enough")
+    goal.add_argument("--cpus", type=int, metavar="N", help="workers times threads (default: all this process may use)")
+    goal.add_argument("--memory", type=size, metavar="SIZE", help="of workers and batches (default: what is available)")
+    goal.add_argument("--seconds", type=float, default=60.0, help="how long the search may take (default: %(default)s)")
+    work = command.add_argument_group("the work")
+    work.add_argument(
+        "--preset",
+        choices=("train", "val"),
+        default="train",
+        help="train: RandomResizedCrop, flip, normalize; val: Resize, CenterCrop, normalize (default: %(default)s)",
+    )
+    work.add_argument("--dtype", choices=("float32", "uint8"), default="float32", help="output (default: %(default)s)")
+    work.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
+    work.add_argument("--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: 64)")
+    work.add_argument("--no-shuffle", action="store_true", help="read in stored order")
+    work.add_argument("--backend", default="auto", help="decode backend to keep to (default: try all)")
+    present = command.add_argument_group("the present setting, to compare with (default: torch's, no workers)")
+    present.add_argument("--num-workers", type=int, default=0, metavar="N", help="default: %(default)s")
+    present.add_argument("--worker-threads", type=int, default=1, metavar="N", help="default: %(default)s")
+    present.add_argument("--prefetch-factor", type=int, default=2, metavar="N", help="default: %(default)s")
+    output = command.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object, every run in it")
+    output.add_argument("-q", "--quiet", action="store_true", help="print the result only, not each run")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.tools.bench.result_file import machine
+    from feeder.tools.presets import describe, open_dataset, preset
+    from feeder.tools.tune.tune import tune
+
+    recipe = arguments.preset, arguments.dtype, arguments.image_size
+    dataset = open_dataset(arguments.dir, preset(*recipe))
+
+    def note(line: str) -> None:
+        if not arguments.quiet:
+            say(line, file=sys.stderr)
+
+    found = tune(
+        dataset,
+        target=arguments.target,
+        cpus=arguments.cpus,
+        memory_bytes=arguments.memory,
+        seconds=arguments.seconds,
+        note=note,
+        batch_size=arguments.batch_size,
+        shuffle=not arguments.no_shuffle,
+        backend=arguments.backend,
+        num_workers=arguments.num_workers,
+        worker_threads=arguments.worker_threads,
+        prefetch_factor=arguments.prefetch_factor,
+    )
+    if arguments.json:
+        say(json.dumps({"machine": machine(), "recipe": describe(*recipe), **found.to_json()}))
+    else:
+        say(f"{count(len(dataset), 'image')}, batch {arguments.batch_size}, {describe(*recipe)}\n{found.render()}")
+    if found.outcome.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_SHORT if found.outcome.reached is False else 0

@@ -1,0 +1,170 @@
+"""What the system allows: cores, memory, /dev/shm, locked memory, open files; and the GPUs as NVML sees them."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator, Mapping
+
+from feeder.system.cores import cores, local_world_size, memory_limit
+from feeder.system.nvml import Nvml
+from feeder.tools.doctor.finding import Finding
+
+__all__ = ["check_cores", "check_files", "check_gpus", "check_locked_memory", "check_memory", "check_shared_memory"]
+
+_GIB = 1 << 30
+_LITTLE_SHARED_BYTES = 2 * _GIB
+_LITTLE_LOCKED_BYTES = 64 << 20
+_FEW_FILES, _TOO_FEW_FILES = 4096, 512
+
+
+def check_cores(root: str = "/", environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Cores given against cores seen."""
+    found, ranks = cores(root, environment), local_world_size(environment)
+    said = f"{found.usable} given, {found.machine} seen"
+    if found.limited_by is not None:
+        said += f" (by {found.limited_by})"
+    if ranks > 1:
+        said += f", shared by {ranks} ranks"
+    each = found.usable // ranks
+    if each < 2:
+        yield Finding(
+            "cores",
+            "warning",
+            said,
+            "The training loop and the loader's workers take turns on one core.",
+            "ask for more: SLURM --cpus-per-task, docker --cpus, Kubernetes resources.limits.cpu",
+        )
+    elif found.quota is not None and found.usable < found.affinity:
+        yield Finding(
+            "cores",
+            "warning",
+            said,
+            "os.cpu_count() and sched_getaffinity() do not see a quota. Workers and threads by their count use it up "
+            "early in each period, and then all of them stand still, the training loop too.",
+            f"num_workers of {each} at most, OMP_NUM_THREADS and torch.set_num_threads() likewise; or a larger quota",
+        )
+    elif found.usable < found.machine:
+        why = "os.cpu_count() says how many the machine has, not how many this process may use."
+        remedy = f"take num_workers from len(os.sched_getaffinity(0)): at most {each}"
+        yield Finding("cores", "note", said, why, remedy)
+    else:
+        yield Finding("cores", "ok", said)
+
+
+def check_memory(root: str = "/") -> Iterator[Finding]:
+    """The memory limit of the control group."""
+    limit = memory_limit(root)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if limit is None or limit.limit_bytes >= total:
+        yield Finding("memory", "ok", f"{_gib(total)}, no limit below that")
+    elif limit.available_bytes < limit.limit_bytes // 10:
+        yield Finding(
+            "memory",
+            "warning",
+            f"{_gib(limit.available_bytes)} left of the control group's {_gib(limit.limit_bytes)}",
+            "When it is used up the kernel kills a process, often a worker.",
+            "a larger limit, fewer workers, or a smaller prefetch_factor",
+        )
+    else:
+        said = f"{_gib(limit.limit_bytes)} of the machine's {_gib(total)}, by the control group"
+        why = "The page cache counts against it too: a data set that is larger is read from disk in every epoch."
+        yield Finding("memory", "note", said, why)
+
+
+def check_shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
+    """Room in /dev/shm."""
+    remedy = "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm"
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        why = "Workers of torch's DataLoader hand their batches over there. feeder's fast path does not need it."
+        yield Finding("/dev/shm", "warning", "absent", why, remedy)
+        return
+    size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    said = f"{_gib(size)}, {_gib(free)} of it free"
+    if free < _LITTLE_SHARED_BYTES:
+        why = (
+            "Workers of torch's DataLoader hand their batches over there: when it is full they die with a bus error. "
+            "feeder's fast path does not need it."
+        )
+        if size >= _LITTLE_SHARED_BYTES:
+            remedy = f"see what fills it (ls -l {path}): files that a crashed run left may go"
+        yield Finding("/dev/shm", "warning", said, why, remedy)
+    else:
+        yield Finding("/dev/shm", "ok", said)
+
+
+def check_locked_memory(has_gpu: bool) -> Iterator[Finding]:
+    """RLIMIT_MEMLOCK."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    said = f"{_limit(soft)} (ulimit -l)"
+    if has_gpu and soft != resource.RLIM_INFINITY and soft < _LITTLE_LOCKED_BYTES:
+        reach = "" if hard == soft else f"; up to {_limit(hard)} can be had at once"
+        yield Finding(
+            "locked memory",
+            "note",
+            said,
+            "CUDA's own driver locks pages without regard to it; RDMA (NCCL over InfiniBand), GPUDirect Storage and "
+            "io_uring fail at it.",
+            f"ulimit -l unlimited; docker run --ulimit memlock=-1; memlock in /etc/security/limits.conf{reach}",
+        )
+    else:
+        yield Finding("locked memory", "ok", said)
+
+
+def check_files() -> Iterator[Finding]:
+    """RLIMIT_NOFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = f"{_limit(soft, 1)} (ulimit -n)"
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        can_rise = hard == resource.RLIM_INFINITY or hard > soft
+        reach = f"ulimit -n {_limit(hard, 1)}" if can_rise else "a higher hard limit"
+        yield Finding(
+            "open files",
+            "problem" if soft < _TOO_FEW_FILES else "warning",
+            said,
+            "Workers of torch's DataLoader send every tensor as a file descriptor, and each shard that is open is one: "
+            '"Too many open files", late in a run.',
+            f"{reach}; docker run --ulimit nofile=65536",
+        )
+    else:
+        yield Finding("open files", "ok", said)
+
+
+def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
+    """NVML, and what it says of each GPU that this process may use."""
+    if isinstance(nvml, str):
+        if driver is None:
+            yield Finding("GPU", "note", "no NVIDIA driver here", "Nothing can be said of a GPU's utilisation.")
+        else:
+            why = "GPU utilisation, memory and PCIe traffic can't be measured."
+            remedy = 'pip install "feeder-data[nvml]"; in a container, NVIDIA_DRIVER_CAPABILITIES must have "utility"'
+            yield Finding("GPU", "warning", f"driver {driver}, but {nvml}", why, remedy)
+        return
+    gpus = nvml.visible()
+    if not gpus:
+        why = "CUDA_VISIBLE_DEVICES leaves none of them to this process." if nvml.gpus else "There is a driver only."
+        yield Finding("GPU", "warning", f"none of {len(nvml.gpus)}", why, "unset CUDA_VISIBLE_DEVICES")
+    for gpu in gpus:
+        said = f"{gpu.index}: {gpu.name}, {_gib(gpu.memory_bytes)}, driver {nvml.driver}"
+        if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
+            yield Finding(
+                "GPU",
+                "warning",
+                f"{said}; {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes in use",
+                "Batches reach it at a fraction of the rate.",
+                "another slot, or the card seated again; in a virtual machine this may be all there is",
+            )
+        else:
+            yield Finding("GPU", "ok", said)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB // 10 else f"{size_bytes / 2**20:.0f} MiB"
+
+
+def _limit(value: int, unit: int = 0) -> str:
+    if value == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{value}" if unit else f"{value / 1024:.0f} KiB" if value < 1 << 20 else f"{value / 2**20:.0f} MiB"

@@ -1,0 +1,39 @@
+"""All findings on the machine."""
+
+from __future__ import annotations
+
+from feeder.system.nvml import Nvml, open_nvml
+from feeder.tools.doctor import limits
+from feeder.tools.doctor.finding import Finding
+from feeder.tools.doctor.packages import check_packages, driver_of
+from feeder.tools.doctor.storage import check_data
+
+__all__ = ["check_machine"]
+
+
+def check_machine(data: str | None = None, root: str = "/") -> list[Finding]:
+    """Looks at cores, memory, limits, GPUs, packages and, if asked, at a data set's storage.
+
+    Args:
+        data: The data set's folder.
+        root: The folder that the kernel's files (/proc, /sys, /dev) are read below.
+
+    Raises:
+        ArgumentError: if there is no data set there.
+    """
+    nvml = open_nvml()
+    driver = driver_of(nvml, root)
+    try:
+        return [
+            *limits.check_gpus(nvml, driver.version),
+            *limits.check_cores(root),
+            *limits.check_memory(root),
+            *limits.check_shared_memory(root.rstrip("/") + "/dev/shm"),
+            *limits.check_locked_memory(driver.version is not None),
+            *limits.check_files(),
+            *check_packages(driver),
+            *(check_data(data, root) if data is not None else ()),
+        ]
+    finally:
+        if isinstance(nvml, Nvml):
+            nvml.close()

@@ -1,0 +1,191 @@
+"""What is installed: Pillow and its libjpeg, torch, DALI, the native kernels, and how they fit the GPU's driver."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from feeder.system.nvml import Nvml
+from feeder.system.versions import versions
+from feeder.tools.doctor.finding import Finding
+
+__all__ = ["Driver", "check_packages", "driver_of"]
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The NVIDIA driver.
+
+    Args:
+        version: Its version; None where there is no driver.
+        cuda: The newest CUDA version that it runs; None where that can't be told.
+        computes: Compute capabilities of the GPUs that there are.
+    """
+
+    version: str | None = None
+    cuda: tuple[int, int] | None = None
+    computes: tuple[tuple[int, int], ...] = ()
+
+
+def driver_of(nvml: Nvml | str, root: str = "/") -> Driver:
+    """The driver, by NVML where it opens, else by what the kernel says of its module."""
+    if isinstance(nvml, Nvml):
+        return Driver(nvml.driver, nvml.cuda, tuple(g.compute for g in nvml.gpus if g.compute is not None))
+    try:
+        with open(f"{root.rstrip('/')}/proc/driver/nvidia/version", encoding="utf-8") as file:
+            match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", file.read())
+    except OSError:
+        return Driver()
+    return Driver(match[1] if match else "unknown")
+
+
+def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Iterator[Finding]:
+    """Findings on packages.
+
+    Args:
+        driver: The NVIDIA driver.
+        found: What :func:`feeder.system.versions.versions` gives; None looks it up.
+    """
+    found = versions() if found is None else found
+    yield _native(found)
+    yield from _pillow(found["pillow"])
+    yield _torch(found, driver)
+    yield from _dali(found, driver)
+
+
+def _native(found: dict[str, Any]) -> Finding:
+    why = "Without them feeder decodes with Pillow, several times slower."
+    remedy = "pip install --force-reinstall --no-deps feeder-data, with a C++ compiler, zlib and libjpeg at hand"
+    if not found["native"]:
+        return Finding("kernels", "problem", "feeder's native kernels are absent", why, remedy)
+    try:
+        importlib.import_module("feeder._native")
+    except ImportError as error:
+        return Finding("kernels", "problem", f"feeder's native kernels do not load: {error}", why, remedy)
+    return Finding("kernels", "ok", f"feeder {found['feeder']} with its native kernels")
+
+
+def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
+    if pillow is None:
+        why = "torchvision's data sets decode with it, and feeder what is no JPEG."
+        yield Finding("Pillow", "problem", "Pillow is absent, or does not load", why, "pip install pillow")
+        return
+    version, simd = pillow["version"], pillow["simd"]
+    base = version.partition(".post")[0]
+    said = f"{pillow['distribution']} {version}"
+    if pillow["overlaid"] is not None and pillow["overlaid"] != base:
+        yield Finding(
+            "Pillow",
+            "problem",
+            f"files of pillow {pillow['overlaid']} lie below {said}",
+            "Compiled parts of two releases share structures: wrong pixels or a crash.",
+            f"pip install pillow=={base}, then pip install --no-deps --force-reinstall pillow-simd=={version}",
+        )
+    elif simd is None and platform.machine() == "x86_64":
+        yield Finding(
+            "Pillow",
+            "warning",
+            f"{said}, not a SIMD build",
+            "Whatever resizes with Pillow (torchvision's transforms, feeder's pillow backend) does so without AVX2. "
+            "feeder's native backend is not affected.",
+            "pillow-simd, over pillow of the version that it was made from: see pillow-simd in docs/operations.md",
+        )
+    elif simd == "SSE4":
+        why = "Built without AVX2, it does half of what this processor can in an instruction."
+        install = "pip install --no-deps --force-reinstall --no-binary pillow-simd"
+        remedy = f'CC="cc -mavx2" {install} pillow-simd=={version}'
+        yield Finding("Pillow", "note", f"{said}, built for SSE4", why, remedy)
+    else:
+        yield Finding("Pillow", "ok", said + (f", {simd} build" if simd else ""))
+    jpeg, where = pillow["libjpeg"], os.path.basename(pillow["libjpeg_path"] or "") or "linked statically"
+    if jpeg is None:
+        remedy = "pip install --force-reinstall pillow"
+        yield Finding("libjpeg", "problem", "Pillow was built without JPEG", "No JPEG can be opened.", remedy)
+    elif "turbo" not in jpeg:
+        why = "Decoding without libjpeg-turbo's SIMD code takes several times as long."
+        remedy = "install libjpeg-turbo (Debian: libjpeg62-turbo-dev) and build Pillow again, or take Pillow's wheel"
+        yield Finding("libjpeg", "warning", f"Pillow decodes with {jpeg} ({where})", why, remedy)
+    else:
+        yield Finding("libjpeg", "ok", f"{jpeg} ({where})")
+
+
+def _torch(found: dict[str, Any], driver: Driver) -> Finding:
+    version, cuda = found["torch"], found["torch_cuda"]
+    if version is None:
+        return Finding("torch", "problem", "torch is absent", "Nothing can be trained.", "pip install torch")
+    said = f"torch {version}, " + (f"built for CUDA {cuda}" if cuda else "built for the CPU only")
+    if driver.version is None:
+        if cuda is None:
+            return Finding("torch", "ok", said)
+        why = "torch.cuda.is_available() is False; everything runs on the CPU."
+        remedy = "on a machine with a GPU: install its driver; in a container: docker run --gpus all"
+        return Finding("torch", "note", f"{said}; no NVIDIA driver here", why, remedy)
+    if cuda is None:
+        why = f"There is an NVIDIA driver ({driver.version}), but this build can't use a GPU."
+        wanted = f"{driver.cuda[0]}{driver.cuda[1]}" if driver.cuda else "130"
+        remedy = f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu{wanted}, "
+        return Finding("torch", "problem", said, why, remedy + "or the nearest older version that is offered")
+    if driver.cuda is not None and int(cuda.partition(".")[0]) > driver.cuda[0]:
+        why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: torch.cuda fails to initialize."
+        remedy = f"a newer driver, or torch from https://download.pytorch.org/whl/cu{driver.cuda[0]}*"
+        return Finding("torch", "problem", said, why, remedy)
+    return _architectures(said, driver)
+
+
+def _architectures(said: str, driver: Driver) -> Finding:
+    """Whether this build has code for the GPUs at hand; the only check that has to import torch."""
+    if driver.computes:
+        import torch
+
+        names = torch.cuda.get_arch_list()
+        for major, minor in driver.computes:
+            # sm_80 runs on 8.0 and later of the same major; compute_80 is compiled for any later GPU when loaded.
+            digits = [(n[:3], int(re.sub(r"\D", "", n.partition("_")[2]))) for n in names]
+            here = 10 * major + minor
+            fits = any(d <= here and (kind == "com" or d // 10 == major) for kind, d in digits)
+            if names and not fits:
+                why = f"It has no code for this GPU (compute capability {major}.{minor}): no kernel image is available."
+                return Finding("torch", "problem", said, why, "a build of torch for this GPU: https://pytorch.org")
+    return Finding("torch", "ok", said)
+
+
+def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
+    name, version = found["dali_package"], found["dali"]
+    if name is None:
+        if driver.version is None:
+            yield Finding("DALI", "ok", "absent, and of no use without a GPU")
+            return
+        major = 13 if driver.cuda is None or driver.cuda[0] >= 13 else 12
+        why = "With it images decode on the GPU, where the CPU is the limit."
+        yield Finding("DALI", "note", "absent", why, f'pip install "feeder-data[dali-cuda{major}]"')
+        return
+    others = sorted({n for n in _distributions() if n.startswith("nvidia-dali-cuda") and n != name})
+    if others:
+        why = "They own the same files: which one is imported is a matter of the last install."
+        remedy = f"pip uninstall {' '.join(others)}, then pip install --force-reinstall --no-deps {name}"
+        yield Finding("DALI", "problem", f"{name} and {', '.join(others)}", why, remedy)
+        return
+    needed = int(name[len("nvidia-dali-cuda") :][:2])
+    if driver.version is None:
+        yield Finding("DALI", "ok", f"{version} ({name}); no NVIDIA driver here: CPU operators only")
+    elif driver.cuda is not None and driver.cuda[0] < needed:
+        why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: its GPU operators fail."
+        remedy = f'pip uninstall {name}, then pip install "feeder-data[dali-cuda{driver.cuda[0]}]"; or a newer driver'
+        yield Finding("DALI", "problem", f"{version} is built for CUDA {needed}", why, remedy)
+    else:
+        yield Finding("DALI", "ok", f"{version} ({name})")
+
+
+def _distributions() -> set[str]:
+    names = (d.metadata["Name"] or "" for d in importlib.metadata.distributions())
+    return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

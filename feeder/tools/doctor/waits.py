@@ -1,0 +1,167 @@
+"""Runs a script and lists, by line, the calls that wait for the GPU, as torch's sync debug mode sees them.
+
+Static checks read what is written; this sees what happens, in libraries that the script calls too. torch warns at each
+call that synchronizes; here the warnings are counted by the line of the script that led there, from the batch after
+the first few on, when start-up is over.
+"""
+
+from __future__ import annotations
+
+import collections
+import linecache
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import feeder
+from feeder.errors import BackendError
+from feeder.text import count
+from feeder.tools.doctor.finding import Finding
+
+__all__ = ["WaitCollector", "find_waits"]
+
+_MESSAGE = "called a synchronizing CUDA operation"
+_FIRST_BATCH = 3
+_EVERY_STEP = 0.5
+_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}lib{os.sep}python")
+_HERE = os.path.dirname(os.path.abspath(feeder.__file__))
+
+
+class WaitCollector:
+    """Counts torch's warnings of synchronizing calls by line.
+
+    Args:
+        enable: Has torch warn; False if it can't yet, as no GPU is in use.
+    """
+
+    def __init__(self, enable: Callable[[], bool]) -> None:
+        self.batches = 0
+        self._enable = enable
+        self._is_on = False
+        self._counts: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._show: Any = warnings.showwarning
+
+    def on_batch(self, count: int) -> None:
+        """Called after each batch of any loader.
+
+        Args:
+            count: Batches so far.
+        """
+        if self._is_on:
+            self.batches += 1
+        elif count >= _FIRST_BATCH:
+            self._is_on = self._enable()
+            if self._is_on:
+                self.batches = 1  # the step that begins now
+                self._show = warnings.showwarning
+                warnings.showwarning = self._note  # type: ignore[assignment]
+                warnings.filterwarnings("always", message=_MESSAGE)
+
+    def findings(self) -> list[Finding]:
+        """What was seen, the most frequent first."""
+        found = []
+        for (file, line), number in self._counts.most_common():
+            rate = number / max(1, self.batches)
+            found.append(
+                Finding(
+                    name="sync",
+                    level="warning" if rate >= _EVERY_STEP else "note",
+                    found=f"waits for the GPU {rate:.2g} times a step ({number:,} in {count(self.batches, 'step')})",
+                    why="The CPU stops until the GPU has done all that it was given, and the GPU then stands idle "
+                    "until the CPU has given it more.",
+                    remedy="read results every N steps only; non_blocking=True for copies from page-locked memory; no "
+                    "branches and no shapes that depend on values on the GPU (masks as indexes, nonzero, unique)",
+                    file=file,
+                    line=line,
+                    excerpt=linecache.getline(file, line).strip(),
+                )
+            )
+        return found
+
+    def _note(self, message: Any, category: Any, filename: str, lineno: int, *further: Any) -> None:
+        if _MESSAGE not in str(message):
+            self._show(message, category, filename, lineno, *further)
+            return
+        self._counts[_own_line(sys._getframe(1)) or (filename, lineno)] += 1
+
+
+def find_waits(
+    script: str, arguments: Sequence[str], enable: Callable[[], bool] | None = None
+) -> tuple[int, list[Finding]]:
+    """Runs a script in this process and collects its waits for the GPU.
+
+    Args:
+        script: The script.
+        arguments: Its arguments.
+        enable: Has torch warn; None for its sync debug mode.
+
+    Returns:
+        The script's exit code, and the findings.
+
+    Raises:
+        BackendError: if there is no CUDA device here; the script is not run.
+        SourceError: if there is no such script, or it is no Python.
+    """
+    from feeder.tools.instrument.hooks import Meter
+    from feeder.tools.instrument.launch import run_script, show
+
+    if enable is None:
+        _need_gpu()
+    collector = WaitCollector(enable or _debug_mode)
+    folder = tempfile.mkdtemp(prefix="feeder-doctor-")
+    try:
+        Meter(folder, collector.on_batch).install()
+        code, error = run_script(script, arguments)
+        sys.stdout.flush()
+        if error is not None:
+            show(error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    findings = collector.findings()
+    if not collector.batches:
+        findings.append(Finding("sync", "note", "too few batches on a GPU to see anything", "", "", script))
+    elif not findings:
+        found = f"no waits for the GPU in {count(collector.batches, 'step')}"
+        findings.append(Finding("sync", "ok", found, file=script))
+    return code, findings
+
+
+def _debug_mode() -> bool:
+    """Switches torch's sync debug mode on, once the script has begun to use the GPU."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")  # that it is a prototype
+        torch.cuda.set_sync_debug_mode("warn")
+    return True
+
+
+def _need_gpu() -> None:
+    import importlib.util
+    import subprocess
+
+    # In a process of its own: the script may want to set things before CUDA starts.
+    code = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not has_torch or subprocess.run([sys.executable, "-c", code], check=False).returncode != 0:
+        raise BackendError(
+            "--run needs a CUDA device: torch finds none here, and only a GPU has waits to look for; the script was "
+            "not run. feeder doctor SCRIPT reads it without a GPU"
+        )
+
+
+def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
+    """The innermost line that is neither Python's, a library's, nor feeder's."""
+    for at, line in traceback.walk_stack(frame):
+        file = at.f_code.co_filename
+        if not file.startswith(("<", _HERE)) and not any(part in file for part in _LIBRARY):
+            return file, line
+    return None

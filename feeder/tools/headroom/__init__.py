@@ -1,0 +1,1 @@
+"""How much faster a training loop could go."""

@@ -1,0 +1,1 @@
+"""Meters inside of a script that runs under feeder profile."""

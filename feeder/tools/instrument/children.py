@@ -1,0 +1,71 @@
+"""Meters in the processes that a script starts by multiprocessing, such as those of ``torch.multiprocessing.spawn``.
+
+Loaders' workers are daemons, and run code of torch or feeder; whatever else is started gets :class:`MeteredTarget` in
+place of its target, which puts the meters there before it runs, with any start method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing.process
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from feeder.tools.instrument.hooks import Meter
+from feeder.tools.instrument.record import ProcessRecord
+
+__all__ = ["meter_children", "read_children"]
+
+
+class MeteredTarget:
+    """What a child process runs.
+
+    Args:
+        folder: Where it leaves what it measured.
+        target: What the script wants to be run.
+    """
+
+    def __init__(self, folder: str, target: Callable[..., Any]) -> None:
+        self.folder, self.target = folder, target
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        meter = Meter.here(self.folder)
+        try:
+            return self.target(*arguments, **keywords)
+        finally:
+            record = meter.finish()
+            if record.rank is None and "RANK" in os.environ and os.environ["RANK"].isdigit():
+                record.rank = int(os.environ["RANK"])  # set by the child itself
+            with contextlib.suppress(OSError):
+                path = os.path.join(self.folder, f"child-{os.getpid()}.json")
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(record.to_json(), file)
+
+
+def meter_children(folder: str) -> None:
+    """Has every child process metered from now on.
+
+    Args:
+        folder: Where children leave what they measured.
+    """
+    original = multiprocessing.process.BaseProcess.start
+
+    def start(process: Any) -> None:
+        target = getattr(process, "_target", None)
+        root = (getattr(target, "__module__", None) or "").partition(".")[0]
+        is_worker = process.daemon or root in ("feeder", "torchdata")
+        if target is not None and not is_worker and not isinstance(target, MeteredTarget):
+            process._target = MeteredTarget(folder, target)
+        original(process)
+
+    multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign,assignment]
+
+
+def read_children(folder: str) -> Iterator[ProcessRecord]:
+    """What child processes measured."""
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("child-"):
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="utf-8") as file:
+                yield ProcessRecord.from_json(json.load(file))

@@ -1,0 +1,112 @@
+"""Meters how torch's workers make batches: time in the data set, on the processor and not, and in collate_fn.
+
+Note [Meters in workers]
+    torch calls ``worker_init_fn`` in each worker before it makes the object that fetches batches. :class:`MeteredInit`
+    stands in for it: pickled along to workers of any start method, it puts a meter on that object's class there, and
+    calls the script's own function. Each batch is one write of 40 bytes to a file of the worker's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from feeder.tools.instrument.record import Fetch
+
+__all__ = ["MeteredInit", "meter_fetching", "read_fetches"]
+
+_ROW = struct.Struct("<5q")
+_metered = False
+
+
+class MeteredInit:
+    """See Note [Meters in workers].
+
+    Args:
+        prefix: Start of the path of the worker's file; its process id follows.
+        inner: The script's own worker_init_fn.
+    """
+
+    def __init__(self, prefix: str, inner: Callable[[int], None] | None) -> None:
+        self.prefix, self.inner = prefix, inner
+
+    def __call__(self, worker: int) -> None:
+        with contextlib.suppress(OSError):
+            file = os.open(f"{self.prefix}{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            meter_fetching(lambda fetch: _write(file, fetch))
+        if self.inner is not None:
+            self.inner(worker)
+
+
+def _write(file: int, fetch: Fetch) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not end the training
+        os.write(file, _ROW.pack(*fetch[1:]))
+
+
+def meter_fetching(note: Callable[[Fetch], None]) -> None:
+    """Puts meters on torch's fetchers in this process.
+
+    Args:
+        note: Called with each batch's times.
+    """
+    global _metered
+    from torch.utils.data._utils import fetch
+
+    kinds: tuple[Any, ...] = fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher
+    if _metered:  # inherited by a forked worker: its parent's notes are not this worker's
+        for kind in kinds:
+            kind.fetch = kind.fetch.__wrapped__
+    _metered = True
+    for kind in kinds:
+        _meter(kind, note)
+
+
+def _meter(kind: Any, note: Callable[[Fetch], None]) -> None:
+    original = kind.fetch
+
+    def metered(self: Any, index: Any) -> Any:
+        collate, began = self.collate_fn, [0, 0, 0]
+
+        def timed(data: Any) -> Any:
+            began[:] = time.monotonic_ns(), time.thread_time_ns(), _queued_ns()
+            return collate(data)
+
+        start, start_cpu, start_queued = time.monotonic_ns(), time.thread_time_ns(), _queued_ns()
+        self.collate_fn = timed
+        try:
+            found = original(self, index)
+        finally:
+            self.collate_fn = collate
+        end = time.monotonic_ns()
+        if began[0]:
+            dataset, cpu, queued = began[0] - start, began[1] - start_cpu, began[2] - start_queued
+            note(Fetch(os.getpid(), start, dataset, cpu, queued, end - began[0]))
+        return found
+
+    metered.__wrapped__ = original  # type: ignore[attr-defined]
+    kind.fetch = metered
+
+
+def _queued_ns() -> int:
+    """How long this thread has been ready to run without a processor; 0 where the kernel does not count it."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read(64).split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def read_fetches(prefix: str) -> Iterator[Fetch]:
+    """What the workers wrote under a prefix."""
+    folder, start = os.path.split(prefix)
+    for name in sorted(os.listdir(folder)):
+        pid = name[len(start) :]
+        if name.startswith(start) and pid.isdigit():
+            with open(os.path.join(folder, name), "rb") as file:
+                data = file.read()
+            for row in _ROW.iter_unpack(data[: len(data) // _ROW.size * _ROW.size]):
+                yield Fetch(int(pid), *row)

@@ -1,0 +1,318 @@
+"""Meters on the loaders and on backward() of this process, put there when the script imports torch, not before.
+
+Note [What is metered]
+    ``iter()`` of torch's, torchdata's and feeder's loaders, and ``next()`` on the class of what it returns, so that the
+    script gets the very iterator that it would get. A loader inside another loader's ``next()`` does not count twice.
+    Nothing is imported early: a script may set environment variables before it imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+import feeder
+from feeder.tools.instrument.fetch import MeteredInit, meter_fetching, read_fetches
+from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, LoaderRecord, ProcessRecord
+
+__all__ = ["Meter"]
+
+_LOADERS = {
+    "torch.utils.data.dataloader": "DataLoader",
+    "torchdata.stateful_dataloader.stateful_dataloader": "StatefulDataLoader",
+    "feeder.loader.dataloader": "DataLoader",
+}
+_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
+_MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # waits left out
+_FOLDER_DATASETS = {"DatasetFolder", "FolderDataset"}  # torchvision's, which ImageFolder derives from, and feeder's
+_MOST_WRAPPERS = 8
+_HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
+_HERE = os.path.dirname(os.path.abspath(feeder.__file__))
+
+_installed: list[Meter] = []
+
+
+class Meter:
+    """Meters all loaders of this process.
+
+    Args:
+        folder: Where workers put their measurements.
+        on_batch: Called after each batch of any loader, with how many there were.
+    """
+
+    def __init__(self, folder: str, on_batch: Callable[[int], None] | None = None) -> None:
+        self._folder, self._on_batch = folder, on_batch
+        self._begin()
+        self._hooks: dict[str, Callable[[ModuleType], None]] = {"torch.autograd": self._hook_backward}
+        for module, name in _LOADERS.items():
+            self._hooks[module] = functools.partial(self._hook_loader, name)
+
+    @classmethod
+    def here(cls, folder: str) -> Meter:
+        """The meter of this process: a new one, or, emptied, the one that a fork has brought along."""
+        if _installed:
+            _installed[0]._on_batch = None
+            _installed[0]._begin()
+            return _installed[0]
+        meter = cls(folder)
+        meter.install()
+        return meter
+
+    def install(self) -> None:
+        """Puts the meters on what is imported already, and on the rest when it is imported."""
+        _installed.append(self)
+        for name in [name for name in self._hooks if name in sys.modules]:
+            self._hooks.pop(name)(sys.modules[name])
+        sys.meta_path.insert(0, _Finder(self._hooks))
+
+    def finish(self) -> ProcessRecord:
+        """What was measured, the workers' part included."""
+        self.record.ended_ns = time.monotonic_ns()
+        for number, loader in enumerate(self.record.loaders):
+            loader.fetches += read_fetches(os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-"))
+            loader.fetches.sort(key=lambda fetch: fetch.start_ns)
+        for loader in list(self._loaders):
+            self._note_stats(loader)
+        return self.record
+
+    def _begin(self) -> None:
+        rank = os.environ.get("RANK", "")
+        self.record = ProcessRecord(os.getpid(), int(rank) if rank.isdigit() else None, time.monotonic_ns())
+        self._backwards = 0
+        self._count = 0
+        self._local = threading.local()
+        self._records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+        self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
+        self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+        self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
+        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def _hook_backward(self, module: ModuleType) -> None:
+        original = module.backward
+
+        @functools.wraps(original)
+        def backward(*arguments: Any, **keywords: Any) -> Any:
+            self._backwards += 1
+            return original(*arguments, **keywords)
+
+        module.backward = backward  # type: ignore[attr-defined]
+
+    def _hook_loader(self, name: str, module: ModuleType) -> None:
+        kind: Any = getattr(module, name)
+        original = kind.__iter__
+
+        @functools.wraps(original)
+        def metered(loader: Any) -> Any:
+            if self._is_inside():
+                return original(loader)
+            record = self._record_of(loader, sys._getframe(1))
+            inner, asked = loader.worker_init_fn, time.monotonic_ns()
+            self._local.inside = True
+            try:
+                if self._runs_torchs_workers(loader):
+                    number = self.record.loaders.index(record)
+                    prefix = os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-")
+                    loader.worker_init_fn = MeteredInit(prefix, inner)
+                iterator = original(loader)
+            finally:
+                self._local.inside = False
+                if loader.worker_init_fn is not inner:
+                    loader.worker_init_fn = inner
+            record.made_ns.append((asked, time.monotonic_ns()))
+            with contextlib.suppress(TypeError):  # an iterator that can't be referred to weakly goes unmetered
+                self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
+                self._meter_next(type(iterator))
+            return iterator
+
+        kind.__iter__ = metered
+        if name == "DataLoader" and module.__name__.startswith("torch."):
+            meter_fetching(self._note_fetch)
+
+    def _runs_torchs_workers(self, loader: Any) -> bool:
+        return loader.num_workers > 0 and not getattr(loader, "_is_fast", False)
+
+    def _meter_next(self, kind: Any) -> None:
+        """Puts a meter on ``next()`` of a class of iterators, once."""
+        owner = next((base for base in kind.__mro__ if "__next__" in vars(base)), None)
+        if owner is None or hasattr(owner.__next__, "_metered") or not owner.__flags__ & _HEAP_TYPE:
+            return
+        original = owner.__next__
+        meter = self
+
+        @functools.wraps(original)
+        def metered(iterator: Any) -> Any:
+            place = None if meter._is_inside() else meter._iterators.get(iterator)
+            if place is None:
+                return original(iterator)
+            return meter._next(iterator, original, place)
+
+        metered._metered = True  # type: ignore[attr-defined]
+        owner.__next__ = metered
+
+    def _next(self, iterator: Any, original: Callable[[Any], Any], place: _Place) -> Any:
+        trained, place.backwards = self._backwards > place.backwards, self._backwards
+        asked, images = time.monotonic_ns(), 0
+        self._local.inside = True
+        self._local.fetching = place.record
+        try:
+            batch = original(iterator)
+            with contextlib.suppress(Exception):  # whatever a batch may be, a meter must not end the training
+                images = max(1, _images(batch))
+            return batch
+        finally:
+            self._local.inside = False
+            place.record.batches.append(Batch(asked, time.monotonic_ns(), images, place.epoch, trained))
+            if images and self._on_batch is not None:
+                self._count += 1
+                self._on_batch(self._count)
+
+    def _note_fetch(self, fetch: Fetch) -> None:
+        """A batch that a loader without workers made in this process."""
+        record = getattr(self._local, "fetching", None)
+        if record is not None and self._is_inside():
+            record.fetches.append(fetch)
+
+    def _record_of(self, loader: Any, frame: FrameType | None) -> LoaderRecord:
+        record = self._records.get(loader)
+        if record is None:
+            kind = type(loader)
+            root = kind.__module__.partition(".")[0]
+            fresh = LoaderRecord(
+                place=_place(frame),
+                kind=root if root in ("torch", "feeder") else kind.__name__,
+                workers=int(loader.num_workers),
+                batch_size=loader.batch_size,
+                pin_memory=bool(loader.pin_memory) or getattr(loader, "target_device", None) is not None,
+                persistent=bool(loader.persistent_workers),
+                folder=_class_folders(loader.dataset),
+            )
+            record = self._successor_of(loader, fresh)
+            if record is fresh:
+                self.record.loaders.append(record)
+            self._records[loader] = record
+            if root == "feeder":
+                self._loaders.add(loader)
+        if hasattr(loader, "stats"):
+            self._note_stats(loader)
+        return record
+
+    def _successor_of(self, loader: Any, fresh: LoaderRecord) -> LoaderRecord:
+        """The record of the like loader that this one takes the place of, as where each epoch makes its own; or fresh.
+
+        One that is still there is another loader, even if the same line iterates over both.
+        """
+        try:
+            length = len(loader.dataset)
+        except Exception:  # whatever a data set may be, a meter must not end the training
+            length = -1
+        likeness = repr(fresh), type(loader.dataset), length
+        before, record = self._likes.get(likeness, (None, fresh))
+        if before is not None and before() is not None:
+            record = fresh
+        elif record is not fresh:
+            self._stages_before[loader] = dict(record.stage_ns)
+        self._likes[likeness] = weakref.ref(loader), record
+        return record
+
+    def _note_stats(self, loader: Any) -> None:
+        """feeder's own meters of a loader, as they stand."""
+        record = self._records.get(loader)
+        with contextlib.suppress(Exception):  # a meter must not end the training
+            found = loader.stats()
+            stages = found.get("stages", {})
+            times = {name: int(stage["total_ns"]) for name, stage in stages.items() if name in _MAKING}
+            if "dali_images" in found and "decode" in times:
+                times[TRAINER_DECODE] = times.pop("decode")
+            if record is not None:
+                before = self._stages_before.get(loader, {})
+                times = {name: before.get(name, 0) + times.get(name, 0) for name in {**before, **times}}
+                record.stage_ns = {name: value for name, value in times.items() if value}
+                record.bottleneck = found.get("bottleneck")
+                record.path_reason = found.get("path_reason")
+
+    def _is_inside(self) -> bool:
+        return bool(getattr(self._local, "inside", False))
+
+
+class _Place:
+    """Where an iterator is: its loader's record, the epoch, and how many backward() calls its last step had seen."""
+
+    def __init__(self, record: LoaderRecord, epoch: int) -> None:
+        self.record, self.epoch, self.backwards = record, epoch, 1 << 62
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Calls a hook after a module has been imported.
+
+    Args:
+        hooks: The hooks, by the module's name; each is called once.
+    """
+
+    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = hooks
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self._hooks.pop(fullname, None)
+        if hook is None:
+            return None
+        for finder in sys.meta_path:
+            found = finder.find_spec(fullname, path, target) if finder is not self else None
+            if found is not None and found.loader is not None:
+                _call_after(found.loader, hook)
+                return found
+        return None
+
+
+def _call_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
+    original = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        original(module)
+        hook(module)
+
+    loader.exec_module = exec_module
+
+
+def _class_folders(dataset: Any) -> str | None:
+    """Where a dataset of single files in class folders, or the one that it wraps, reads them; else None."""
+    with contextlib.suppress(Exception):  # whatever a data set may be, a meter must not end the training
+        for _ in range(_MOST_WRAPPERS):
+            if any(kind.__name__ in _FOLDER_DATASETS for kind in type(dataset).__mro__):
+                root: str = os.fspath(getattr(dataset, "root", None) or dataset.reader.root)
+                return root
+            dataset = dataset.dataset  # as torch's Subset and most people's own wrappers have it
+    return None
+
+
+def _images(batch: Any, depth: int = 0) -> int:
+    """Samples in a batch: the length of the first tensor or list in it; 1 where there is none."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else 1
+    if depth < 4 and isinstance(batch, dict | list | tuple) and batch:
+        first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        return _images(first, depth + 1) if not isinstance(first, str | bytes | int | float) else len(batch)
+    return 1
+
+
+def _place(frame: FrameType | None) -> str:
+    """The line of the script's own code that asked; the innermost outside of libraries."""
+    last = frame
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(("<", _HERE)) and not any(part in path for part in _LIBRARY):
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return f"{os.path.basename(last.f_code.co_filename)}:{last.f_lineno}" if last is not None else "?"

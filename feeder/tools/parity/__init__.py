@@ -1,0 +1,1 @@
+"""A backend's pixels beside the Pillow reference."""

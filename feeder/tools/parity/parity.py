@@ -1,0 +1,297 @@
+"""``feeder parity``: compares a backend with the Pillow reference on somebody's own images."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import PIL
+
+from feeder.decode.decoder import Decoder
+from feeder.decode.image_header import image_info
+from feeder.decode.registry import get_decoder
+from feeder.errors import ArgumentError, SourceError
+from feeder.order.permutation import permute
+from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.shard.source.open import open_source
+from feeder.shard.source.source import Source
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write.options import Progress
+from feeder.text import count, printable
+from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Comparison, crop_ratio
+from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
+
+__all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
+
+# What is compared: the two presets, and crops at output sizes that fill every bucket from photos of usual size.
+RECIPES: tuple[tuple[Op, ...], ...] = (
+    (Resize(256), CenterCrop(224)),
+    *((RandomResizedCrop(size), RandomHorizontalFlip()) for size in (448, 224, 112, 48)),
+)
+
+
+class Failure(NamedTuple):
+    """An image that only one of the two could decode.
+
+    Attributes:
+        name: Where it is: a path, or a shard's key.
+        decoded_by: The backend that could.
+        reason: Why the other could not.
+    """
+
+    name: str
+    decoded_by: str
+    reason: str
+
+
+# What neither could decode says nothing of the backend.
+_NEITHER = Failure("", "", "")
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The certificate of a backend on somebody's images.
+
+    Attributes:
+        backend: The backend's name.
+        fidelity: "fast" or "exact".
+        device: Where it decoded.
+        versions: What decoded the reference.
+        images: How many images were compared.
+        unreadable: How many neither could decode.
+        failures: Those that only one could decode.
+        redone: How many images the CPU decoded in the backend's place, after it had failed: they say nothing of it.
+        buckets: The figures, by crop-to-target ratio.
+        bounds: What the figures are held to.
+    """
+
+    backend: str
+    fidelity: str
+    device: str
+    versions: str
+    images: int
+    unreadable: int
+    failures: tuple[Failure, ...]
+    redone: int
+    buckets: tuple[BucketFigures, ...]
+    bounds: Bounds
+
+    @property
+    def passed(self) -> bool:
+        """Whether every bucket is within the bounds and both decoded the same images, at least one, by themselves."""
+        alike = self.images > 0 and not self.failures and not self.redone
+        return alike and all(bucket.within(self.bounds) for bucket in self.buckets)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values; the last bucket's upper end is None."""
+        report = {**asdict(self), "passed": self.passed}
+        for bucket in report["buckets"]:
+            bucket["high"] = None if math.isinf(bucket["high"]) else bucket["high"]
+        return report
+
+    def render(self) -> str:
+        """The report as a table for people."""
+        lines = [
+            f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: {self.images:,} "
+            "images, differences in levels of 0-255",
+            "",
+            "  crop / target   images    mean   99.9 %   max      bias R, G, B",
+        ]
+        for bucket in self.buckets:
+            ratio = f"over {bucket.low:g}" if math.isinf(bucket.high) else f"{bucket.low:g} - {bucket.high:g}"
+            bias = " ".join(f"{value:+.3f}" for value in bucket.bias)
+            verdict = "" if bucket.within(self.bounds) else "   OUT OF BOUNDS"
+            lines.append(
+                f"  {ratio:<13} {bucket.images:>8,} {bucket.mean:>7.3f} {bucket.percentile_999:>8g} {bucket.max:>5}   "
+                f"{bias}{verdict}"
+            )
+        bounds = self.bounds
+        lines.append(
+            f"  bounds                 {bounds.mean:>7.3f} {bounds.percentile_999:>8g}         {bounds.bias:+.3f}"
+        )
+        if self.unreadable:
+            lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
+        if self.redone:
+            lines.append(
+                f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, decoded by the CPU in its place; "
+                "the log says why"
+            )
+        for failure in self.failures:
+            lines.append(f"\n  only {failure.decoded_by!r} decodes " + printable(f"{failure.name}: {failure.reason}"))
+        lines.append("\n  " + ("passed" if self.passed else "NOT PASSED"))
+        return "\n".join(lines)
+
+
+def parity(
+    path: str,
+    *,
+    backend: str = "auto",
+    fidelity: str = "fast",
+    device: str = "cpu",
+    images: int = 250,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ParityReport:
+    """Compares a backend with the Pillow reference on somebody's own images.
+
+    Args:
+        path: A folder of images, of shards with an index, or of tars, or a manifest: whatever ``feeder shard`` and
+            ``feeder inspect`` take.
+        backend: The backend's name, or "auto".
+        fidelity: "fast" or "exact".
+        device: Where a backend that can decodes: "cpu" or a CUDA device.
+        images: How many images to compare, chosen at random; all if there are fewer.
+        seed: Of the choice of images and of crops.
+        progress: Is told of every image.
+
+    Raises:
+        ArgumentError: for a bad argument.
+        BackendError: if the backend is missing.
+        SourceError: if the images can't be listed.
+        FormatError: if the index is damaged.
+    """
+    if images < 1:
+        raise ArgumentError(f"images must be at least 1, got {images}")
+    recipes = [Recipe.of(ops) for ops in RECIPES]
+    decoder = get_decoder(backend, recipes[0], fidelity=fidelity, device=device)
+    reference = get_decoder("pillow")
+    progress = progress or Progress()
+    comparison = Comparison()
+    failures: list[Failure] = []
+    compared = unreadable = redone = 0
+    with _open_images(path) as source:
+        count = min(images, len(source))
+        chosen = permute(np.arange(count), len(source), seed).tolist() if count else []
+        progress.begin(count, 0, 0, 0)
+        for sample in chosen:
+            image = source.read(sample)
+            before = getattr(decoder, "redone_images", 0)
+            failure = _compare(comparison, decoder, reference, recipes, image, seed, sample) if image else _NEITHER
+            compared += failure is None
+            redone += failure is None and getattr(decoder, "redone_images", 0) > before
+            unreadable += failure is _NEITHER
+            if failure is not None and failure is not _NEITHER:
+                failures.append(failure)
+            progress.advance(1, len(image.data) if image else 0)
+        progress.end()
+    return ParityReport(
+        backend=decoder.name,
+        fidelity=fidelity,
+        device=str(getattr(decoder, "device", "cpu")),
+        versions=f"Pillow {PIL.__version__}",
+        images=compared,
+        unreadable=unreadable,
+        failures=tuple(failures),
+        redone=redone,
+        buckets=tuple(comparison.figures()),
+        bounds=BOUNDS[fidelity],
+    )
+
+
+def _compare(
+    comparison: Comparison,
+    decoder: Decoder,
+    reference: Decoder,
+    recipes: Sequence[Recipe],
+    image: _Image,
+    seed: int,
+    sample: int,
+) -> Failure | None:
+    """Compares one image under all recipes."""
+    orientations = np.array([image.orientation], np.uint8)
+    width, height = image.width, image.height
+    size = (width, height) if image.orientation > 4 else (height, width)
+    for recipe in recipes:
+        draws = recipe.draw(seed, 0, [sample], [size])
+        expected, found = (np.zeros((1, 3, *draws.output_size[0].tolist()), np.uint8) for _ in range(2))
+        (lost,) = reference.decode([image.data], orientations, recipe, draws, expected)
+        (missed,) = decoder.decode([image.data], orientations, recipe, draws, found)
+        if lost is not None and missed is not None:
+            return _NEITHER
+        if lost is not None:
+            return Failure(image.name, decoder.name, lost.reason)
+        if missed is not None:
+            return Failure(image.name, reference.name, missed.reason)
+        comparison.add(expected[0], found[0], crop_ratio(draws.source_box[0], draws.base_size[0]))
+    return None
+
+
+class _Image(NamedTuple):
+    """An encoded image, its size as stored, and its orientation."""
+
+    name: str
+    data: bytes
+    width: int
+    height: int
+    orientation: int
+
+
+class _Images(Protocol):
+    """Images by number."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, i: int) -> _Image | None:
+        """An image, or None if it can't be read as one."""
+
+
+class _IndexedImages:
+    """The images of shards, by their index."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(self, i: int) -> _Image | None:
+        index = self._index
+        path = index.shard_path(int(index.shard[i]))
+        offset, length = int(index.offset[i]), int(index.length[i])
+        with open(path, "rb") as shard:
+            if offset + length > os.fstat(shard.fileno()).st_size:
+                raise SourceError(f"{path}: sample {index.key(i)!r} ends after the file; run `feeder inspect --verify`")
+            data = os.pread(shard.fileno(), length, offset)
+        return _Image(
+            f"{path} {index.key(i)}", data, int(index.width[i]), int(index.height[i]), int(index.orientation[i])
+        )
+
+
+class _SourceImages:
+    """The images of anything else that can be sharded."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source.table)
+
+    def read(self, i: int) -> _Image | None:
+        name = os.fsdecode(self._source.table.path(i))
+        for _, data in self._source.read(i):
+            try:
+                info = image_info(data)
+            except ValueError:
+                continue
+            return _Image(name, data, info.width_px, info.height_px, info.orientation)
+        return None
+
+
+@contextmanager
+def _open_images(path: str) -> Iterator[_Images]:
+    index = path if path.endswith(".bin") else os.path.join(path, INDEX_NAME)
+    if os.path.isfile(index):
+        yield _IndexedImages(Index(index))
+        return
+    with tempfile.TemporaryDirectory(prefix="feeder-parity-") as work:
+        source = open_source(path, ManifestColumns(), work)
+        try:
+            yield _SourceImages(source)
+        finally:
+            source.close()

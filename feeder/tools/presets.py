@@ -1,0 +1,77 @@
+"""The usual recipes of training and validation, which commands measure with, and the datasets that they measure."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from feeder import transforms as T
+from feeder.dataset.datasets import FeederDataset, FolderDataset, ShardDataset
+from feeder.errors import ArgumentError
+from feeder.shard.format.index import INDEX_NAME
+
+__all__ = ["DTYPES", "MEAN", "PRESETS", "STD", "describe", "is_shards", "open_dataset", "preset", "val_resize"]
+
+PRESETS = ("train", "val")
+DTYPES = ("float32", "uint8")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def preset(name: str, dtype: str, image_size: int) -> T.Compose:
+    """A recipe.
+
+    Args:
+        name: "train": RandomResizedCrop and horizontal flip; "val": Resize and CenterCrop.
+        dtype: "float32", normalized by ImageNet's mean and deviation, or "uint8".
+        image_size: Height and width of the output, pixels.
+
+    Raises:
+        ArgumentError: naming the argument that is out of range.
+    """
+    if name not in PRESETS:
+        raise ArgumentError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    if dtype not in DTYPES:
+        raise ArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if image_size < 1:
+        raise ArgumentError(f"image_size must be at least 1, got {image_size}")
+    if name == "train":
+        head: list[Any] = [T.RandomResizedCrop(image_size), T.RandomHorizontalFlip()]
+    else:
+        head = [T.Resize(val_resize(image_size)), T.CenterCrop(image_size)]
+    tail = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)] if dtype == "float32" else []
+    return T.Compose([*head, *tail])
+
+
+def describe(name: str, dtype: str, image_size: int) -> str:
+    """The recipe in words."""
+    head = {
+        "train": f"RandomResizedCrop({image_size}), flip",
+        "val": f"Resize({val_resize(image_size)}), CenterCrop({image_size})",
+    }[name]
+    return head + {"float32": ", normalize to float32", "uint8": ", uint8"}[dtype]
+
+
+def val_resize(image_size: int) -> int:
+    """The short side that validation resizes to before it crops, pixels."""
+    return round(image_size * 256 / 224)
+
+
+def is_shards(path: str) -> bool:
+    """Whether a path is a shard set's folder or index, and no folder of images."""
+    return os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
+
+
+def open_dataset(path: str, transform: Any, exif_orientation: str = "apply") -> FeederDataset:
+    """The dataset at a path: a shard set, or a folder with a subfolder for each class.
+
+    A set whose ``cls`` fields give no label has none here: what is measured are its images.
+
+    Raises:
+        FormatError, SourceError: if it can't be opened.
+    """
+    if not is_shards(path):
+        return FolderDataset(path, transform, exif_orientation=exif_orientation)
+    try:
+        return ShardDataset(path, transform, exif_orientation=exif_orientation)
+    except ArgumentError:
+        return ShardDataset(path, transform, exif_orientation=exif_orientation, labels=False)

@@ -1,0 +1,204 @@
+"""What a loader's times say: where the time of a batch goes, and what to do, with the gain to be expected from it.
+
+Note [Expected gains]
+    Gains are ratios of rates, from the mean wait W, step S and making time F of a batch: without workers a batch takes
+    W + S, with n of them no less than S, than F / n, and than what all of it takes of the cores; with more workers
+    where those that there are have no time to spare, W + S shrinks in their proportion, but not below S. What can't be
+    computed from the measurements is given as "at most (W + S) / S", or, for mistakes in the script, as not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from feeder.text import count
+from feeder.tools.instrument.record import TRAINER_DECODE
+from feeder.tools.profile.times import LoaderTimes, MachineLoad
+
+__all__ = ["Advice", "Bound", "advise", "stage_text"]
+
+Bound = Literal["input", "compute"]
+
+_WORKERS_BUSY = 0.7
+_OVERBOOKED = 0.5
+_WORTH_SAYING = 1.02
+_MOSTLY = 0.5  # of the wait
+_HARDLY = 0.05  # of the step: a wait that nobody notices
+_NO_BOUND = 100.0  # a gain that only a step without work in it leaves room for
+_MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to do.
+
+    Args:
+        title: What.
+        text: Why, with the figures.
+        gain: Expected factor of the training rate; None where it was not measured.
+        is_bound: Whether that is an upper bound.
+    """
+
+    title: str
+    text: str
+    gain: float | None = None
+    is_bound: bool = False
+
+    def expected(self) -> str:
+        """The gain for people."""
+        if self.gain is None:
+            return "not measured"
+        if self.is_bound and self.gain >= _NO_BOUND:
+            return "no bound: the step takes hardly any time"
+        return ("up to " if self.is_bound else "") + f"{self.gain:.2f}x"
+
+
+def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> list[Advice]:
+    """What to do for a run, by expected gain.
+
+    Args:
+        main: The loader that matters most, which gave batches that count.
+        bound: What the run is bound by.
+        load: Of the machine meanwhile.
+        cores: Cores that the process may use.
+    """
+    record, n = main.record, main.batches
+    wait, step = main.wait_s / n, main.step_s / n
+    advice = []
+    if record.path_reason is not None:
+        text = f"The loader runs torch's path, without feeder's order, rank split and speed: {record.path_reason}."
+        gain = _most(wait, step) if bound == "input" else None
+        advice.append(Advice("feeder's fast path", text, gain, True))
+    # Waits for workers to start have a remedy of their own, below; more workers would make them longer.
+    starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < _HARDLY * step
+    decoding = record.stage_ns.get(TRAINER_DECODE, 0) / 1e9
+    if bound == "input" and decoding >= _MOSTLY * main.wait_s:
+        advice.append(_cheaper_decoding(decoding / n, wait, step))
+    elif bound == "input" and not starts_only:
+        advice += _more_workers(main, wait, step, cores, load)
+        if record.folder is not None:
+            advice.append(_shards(record.folder, _most(wait, step)))
+        elif not advice or (load.children_cores or 0) + (load.own_cores or 0) > 0.8 * cores:
+            advice.append(_cheaper(main, _most(wait, step)))
+    if main.epoch_start_s and record.workers and not record.persistent:
+        gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
+        if gain >= _WORTH_SAYING:
+            epochs = count(main.epochs, "epoch")
+            text = f"Workers are started again in each of {epochs}, which took {main.epoch_start_s:.1f} s."
+            advice.append(Advice("persistent_workers=True", text, gain))
+    if bound == "compute" and load.gpu_busy is not None and load.gpu_busy < 0.8:
+        text = f"The loader keeps up, yet the GPU works {load.gpu_busy:.0%} of the time: the loop can't keep it busy. "
+        text += "Waits for results (.item(), printing) and many small kernels (torch.compile) are the usual causes."
+        advice.append(Advice("Keep the GPU supplied from the training loop", text, 1 / max(0.01, load.gpu_busy), True))
+    return sorted(advice, key=lambda each: -(each.gain or 0))
+
+
+def stage_text(main: LoaderTimes) -> str:
+    """Where the time of making a batch goes, in words; "" where that is not known."""
+    record = main.record
+    if main.making_s is not None:
+        dataset = main.dataset_share * main.making_s
+        storage = max(0.0, 1 - main.cpu_share - main.queued_share)
+        text = f"a batch takes {_ms(main.making_s)} to make, {_ms(dataset)} of it in the data set"
+        text += (
+            f" ({main.cpu_share:.0%} computing, {main.queued_share:.0%} waiting for a core, {storage:.0%} for storage)"
+        )
+        text += f" and {_ms(main.making_s - dataset)} in collate"
+        if main.workers_busy is not None:
+            text += f"; {_workers(record.workers)} at it {main.workers_busy:.0%} of the time"
+        return text
+    if record.stage_ns:
+        total = sum(record.stage_ns.values())
+        longest = sorted(record.stage_ns.items(), key=lambda item: -item[1])
+        text = ", ".join(f"{name} {value / total:.0%}" for name, value in longest[:4])
+        return f"of the loader's own time: {text}" + (
+            f"; it names {record.bottleneck} as the limit" if record.bottleneck else ""
+        )
+    return ""
+
+
+def _most(wait: float, step: float) -> float:
+    """The gain where nothing waits for data any more."""
+    return (wait + step) / max(1e-6, step)
+
+
+def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load: MachineLoad) -> list[Advice]:
+    record, most = main.record, _most(wait, step)
+    if record.workers == 0:
+        making = main.making_s if main.making_s is not None else wait
+        # Workers that compute share the cores with the step; those that wait for storage need none.
+        computing = making * (main.cpu_share + main.queued_share) if record.fetches else making
+        storage = max(0.0, 1 - main.cpu_share - main.queued_share) if record.fetches else 0.0
+        workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
+        # What the process, loop and loader in one, was seen to take of the cores it takes afterwards too.
+        seen = (load.own_cores or 0) * (wait + step)
+        after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)
+        needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
+        gain = (wait + step) / after
+        if gain < _WORTH_SAYING:
+            return []
+        text = f"The training loop makes each batch itself ({_ms(wait)}) and then computes the step ({_ms(step)})."
+        text += " Workers would make batches meanwhile."
+        return [Advice(f"num_workers={needed}", text, gain)]
+    if main.queued_share > _OVERBOOKED:
+        text = (
+            f"Workers are ready to compute, yet wait for a core {main.queued_share:.0%} of their time in the data set: "
+        )
+        text += f"this process may use {cores}, and other processes and threads take their part of them."
+        after = max(step, (wait + step) * (1 - main.queued_share))
+        title = "More cores, or fewer processes and threads on them"
+        return [Advice(title, text, (wait + step) / after, True)]
+    busy = main.workers_busy
+    if busy is None and load.children_cores is not None:
+        busy = min(1.0, load.children_cores / record.workers)
+    if busy is not None and busy < _WORKERS_BUSY:
+        text = f"{_workers(record.workers)} at it only {busy:.0%} of the time, and the loop waits all the same: few "
+        text += "batches are made ahead, or handing them over (pinning, large samples, a slow sampler) is the limit."
+        return [Advice("A larger prefetch_factor, or smaller batches to hand over", text, most, True)]
+    storage = 1 - main.cpu_share - main.queued_share
+    if record.fetches and storage > 0.5:
+        workers = 2 * record.workers
+        gain = (wait + step) / max(step, (wait + step) / 2)
+        text = f"Workers wait for storage {storage:.0%} of their time in the data set: more of them wait at "
+        text += "once. Shards (feeder shard) are read in longer runs; feeder doctor --data DIR measures the disk."
+        return [Advice(f"num_workers={workers}", text, gain)]
+    used = (load.own_cores or 0) + (load.children_cores or 0)
+    free = cores - used
+    if record.workers < cores and free > 0.5:
+        workers = min(cores, record.workers + max(1, int(free)))
+        gain = (wait + step) / max(step, (wait + step) * record.workers / workers)
+        text = f"{_workers(record.workers)} at it all the time, and {free:.1f} of {cores} cores are free."
+        return [Advice(f"num_workers={workers}", text, gain)] if gain >= _WORTH_SAYING else []
+    return []
+
+
+def _cheaper_decoding(decoding: float, wait: float, step: float) -> Advice:
+    gain = (wait + step) / max(1e-6, step, wait + step - decoding)
+    text = f"The training process itself decodes, for {_ms(decoding)} a batch, and the loop waits for it ({_ms(wait)})."
+    text += " Images of seekable shards are cut to what a crop needs before; workers decode with backend='cpu'."
+    return Advice("Less to decode in the training process: seekable shards, or backend='cpu'", text, gain, True)
+
+
+def _shards(folder: str, most: float) -> Advice:
+    text = "Each image is a file of its own here, opened and decoded whole in each epoch. feeder.DataLoader reads "
+    text += f"shards in long runs, and decodes only what a crop needs; `feeder bench {folder}` measures it."
+    return Advice(f"feeder shard {folder}, and feeder.DataLoader on the shards", text, most, True)
+
+
+def _cheaper(main: LoaderTimes, most: float) -> Advice:
+    if main.record.kind == "feeder":
+        title = "Make each image cheaper: seekable shards, fewer CPU transforms, backend='dali' on a GPU"
+        return Advice(title, "feeder's stages above say where its time goes; feeder tune tries settings.", most, True)
+    text = "The cores that there are can't make batches faster this way. feeder.DataLoader on seekable shards decodes "
+    text += "only what a crop needs; `feeder bench DIR` measures it on your images and this machine."
+    return Advice("Make each image cheaper: feeder shard, feeder.DataLoader", text, most, True)
+
+
+def _workers(number: int) -> str:
+    return count(number, "worker is", "workers are")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:,.1f} ms"

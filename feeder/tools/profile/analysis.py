@@ -1,0 +1,124 @@
+"""From what was measured to a verdict.
+
+Note [Input-bound share]
+    Of the time of the training loop, the part spent in ``next()`` is what waiting for data costs at most. GPU work
+    runs on while the loop waits, so where NVML says how busy the GPU is, no more than its idle time can be won; the
+    smaller of the two is the share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from feeder.tools.instrument.record import ProcessRecord
+from feeder.tools.profile.advice import Advice, Bound, advise, stage_text
+from feeder.tools.profile.times import LoaderTimes, machine_load, overlap, times_of
+
+__all__ = ["Analysis", "analyse"]
+
+_INPUT_BOUND = 0.1
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a profile says.
+
+    Args:
+        process: The process that is spoken of.
+        loaders: All of its loaders.
+        main: The loader that matters most; None where no loader was used.
+        bound: "input", "compute", or None where nothing was trained or measured.
+        input_share: See Note [Input-bound share].
+        gpu_busy: Mean share of the time that the busiest GPU worked; None without a GPU.
+        own_cores: Cores that the training process kept busy.
+        children_cores: Cores that the processes below it kept busy.
+        stage: Where the time of making a batch goes, in words; "" where that is not known.
+        advice: What to do, by expected gain.
+        parts_s: Seconds of the run by what they were spent on.
+    """
+
+    process: ProcessRecord
+    loaders: list[LoaderTimes]
+    main: LoaderTimes | None
+    bound: Bound | None
+    input_share: float
+    gpu_busy: float | None
+    own_cores: float | None
+    children_cores: float | None
+    stage: str
+    advice: list[Advice]
+    parts_s: dict[str, float]
+
+    @property
+    def images_s(self) -> float:
+        """Samples a second through the main loader."""
+        return self.main.images / self.main.total_s if self.main is not None and self.main.total_s else 0.0
+
+    def headline(self) -> str:
+        """The verdict in a sentence."""
+        if self.main is None:
+            return "No loader was iterated over: nothing to meter."
+        if self.main.batches == 0:
+            return "No loader gave more than one batch: too little to say what the run waits for."
+        what = "training" if self.main.trains else "evaluation (no backward() was seen)"
+        rate = f"{self.images_s:,.0f} images/s in {what}"
+        if self.bound == "input":
+            return f"Input-bound: {rate}, waiting for data {self.input_share:.0%} of the time."
+        return f"Compute-bound: {rate}, waiting for data {self.input_share:.0%} of the time only."
+
+
+def analyse(process: ProcessRecord, cores: int) -> Analysis:
+    """The verdict on one process.
+
+    Args:
+        process: What was measured.
+        cores: Cores that this process may use.
+    """
+    loaders = [times_of(record, process.loaders) for record in process.loaders]
+    used = [times for times in loaders if times.record.batches]
+    main = max(used, key=lambda times: (times.trains, times.total_s), default=None)
+    load = machine_load(process, main)
+    share = 0.0
+    if main is not None:
+        trained = [times for times in used if times.trains] if main.trains else [main]
+        wait = sum(times.wait_s for times in trained)
+        # Loaders that one step takes batches of share that step; those before or after have steps of their own.
+        step = main.step_s + sum(times.step_s for times in trained if not overlap(times, main))
+        share = wait / (wait + step) if wait + step else 0.0
+        if load.gpu_busy is not None:
+            share = min(share, 1 - load.gpu_busy)
+    bound: Bound | None = None
+    advice: list[Advice] = []
+    if main is not None and main.batches:
+        bound = "input" if share >= _INPUT_BOUND else "compute"
+        advice = advise(main, bound, load, cores)
+    return Analysis(
+        process=process,
+        loaders=loaders,
+        main=main,
+        bound=bound,
+        input_share=share,
+        gpu_busy=load.gpu_busy,
+        own_cores=load.own_cores,
+        children_cores=load.children_cores,
+        stage=stage_text(main) if main is not None else "",
+        advice=advice,
+        parts_s=_parts(process, loaders),
+    )
+
+
+def _parts(process: ProcessRecord, loaders: Sequence[LoaderTimes]) -> dict[str, float]:
+    """What the run's seconds were spent on."""
+    total = (process.ended_ns - process.started_ns) / 1e9
+    parts = {"wait for data": 0.0, "training step": 0.0, "evaluation": 0.0, "first batch and start of workers": 0.0}
+    for times in loaders:
+        name = "training step" if times.trains else "evaluation"
+        real = [batch for batch in times.record.batches if batch.images]
+        first = (real[0].got_ns - real[0].asked_ns) / 1e9 if real else 0.0
+        begun = sum(got - asked for asked, got in times.record.made_ns[:1]) / 1e9
+        parts["first batch and start of workers"] += first + begun
+        parts["wait for data" if times.trains else "evaluation"] += times.wait_s
+        parts[name] += times.step_s
+    parts["everything else"] = max(0.0, total - sum(parts.values()))
+    return parts

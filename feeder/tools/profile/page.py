@@ -1,0 +1,146 @@
+"""A profile as one HTML page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import feeder
+from feeder.tools.doctor.finding import Finding
+from feeder.tools.html import charts
+from feeder.tools.html import page as report
+from feeder.tools.instrument.record import GpuReading
+from feeder.tools.profile.analysis import Analysis
+from feeder.tools.profile.text import loader_rows
+from feeder.tools.profile.times import LoaderTimes
+
+__all__ = ["render_page"]
+
+_POINTS = 80
+
+
+def render_page(
+    command: str,
+    found: Analysis,
+    findings: Sequence[Finding],
+    others: Sequence[Analysis],
+    gpu_absent: str | None,
+    code: int,
+) -> str:
+    """The page.
+
+    Args:
+        command: The script and its arguments.
+        found: The verdict on the process that matters most.
+        findings: What the doctor says of the script.
+        others: The verdicts on further processes.
+        gpu_absent: Why there are no figures of a GPU; None where there are.
+        code: The script's exit code.
+    """
+    process = found.process
+    tone: dict[str | None, str] = {"input": "bad", "compute": "good"}
+    said = f"{found.stage[:1].upper()}{found.stage[1:]}." if found.stage else ""
+    top = [report.callout(found.headline(), said, tone.get(found.bound, "note"))]  # type: ignore[arg-type]
+    if code:
+        top.append(
+            report.callout(f"The script ended with exit code {code}.", "The figures are of what ran until then.")
+        )
+    sections = [_advice(found, findings), _where(found), _loaders(found), _machine(found, gpu_absent)]
+    if others:
+        rows: list[Sequence[object]] = [["process", "verdict"]]
+        for other in others:
+            rank = other.process.rank
+            rows.append([f"rank {rank}" if rank is not None else f"process {other.process.pid}", other.headline()])
+        sections.append(report.Section("Other processes", [report.table(rows)]))
+    length = (process.ended_ns - process.started_ns) / 1e9
+    lead = f"{command}: {report.number(length)} s, {time.strftime('%Y-%m-%d %H:%M')}"
+    return report.page("feeder profile", sections, lead=lead, top=top, foot=f"feeder {feeder.__version__}")
+
+
+def _advice(found: Analysis, findings: Sequence[Finding]) -> report.Section:
+    parts = []
+    if found.advice:
+        rows: list[Sequence[object]] = [["what", "expected rate", "why"]]
+        rows += [[advice.title, advice.expected(), advice.text] for advice in found.advice]
+        parts.append(report.table(rows, "By expected gain, computed from the measurements"))
+    elif found.bound == "compute":
+        parts.append(report.text("The loader keeps up with the step: nothing to gain from faster loading."))
+    if findings:
+        rows = [["line", "rule", "what", "rewrite"]]
+        for finding in findings:
+            rows.append([finding.place or str(finding.line), finding.name, finding.found, finding.remedy])
+        caption = "In the script, as feeder doctor reads it; what each costs was not measured"
+        parts.append(report.table(rows, caption))
+    if not parts:
+        parts.append(report.text("Nothing."))
+    return report.Section("What to do", parts)
+
+
+def _where(found: Analysis) -> report.Section:
+    parts = [charts.stacked_bar("The whole run", [charts.Stack("run", found.parts_s)], unit="s")]
+    start, spans = found.process.started_ns, []
+    for times in found.loaders:
+        track, kind = times.record.place, "training step" if times.trains else "evaluation"
+        batches = times.record.batches
+        for batch, after in zip(batches, [*batches[1:], None], strict=True):
+            spans.append(charts.Span(track, _s(batch.asked_ns - start), _s(batch.got_ns - start), "wait for data"))
+            if after is not None and after.epoch == batch.epoch:
+                spans.append(charts.Span(track, _s(batch.got_ns - start), _s(after.asked_ns - start), kind))
+    parts.append(charts.timeline("Loaders over time", spans))
+    return report.Section("Where the time goes", parts)
+
+
+def _loaders(found: Analysis) -> report.Section:
+    parts = [report.table(loader_rows(found.loaders), "Means over all batches but the first of the run")]
+    if found.main is not None and found.main.batches > 1:
+        parts.append(_waits(found.main, found.process.started_ns))
+    return report.Section("Loaders", parts)
+
+
+def _waits(times: LoaderTimes, start_ns: int) -> report.Html:
+    batches = [batch for batch in times.record.batches if batch.images][1:]
+    size = -(-len(batches) // _POINTS)
+    points = []
+    for at in range(0, len(batches), size):
+        group = batches[at : at + size]
+        waits = sorted((batch.got_ns - batch.asked_ns) / 1e6 for batch in group)
+        points.append(
+            charts.Point(_s(group[0].asked_ns - start_ns), waits[len(waits) // 2], low=waits[0], high=waits[-1])
+        )
+    note = f"median, least and most of {size} batches" if size > 1 else ""
+    lines = [charts.Line(times.record.place, points)]
+    return charts.line_chart("Wait for each batch", lines, x_label="seconds", y_label="ms", note=note)
+
+
+def _machine(found: Analysis, gpu_absent: str | None) -> report.Section:
+    samples, start = found.process.samples, found.process.started_ns
+    samples = samples[:: -(-len(samples) // _POINTS) or 1]
+    parts = []
+    if samples:
+        own = [charts.Point(_s(sample.at_ns - start), sample.own_cores) for sample in samples]
+        children = [charts.Point(_s(sample.at_ns - start), sample.children_cores) for sample in samples]
+        lines = [charts.Line("training process", own), charts.Line("its workers", children)]
+        parts.append(charts.line_chart("Processors", lines, x_label="seconds", y_label="cores busy"))
+    readings = [(_s(s.at_ns - start), GpuReading(*reading)) for s in samples for reading in s.gpus]
+    indexes = sorted({reading.gpu for _, reading in readings})
+    if not indexes:
+        parts.append(report.text(f"GPU: not measured: {gpu_absent or 'there is none'}."))
+    for title, unit, scale, name in (
+        ("GPU utilisation", "%", 100.0, "busy"),
+        ("GPU memory", "GiB", 2.0**-30, "memory_bytes"),
+        ("PCIe to the GPU", "MB/s", 1e-6, "received_bytes_s"),
+        ("PCIe from the GPU", "MB/s", 1e-6, "sent_bytes_s"),
+    ):
+        lines = []
+        for index in indexes:
+            values = [(x, getattr(r, name)) for x, r in readings if r.gpu == index]
+            points = [charts.Point(x, value * scale) for x, value in values if value is not None]
+            if points:
+                lines.append(charts.Line(f"GPU {index}", points))
+        if lines:
+            parts.append(charts.line_chart(title, lines, x_label="seconds", y_label=unit))
+    return report.Section("The machine meanwhile", parts)
+
+
+def _s(time_ns: int) -> float:
+    return time_ns / 1e9

@@ -1,0 +1,106 @@
+"""Looks at the machine a few times a second: the CPU of the script's processes, their memory, and the GPUs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from feeder.system.nvml import Nvml
+from feeder.tools.instrument.record import GpuReading, Sample
+
+__all__ = ["Sampler"]
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MOST = 4000
+
+
+class Sampler:
+    """A thread that takes samples until it is stopped.
+
+    Args:
+        nvml: NVIDIA's library, or why there is none.
+        interval_s: Time between two looks; it doubles whenever there are too many samples.
+    """
+
+    def __init__(self, nvml: Nvml | str, interval_s: float = 0.25) -> None:
+        self.samples: list[Sample] = []
+        self._nvml, self._interval_s = nvml, interval_s
+        self._gpus = nvml.visible() if isinstance(nvml, Nvml) else []
+        self._end = threading.Event()
+        self._busy: dict[int, int] = {}
+        self._last_ns = time.monotonic_ns()
+        self._thread = threading.Thread(target=self._run, name="feeder profile", daemon=True)
+
+    def start(self) -> None:
+        """Starts."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> list[Sample]:
+        """Takes a last look and stops.
+
+        Returns:
+            All samples; the first one says nothing of the CPU and is left out.
+        """
+        self._end.set()
+        self._thread.join()
+        self._look()
+        return self.samples[1:]
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval_s):
+            self._look()
+            if len(self.samples) > _MOST:
+                del self.samples[1::2]
+                self._interval_s *= 2
+
+    def _look(self) -> None:
+        own = os.getpid()
+        now, found, memory = time.monotonic_ns(), {}, 0
+        for pid in [own, *_below(own)]:
+            fields = _stat(pid)
+            if fields is not None:
+                found[pid] = int(fields[11]) + int(fields[12])
+                memory += int(fields[21]) * _PAGE
+        elapsed = max(1e-6, (now - self._last_ns) / 1e9)
+        used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed for pid, ticks in found.items()}
+        gpus = []
+        for gpu in self._gpus:
+            assert isinstance(self._nvml, Nvml)
+            reading = self._nvml.sample(gpu)
+            gpus.append(
+                GpuReading(
+                    gpu.index, reading.busy, reading.memory_bytes, reading.received_bytes_s, reading.sent_bytes_s
+                )
+            )
+        children = sum(cores for pid, cores in used.items() if pid != own)
+        self.samples.append(Sample(now, used.get(own, 0.0), children, memory, tuple(gpus)))
+        self._busy, self._last_ns = found, now
+
+
+def _below(pid: int) -> list[int]:
+    """All processes below one."""
+    found: list[int] = []
+    stack = [pid]
+    while stack:
+        parent = stack.pop()
+        try:
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
+                    children = [int(word) for word in file.read().split()]
+                found += children
+                stack += children
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the name, which may hold blanks; None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None

@@ -1,0 +1,135 @@
+"""One profile: run the script under meters, then say and write what was found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from feeder.errors import ArgumentError, FeederError
+from feeder.system.cores import cores, local_world_size
+from feeder.system.files import check_writable, write_text
+from feeder.system.nvml import Nvml, open_nvml
+from feeder.text import say
+from feeder.tools.doctor.finding import Finding
+from feeder.tools.instrument.children import meter_children, read_children
+from feeder.tools.instrument.hooks import Meter
+from feeder.tools.instrument.launch import run_script, show
+from feeder.tools.profile.analysis import Analysis, analyse
+from feeder.tools.profile.sampler import Sampler
+from feeder.tools.profile.trace import StepTrace
+
+__all__ = ["ProfileOptions", "profile"]
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """How to profile.
+
+    Args:
+        out: The report's path; a rank other than 0 puts its number before the ending.
+        trace: Path of a Chrome trace; None for none.
+        trace_steps: Batches that torch's profiler looks at for the trace, 1 or more.
+    """
+
+    out: str = "feeder-profile.html"
+    trace: str | None = None
+    trace_steps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.trace_steps < 1:
+            raise ArgumentError(f"trace_steps must be 1 or more, got {self.trace_steps}")
+
+
+def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> int:
+    """Runs a script in this process, prints a summary on stderr and writes the report.
+
+    Args:
+        script: The script.
+        arguments: Its arguments.
+        options: How.
+
+    Returns:
+        The script's exit code.
+
+    Raises:
+        SourceError: if there is no such script, or it is no Python.
+        ArgumentError: if the report can't be written.
+    """
+    rank = os.environ.get("RANK", "")
+    out, trace = (_of_rank(path, rank) if path is not None else None for path in (options.out, options.trace))
+    assert out is not None
+    for path in filter(None, (out, trace)):
+        check_writable(path)
+    nvml = open_nvml()
+    folder = tempfile.mkdtemp(prefix="feeder-profile-")
+    steps = StepTrace(options.trace_steps) if trace is not None else None
+    meter = Meter(folder, steps.on_batch if steps is not None else None)
+    sampler = Sampler(nvml)
+    try:
+        meter.install()
+        meter_children(folder)
+        sampler.start()
+        code, error = run_script(script, arguments)
+        if steps is not None:
+            steps.stop()
+        sys.stdout.flush()
+        if error is not None:
+            show(error)
+        record = meter.finish()
+        record.samples = sampler.stop()
+        usable = max(1, cores().usable // local_world_size())
+        analyses = [analyse(process, usable) for process in (record, *read_children(folder))]
+        _share_machine(analyses, usable)
+        _tell(script, arguments, analyses, nvml, out, code)
+        if trace is not None and steps is not None:
+            note = steps.write(trace, [a.process for a in analyses])
+            say(f"trace: {trace} ({note}); open it at https://ui.perfetto.dev", file=sys.stderr)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(nvml, Nvml):
+            nvml.close()
+    return code
+
+
+def _of_rank(path: str, rank: str) -> str:
+    """The path, with the rank before its ending for all ranks but the first."""
+    root, ending = os.path.splitext(path)
+    return f"{root}.rank{rank}{ending}" if rank.isdigit() and int(rank) > 0 else path
+
+
+def _share_machine(analyses: list[Analysis], usable: int) -> None:
+    """The samples are the first process's: where only its children train, they are the children's as well."""
+    first = analyses[0]
+    if first.main is None:
+        for at, found in enumerate(analyses[1:], 1):
+            found.process.samples = first.process.samples
+            analyses[at] = analyse(found.process, usable)
+
+
+def _tell(
+    script: str, arguments: Sequence[str], analyses: list[Analysis], nvml: Nvml | str, out: str, code: int
+) -> None:
+    from feeder.tools.profile.page import render_page
+    from feeder.tools.profile.text import render
+
+    best = max(
+        analyses, key=lambda a: (a.main is not None and a.main.trains, a.main is not None, -(a.process.rank or 0))
+    )
+    others = [a for a in analyses if a is not best and a.main is not None]
+    findings: list[Finding] = []
+    try:
+        from feeder.tools.doctor import check_script
+
+        findings = [finding for finding in check_script(script) if finding.level != "ok"]
+    except FeederError as error:
+        say(f"feeder: {error}", file=sys.stderr)
+    absent = nvml if isinstance(nvml, str) else None
+    width = min(100, max(60, shutil.get_terminal_size().columns))
+    say(f"\nfeeder profile\n{render(best, findings, others, absent, width)}", file=sys.stderr)
+    command = " ".join([os.path.basename(script), *arguments])
+    write_text(out, render_page(command, best, findings, others, absent, code))
+    say(f"\nreport: {out}", file=sys.stderr)

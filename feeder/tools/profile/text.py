@@ -1,0 +1,104 @@
+"""A profile as text, for the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from feeder.tools.doctor.finding import Finding
+from feeder.tools.profile.analysis import Analysis
+from feeder.tools.profile.times import LoaderTimes
+
+__all__ = ["loader_rows", "render", "script_lines"]
+
+
+def render(
+    found: Analysis, findings: Sequence[Finding], others: Sequence[Analysis], gpu_absent: str | None, width: int = 80
+) -> str:
+    """The summary.
+
+    Args:
+        found: The verdict on the process that matters most.
+        findings: What the doctor says of the script.
+        others: The verdicts on further processes.
+        gpu_absent: Why there are no figures of a GPU; None where there are.
+        width: Columns.
+    """
+    lines = [*_wrap(found.headline(), width), ""]
+    if found.main is not None and found.main.batches:
+        rows = loader_rows(found.loaders)
+        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+        for row in rows:
+            cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        lines.append("")
+        if found.stage:
+            lines += _wrap(f"Making batches: {found.stage}.", width)
+        lines += _wrap(_cpu(found), width)
+        lines += _wrap(_gpu(found, gpu_absent), width)
+    for other in others:
+        rank = other.process.rank
+        name = f"rank {rank}" if rank is not None else f"process {other.process.pid}"
+        lines += _wrap(f"{name}: {other.headline()}", width)
+    if found.advice or findings:
+        lines += ["", "What to do, by expected gain:"]
+    for number, advice in enumerate(found.advice, 1):
+        lines += _wrap(f"{number}. {advice.title} ({advice.expected()})", width, "   ")
+        lines += _wrap(advice.text, width, "   ", "   ")
+    if findings:
+        lines += _wrap("In the script (feeder doctor says more), gain not measured:", width)
+        for line in script_lines(findings):
+            lines += _wrap(f"- {line}", width, "  ")
+    return "\n".join(lines).rstrip()
+
+
+def loader_rows(loaders: Sequence[LoaderTimes]) -> list[list[str]]:
+    """A table of the loaders: the heading, then a row each."""
+    rows = [["loader", "used for", "workers", "batches", "wait ms", "step ms", "waits"]]
+    for times in loaders:
+        n = times.batches or 1
+        kind = f"{times.record.kind}, {times.record.place}"
+        rows.append(
+            [
+                kind,
+                "training" if times.trains else "evaluation",
+                str(times.record.workers),
+                f"{times.batches:,}",
+                f"{1000 * times.wait_s / n:,.1f}",
+                f"{1000 * times.step_s / n:,.1f}",
+                f"{times.wait_share:.0%}",
+            ]
+        )
+    return rows
+
+
+def script_lines(findings: Sequence[Finding]) -> list[str]:
+    """The doctor's findings, a line each, those of one rule together."""
+    by_rule: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.level != "ok":
+            by_rule.setdefault(finding.name, []).append(finding)
+    lines = []
+    for name, group in by_rule.items():
+        places = ", ".join(dict.fromkeys(str(finding.line) for finding in group))
+        what = group[0].found if len(group) == 1 else f"{group[0].found}, and {len(group) - 1} more of the kind"
+        lines.append(f"line {places}: {what} [{name}]")
+    return lines
+
+
+def _cpu(found: Analysis) -> str:
+    if found.own_cores is None:
+        return ""
+    return f"CPU: {found.own_cores:.1f} cores in the training process, {found.children_cores:.1f} in its workers."
+
+
+def _gpu(found: Analysis, absent: str | None) -> str:
+    if found.gpu_busy is None:
+        return f"GPU: not measured: {absent}." if absent else "GPU: its utilisation can't be read here."
+    return f"GPU: busy {found.gpu_busy:.0%} of the time."
+
+
+def _wrap(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

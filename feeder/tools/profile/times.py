@@ -1,0 +1,169 @@
+"""What each loader of a run took, and how busy the machine was meanwhile.
+
+Note [Times of a step]
+    The step is the time between two calls of ``next()``. Loops over other loaders inside a step, evaluation as a rule,
+    are not part of it, and the first batch of the run, with its start-up, is not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from feeder.tools.instrument.record import TRAINER_DECODE, Batch, GpuReading, LoaderRecord, ProcessRecord
+
+__all__ = ["LoaderTimes", "MachineLoad", "machine_load", "overlap", "times_of"]
+
+
+@dataclass(frozen=True)
+class LoaderTimes:
+    """What one loader took.
+
+    Args:
+        record: What was measured.
+        trains: Whether its batches were trained on.
+        batches: Batches that count: all but the first of the run.
+        images: Samples in them.
+        wait_s: Time in ``next()``.
+        step_s: Time between, without other loaders' waits and loops.
+        epochs: Iterations over it.
+        epoch_start_s: What the starts of the epochs after the first took more than other batches.
+        making_s: Mean time to make a batch, in one worker; None where that is not known.
+        dataset_share: Of that, the data set's part, 0-1.
+        cpu_share: Of the data set's part, what was spent on a processor, 0-1.
+        queued_share: Of it, what was spent ready to run while others had the processors, 0-1.
+        workers_busy: Share of the workers' time in which they made batches, 0-1; None where that is not known.
+    """
+
+    record: LoaderRecord
+    trains: bool
+    batches: int
+    images: int
+    wait_s: float
+    step_s: float
+    epochs: int
+    epoch_start_s: float
+    making_s: float | None = None
+    dataset_share: float = 0.0
+    cpu_share: float = 0.0
+    queued_share: float = 0.0
+    workers_busy: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Wait and step."""
+        return self.wait_s + self.step_s
+
+    @property
+    def wait_share(self) -> float:
+        """The wait's part of that, 0-1."""
+        return self.wait_s / self.total_s if self.total_s else 0.0
+
+
+class MachineLoad(NamedTuple):
+    """Mean load of a machine; None where it was not measured.
+
+    Args:
+        own_cores: Cores that the training process kept busy.
+        children_cores: Cores that the processes below it kept busy.
+        gpu_busy: Share of the time that the busiest GPU worked, 0-1.
+    """
+
+    own_cores: float | None
+    children_cores: float | None
+    gpu_busy: float | None
+
+
+def overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
+    """Whether two loaders were in use at one time."""
+    first, second = a.record.batches, b.record.batches
+    return first[0].asked_ns < second[-1].got_ns and second[0].asked_ns < first[-1].got_ns
+
+
+def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
+    """What a loader took, beside the others of its process."""
+    steps = _steps(record, others)
+    real = [batch for batch in record.batches if batch.images]
+    counted = [(batch, step) for batch, step in zip(record.batches, steps, strict=True) if batch.images][1:]
+    made = dict(enumerate(record.made_ns))
+    starts = {b for b, before in zip(real[1:], real, strict=False) if b.epoch != before.epoch}
+    # To begin an epoch, workers are started, which is a wait as well.
+    begun = {batch: (made[batch.epoch][1] - made[batch.epoch][0]) / 1e9 for batch in starts}
+    waits = [(batch.got_ns - batch.asked_ns) / 1e9 + begun.get(batch, 0.0) for batch, _ in counted]
+    typical = statistics.median(waits) if waits else 0.0
+    epoch_start = sum(max(0.0, w - typical) for (batch, _), w in zip(counted, waits, strict=True) if batch in starts)
+    making = [(f.dataset_ns + f.collate_ns) / 1e9 for f in record.fetches]
+    dataset = sum(f.dataset_ns for f in record.fetches)
+    cpu = sum(f.dataset_cpu_ns for f in record.fetches)
+    queued = sum(f.dataset_queued_ns for f in record.fetches)
+    busy = None
+    if record.workers and record.batches:
+        first = record.made_ns[0][0] if record.made_ns else record.batches[0].asked_ns
+        available = (record.batches[-1].got_ns - first) / 1e9 * record.workers
+        workers_ns = sum(record.stage_ns.values()) - record.stage_ns.get(TRAINER_DECODE, 0)
+        work_s = sum(making) if making else workers_ns / 1e9
+        busy = min(1.0, work_s / available) if available and (making or record.stage_ns) else None
+    return LoaderTimes(
+        record=record,
+        trains=sum(batch.trained for batch in record.batches) * 2 > len(real),
+        batches=len(counted),
+        images=sum(batch.images for batch, _ in counted),
+        wait_s=sum(waits),
+        step_s=sum(step for _, step in counted),
+        epochs=len({batch.epoch for batch in record.batches}),
+        epoch_start_s=epoch_start,
+        making_s=statistics.fmean(making) if making else None,
+        dataset_share=dataset / sum(f.dataset_ns + f.collate_ns for f in record.fetches) if making else 0.0,
+        cpu_share=min(1.0, cpu / dataset) if dataset else 0.0,
+        queued_share=max(0.0, min(1 - cpu / dataset, queued / dataset)) if dataset else 0.0,
+        workers_busy=busy,
+    )
+
+
+def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
+    """Seconds from each batch to the next call, 0 after an epoch's last call; see Note [Times of a step]."""
+    got, ends = _ends(record.batches)
+    steps = np.maximum(0, ends - got)
+    for other in others:
+        if other is record or not other.batches:
+            continue
+        asked = np.array([batch.asked_ns for batch in other.batches], np.int64)
+        their_got, their_ends = _ends(other.batches)
+        at = np.searchsorted(got, asked, "right") - 1
+        inside = (at >= 0) & (asked < ends[np.maximum(at, 0)])
+        whole = their_ends <= ends[np.maximum(at, 0)]
+        taken = np.where(whole, their_ends, their_got) - asked
+        np.subtract.at(steps, at[inside], taken[inside])
+    return [float(step) for step in np.maximum(0, steps) / 1e9]
+
+
+def _ends(batches: Sequence[Batch]) -> tuple[Any, Any]:
+    """When each call returned, and when the next call of the same epoch came."""
+    got = np.array([batch.got_ns for batch in batches], np.int64)
+    ends = got.copy()
+    for at, (batch, after) in enumerate(itertools.pairwise(batches)):
+        if after.epoch == batch.epoch and batch.images:
+            ends[at] = after.asked_ns
+    return got, ends
+
+
+def machine_load(process: ProcessRecord, main: LoaderTimes | None) -> MachineLoad:
+    """The load while the main loader runs; of the whole run without one."""
+    batches = main.record.batches if main is not None else []
+    first, last = (batches[0].got_ns, batches[-1].got_ns) if batches else (process.started_ns, process.ended_ns)
+    samples = [s for s in process.samples if first < s.at_ns <= last] or process.samples
+    if not samples:
+        return MachineLoad(None, None, None)
+    busy: dict[int, list[float]] = {}
+    for sample in samples:
+        for reading in map(GpuReading._make, sample.gpus):
+            if reading.busy is not None:
+                busy.setdefault(reading.gpu, []).append(reading.busy)
+    gpu = max((statistics.fmean(values) for values in busy.values()), default=None)
+    own, children = (statistics.fmean(v) for v in zip(*((s.own_cores, s.children_cores) for s in samples), strict=True))
+    return MachineLoad(own, children, gpu)

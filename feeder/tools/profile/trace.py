@@ -1,0 +1,167 @@
+"""A Chrome trace of the loaders' stages and of torch's profiler, on one axis of time.
+
+Note [One axis]
+    feeder's times are of the monotonic clock, torch's profiler writes its own. A mark of known monotonic time is put
+    into the profile at its start and at its end: the first shifts feeder's events, and how far the second is then off
+    is said in the trace and on the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from feeder.system.files import write_text
+from feeder.text import count
+from feeder.tools.instrument.record import ProcessRecord
+
+__all__ = ["StepTrace"]
+
+_MARK = "feeder: mark"
+_TRIES = 5
+_SKIP = 3  # batches before torch's profiler starts: the first ones compile and allocate
+
+
+class StepTrace:
+    """Runs torch's profiler over some steps of a script.
+
+    Args:
+        steps: For how many batches.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._profiler: Any = None
+        self._is_over = False
+        self._marks: list[tuple[int, str]] = []
+        self._refused = ""
+
+    def on_batch(self, count: int) -> None:
+        """Starts and stops at the right batch.
+
+        Args:
+            count: Batches so far.
+        """
+        if count == _SKIP and not self._is_over:
+            self._start()
+        elif count >= _SKIP + self._steps:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stops torch's profiler, if it runs."""
+        if self._profiler is not None and not self._is_over:
+            self._mark()
+            with contextlib.suppress(Exception):
+                self._profiler.stop()
+        self._is_over = True
+
+    def write(self, path: str, processes: Iterable[ProcessRecord]) -> str:
+        """Writes the trace.
+
+        Args:
+            path: The file.
+            processes: What was measured.
+
+        Returns:
+            What is in it, in a few words.
+        """
+        found: dict[str, Any] = {"traceEvents": []}
+        offset_us, said = -min((p.started_ns for p in processes), default=0) / 1000, self._refused or "too few batches"
+        said = f"loader only: {said}"
+        if self._profiler is not None:
+            found = self._torchs()
+            theirs = {event["name"]: event["ts"] for event in found["traceEvents"] if event.get("ph") == "X"}
+            offsets = [theirs[name] - at_ns / 1000 for at_ns, name in self._marks if name in theirs]
+            if offsets:
+                offset_us, off = offsets[0], abs(offsets[-1] - offsets[0])
+                batches = count(self._steps, "batch", "batches")
+                said = f"{batches} with torch's profiler, clocks {off:,.0f} us apart after them"
+                found["feeder"] = {"clock_offset_us": offset_us, "clock_drift_us": off}
+        for process in processes:
+            found["traceEvents"] += _events(process, offset_us)
+        write_text(path, json.dumps(found))
+        return said
+
+    def _start(self) -> None:
+        import torch
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        profiler = torch.profiler.profile(activities=activities)
+        try:
+            with warnings.catch_warnings():
+                # Some versions warn at every start that a further one would lose the events; there is one.
+                warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+                profiler.start()
+        except RuntimeError as error:  # the script runs torch's profiler itself
+            self._refused, self._is_over = str(error).splitlines()[0], True
+            return
+        self._profiler = profiler
+        self._mark()
+
+    def _mark(self) -> None:
+        import torch
+
+        tries = []
+        for number in range(_TRIES):
+            name, start = f"{_MARK} {len(self._marks)}.{number}", time.monotonic_ns()
+            with torch.profiler.record_function(name):
+                pass
+            tries.append((time.monotonic_ns() - start, start, name))
+        _, at_ns, name = min(tries)  # the least disturbed
+        self._marks.append((at_ns, name))
+
+    def _torchs(self) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "torch.json")
+            self._profiler.export_chrome_trace(path)
+            with open(path, encoding="utf-8") as file:
+                found: dict[str, Any] = json.load(file)
+                return found
+
+
+def _events(process: ProcessRecord, offset_us: float) -> Iterator[dict[str, Any]]:
+    """A process's loaders as trace events: one row a loader, one a worker, and counters."""
+
+    def span(pid: str, row: int, name: str, start_ns: int, end_ns: int, **arguments: Any) -> dict[str, Any]:
+        times = {"ts": start_ns / 1000 + offset_us, "dur": max(0, end_ns - start_ns) / 1000}
+        return {"ph": "X", "cat": "feeder", "name": name, "pid": pid, "tid": row, **times, "args": arguments}
+
+    rank = "" if process.rank is None else f" of rank {process.rank}"
+    ours = f"feeder {process.pid}"  # a group of its own: torch's rows have the bare process id
+    yield {"ph": "M", "name": "process_name", "pid": ours, "args": {"name": f"feeder: loaders{rank} ({process.pid})"}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": ours, "args": {"sort_index": -1}}
+    for row, loader in enumerate(process.loaders):
+        name = f"{loader.place} ({loader.kind}, {count(loader.workers, 'worker')})"
+        yield {"ph": "M", "name": "thread_name", "pid": ours, "tid": row, "args": {"name": name}}
+        for asked, got in loader.made_ns:
+            yield span(ours, row, "start of an epoch", asked, got)
+        for batch, after in zip(loader.batches, [*loader.batches[1:], None], strict=True):
+            yield span(ours, row, "wait for batch", batch.asked_ns, batch.got_ns, images=batch.images)
+            if after is not None and after.epoch == batch.epoch and batch.images:
+                kind = "training step" if after.trained else "step"
+                yield span(ours, row, kind, batch.got_ns, after.asked_ns)
+        for fetch in loader.fetches:
+            worker = f"feeder {fetch.pid}"
+            middle = fetch.start_ns + fetch.dataset_ns
+            row_of = 1000 + row
+            cpu, queued = fetch.dataset_cpu_ns / 1e6, fetch.dataset_queued_ns / 1e6
+            yield span(worker, row_of, "data set", fetch.start_ns, middle, processor_ms=cpu, queued_ms=queued)
+            yield span(worker, row_of, "collate", middle, middle + fetch.collate_ns)
+        for pid in sorted({fetch.pid for fetch in loader.fetches} - {process.pid}):
+            name = f"feeder: worker {pid} of {loader.place}"
+            yield {"ph": "M", "name": "process_name", "pid": f"feeder {pid}", "args": {"name": name}}
+    for sample in process.samples:
+        values = {"training process": round(sample.own_cores, 2), "workers": round(sample.children_cores, 2)}
+        at = sample.at_ns / 1000 + offset_us
+        yield {"ph": "C", "name": "cores busy", "pid": ours, "ts": at, "args": values}
+        for gpu in sample.gpus:
+            if gpu.busy is not None:
+                yield {"ph": "C", "name": f"GPU {gpu.gpu} busy", "pid": ours, "ts": at, "args": {"share": gpu.busy}}

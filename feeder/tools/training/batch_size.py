@@ -1,0 +1,274 @@
+"""find_batch_size: the largest batch that a training step has memory for, or the fastest one if that is smaller."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from feeder.errors import ArgumentError
+from feeder.system.memory import available_bytes
+from feeder.tools.training.training_state import Snapshot
+
+__all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]
+
+# What allocators say, in the words of CUDA and its libraries, of torch's CPU allocator, and of C++; and, in lower case,
+# what torch, cuDNN and oneDNN say where no way to do a convolution finds room for its workspace.
+_OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "alloc_failed", "bad_alloc"),
+    *("unable to find an engine", "unable to find a valid cudnn algorithm", "cudnn_status_not_supported"),
+    *("could not create a primitive", "could not execute a primitive", "could not create a memory"),
+)
+
+
+@dataclass(frozen=True)
+class BatchSizeTrial:
+    """One batch size that was tried.
+
+    Attributes:
+        batch_size: Samples in the batch.
+        fits: Whether there was memory for it.
+        images_per_s: Of its fastest step; None where it does not fit.
+        memory_bytes: The most memory at one time, on top of what was in use before the search: on a GPU what torch had
+            allocated there, on the CPU what was resident. None where a step ran out of memory, or was not run.
+        reason: Why it does not fit; empty where it does.
+    """
+
+    batch_size: int
+    fits: bool
+    images_per_s: float | None = None
+    memory_bytes: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class BatchSizeResult:
+    """What the search found.
+
+    Attributes:
+        batch_size: The one to use: the largest that is as fast as the fastest, but for ``tolerance``.
+        largest: The largest that fits, within ``multiple_of``.
+        trials: All that were tried, in order.
+    """
+
+    batch_size: int
+    largest: int
+    trials: tuple[BatchSizeTrial, ...]
+
+
+def find_batch_size(
+    step: Callable[[int], object],
+    *,
+    restore: Sequence[Any] = (),
+    start: int = 8,
+    maximum: int = 65_536,
+    multiple_of: int = 8,
+    steps: int = 3,
+    tolerance: float = 0.03,
+    device: str | torch.device | None = None,
+    memory_limit_bytes: int | None = None,
+) -> BatchSizeResult:
+    """Searches by doubling, then halving the gap; nothing of what the trials did stays.
+
+    A trial runs ``step`` once to warm up and then ``steps`` times. If it runs out of memory, what it held is freed and
+    the next smaller size is tried. After each trial everything in ``restore``, and the random generators of Python,
+    numpy and torch, are as they were. In a distributed job search before wrapping the model, on each rank, and take the
+    smallest: a rank that runs out of memory in a collective operation would leave the others waiting.
+
+    What the trials do not hold has no room in the answer: batches that a loader keeps on the device, what a decoder
+    takes there, an evaluation, a model's average. Search with ``memory_limit_bytes`` lower by that much, such as
+    ``int(0.8 * torch.cuda.mem_get_info()[0])``.
+
+    Args:
+        step: Trains one step on a batch of that many samples, forward, backward and optimizer included.
+        restore: What the step changes: modules, and objects with ``state_dict`` and ``load_state_dict`` (optimizers,
+            schedulers, scalers).
+        start: The first size, 1 or more; one that does not fit is halved.
+        maximum: No size above it is tried.
+        multiple_of: Sizes from it on are multiples of it; others, ``start`` and ``maximum`` included, are rounded down.
+        steps: Timed steps of a trial; the fastest counts.
+        tolerance: Share of the best images/s that a larger batch may lack and still be preferred, 0 to 1.
+        device: Where the memory is: a GPU, or "cpu". None: the current GPU if there is one, else the CPU.
+        memory_limit_bytes: Upper limit of a trial's ``memory_bytes``. None: on a GPU what there is; on the CPU what is
+            available now. On the CPU a size whose need, judged by that of others, would exceed what is available is
+            not run, because there the system would end the process.
+
+    Returns:
+        The size to use and everything tried.
+
+    Raises:
+        ArgumentError: if an argument is out of range, or not even a batch of one fits.
+    """
+    _check(start, maximum, multiple_of, steps, tolerance)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    gauge = _gauge(torch.device(device), memory_limit_bytes)
+    snapshot = Snapshot(restore, gauge.device)
+    trials: list[BatchSizeTrial] = []
+
+    def fits(size: int) -> bool:
+        try:
+            trials.append(_try(step, size, steps, gauge))
+        finally:
+            gauge.free(collect=not trials or not trials[-1].fits)  # first: to put back takes room, too
+            snapshot.put_back()
+        return trials[-1].fits
+
+    maximum = _on_grid(maximum, multiple_of)
+    good, bad = 0, maximum + 1
+    size = min(_on_grid(start, multiple_of), maximum)
+    while good == 0 and size:
+        if fits(size):
+            good = size
+        else:
+            bad, size = size, _on_grid(size // 2, multiple_of)
+    if not good:
+        raise ArgumentError(f"not even a batch of 1 fits: {trials[-1].reason}")
+    while (following := good + (1 if good < multiple_of else multiple_of)) < bad:
+        # Doubling while nothing is known above; then the middle.
+        size = min(2 * good, maximum) if bad > maximum else (good + bad) // 2
+        size = max(following, _on_grid(size, multiple_of))
+        if fits(size):
+            good = size
+        else:
+            bad = size
+    rates = {trial.batch_size: trial.images_per_s or 0.0 for trial in trials if trial.fits}
+    enough = (1 - tolerance) * max(rates.values())
+    return BatchSizeResult(max(size for size, rate in rates.items() if rate >= enough), good, tuple(trials))
+
+
+def _check(start: int, maximum: int, multiple_of: int, steps: int, tolerance: float) -> None:
+    for name, value in (("start", start), ("maximum", maximum), ("multiple_of", multiple_of), ("steps", steps)):
+        if value < 1:
+            raise ArgumentError(f"{name} must be 1 or more, got {value}")
+    if not 0 <= tolerance < 1:
+        raise ArgumentError(f"tolerance must be in [0, 1), got {tolerance}")
+
+
+def _on_grid(size: int, multiple_of: int) -> int:
+    """The largest size of the search that is not larger: below ``multiple_of`` there is every one."""
+    return size if size < multiple_of else size - size % multiple_of
+
+
+def _try(step: Callable[[int], object], size: int, steps: int, gauge: _Gauge) -> BatchSizeTrial:
+    expected = gauge.expect(size)
+    if expected:
+        return BatchSizeTrial(size, False, reason=expected)
+    gauge.begin()
+    reason, best = "", float("inf")
+    try:
+        step(size)
+        for _ in range(steps):
+            gauge.wait()
+            began = time.perf_counter()
+            step(size)
+            gauge.wait()
+            best = min(best, time.perf_counter() - began)
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and not any(each in text.lower() for each in _OUT_OF_MEMORY):
+            raise
+        # Only the text is kept: the error's traceback holds the step's tensors.
+        reason = f"out of memory ({text.splitlines()[0] if text else type(error).__name__})"
+    if reason:
+        return BatchSizeTrial(size, False, reason=reason)
+    used = gauge.end(size)
+    if used > gauge.limit_bytes:
+        return BatchSizeTrial(size, False, None, used, f"takes {used:,} bytes, more than {gauge.limit_bytes:,}")
+    return BatchSizeTrial(size, True, size / max(best, 1e-9), used)
+
+
+class _Gauge:
+    """Measures on a GPU: torch's own count of what it allocated there."""
+
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        self.device, self.limit_bytes = device, (1 << 62) if limit_bytes is None else limit_bytes
+        self._before = torch.cuda.memory_allocated(device)
+
+    def expect(self, size: int) -> str:
+        """Why a size should not even be tried; empty if it may."""
+        return ""
+
+    def begin(self) -> None:
+        """Starts to watch for the peak."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def end(self, size: int) -> int:
+        """The peak since then, bytes."""
+        return max(0, torch.cuda.max_memory_allocated(self.device) - self._before)
+
+    def wait(self) -> None:
+        """Waits for the device."""
+        torch.cuda.synchronize(self.device)
+
+    def free(self, *, collect: bool) -> None:
+        """Gives unused memory back; first looks for cycles, which takes tenths of a second, where asked to."""
+        if collect:
+            gc.collect()
+        torch.cuda.empty_cache()
+
+
+class _CpuGauge(_Gauge):
+    """Measures on the CPU: the peak of the resident memory, which the kernel keeps.
+
+    What the allocator keeps of earlier trials counts too: with glibc at most some tens of MiB.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        available = available_bytes()
+        self.device, self.limit_bytes = torch.device("cpu"), available if limit_bytes is None else limit_bytes
+        self._available = available
+        self.free(collect=True)
+        self._before = _status_bytes("VmRSS")
+        self._used = {0: 0}  # by batch size
+
+    def expect(self, size: int) -> str:
+        # A straight line through the two largest sizes that were measured.
+        below, above = sorted(self._used)[-2:] if len(self._used) > 1 else (0, 1)
+        slope = (self._used.get(above, 0) - self._used[below]) / (above - below)
+        need = int(self._used.get(above, 0) + slope * (size - above))
+        if need <= self._available:
+            return ""
+        return f"would take about {need:,} bytes, and {self._available:,} are available"
+
+    def begin(self) -> None:
+        # The peak starts again from what is resident now. Where that is forbidden it stays that of all trials so far,
+        # and sizes below one that was too large seem too large as well: never a wrong yes.
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+
+    def end(self, size: int) -> int:
+        used = max(0, _status_bytes("VmHWM") - self._before)
+        self._used[size] = used
+        return used
+
+    def wait(self) -> None:
+        pass
+
+    def free(self, *, collect: bool) -> None:
+        if collect:
+            gc.collect()
+        with contextlib.suppress(AttributeError, OSError):  # a C library without it
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _gauge(device: torch.device, limit_bytes: int | None) -> _Gauge:
+    if limit_bytes is not None and limit_bytes < 1:
+        raise ArgumentError(f"memory_limit_bytes must be 1 or more, got {limit_bytes}")
+    if device.type == "cpu":
+        return _CpuGauge(limit_bytes)
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise ArgumentError(f"device must be 'cpu', or 'cuda' where torch finds a GPU, got {str(device)!r}")
+    return _Gauge(device, limit_bytes)
+
+
+def _status_bytes(name: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(f"{name}:"))

@@ -1,0 +1,1 @@
+"""feeder tune: a loader's setting found by measurement."""

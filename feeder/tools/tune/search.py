@@ -1,0 +1,373 @@
+"""The search for a setting: which one to measure next, and which one to take. Times nothing itself.
+
+What a core does in a second, as the first runs show it, orders the search and leaves out what can't win. What is
+taken is decided by measurement alone: the finalists run in turn, and one that is not faster beyond the noise is not
+called faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from feeder.errors import BackendError, WorkerError
+from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Point, Setting, Trial, cheaper, gain
+
+__all__ = ["MARGIN", "Outcome", "Search", "Space"]
+
+# One run of a setting says no more than this about its rate.
+_NEAR = 0.07
+# What the model may be wrong by before it leaves something out.
+_OPTIMISM = 1.25
+# A target holds if a run is so far above it; runs differ.
+MARGIN = 1.05
+_SEARCH_PART = 0.6
+_FINALISTS, _FEWEST_FINALISTS = 4, 3
+_ROUNDS, _ROUNDS_WITH_TARGET = 5, 3
+_RUNS_PLANNED = 40
+_RUN_S = (0.3, 4.0)
+_READING_MATTERS = 0.2
+_ALWAYS_BUSY = 0.95
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where to search.
+
+    Attributes:
+        cores: At most so many workers times threads.
+        baseline: The setting to compare with.
+        backends: Decode backends; empty for loaders that have none.
+        threads: Whether the loader has threads inside of workers.
+        window: Samples of the windowed shuffle to try where reading is slow; None: the shuffle is fixed.
+        in_caller: Whether 0 workers may be taken: they are measured fairly only if the caller's step runs too.
+        memory_bytes: At most so much for workers and batches.
+        refuse: Why a setting can't be tried, or None.
+    """
+
+    cores: int
+    baseline: Setting
+    backends: tuple[str, ...] = ()
+    threads: bool = False
+    window: int | None = None
+    in_caller: bool = False
+    memory_bytes: int = 1 << 62
+    refuse: Callable[[Setting], str | None] = lambda setting: None
+
+
+@dataclass
+class Outcome:
+    """What was found.
+
+    Attributes:
+        points: Every setting that was tried or refused, in order.
+        baseline: What the rest is compared with.
+        chosen: The setting to take; None if not one could be measured.
+        reached: Whether it reaches the target; None without a target.
+        rounds: Runs of each finalist in turn.
+        gain: Of the chosen setting over the baseline; None without rounds, or if they are the same.
+        notes: What was left out, and why.
+        interrupted: Whether the search was broken off.
+    """
+
+    points: list[Point]
+    baseline: Point
+    chosen: Point | None = None
+    reached: bool | None = None
+    rounds: int = 0
+    gain: Gain | None = None
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+
+class _OutOfTime(Exception):
+    """The search's part of the time is over."""
+
+
+class Search:
+    """See the module.
+
+    Args:
+        measure: Runs a setting for so many seconds; its own start comes on top.
+        space: Where to search.
+        target: Images/s to reach with the least; None: as fast as it goes, with the least that does so.
+        seconds: How long all of it may take; a run in progress is not cut off.
+        clock: The time in seconds.
+        note: Hears about each run.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[Setting, float], Trial],
+        space: Space,
+        target: float | None,
+        seconds: float,
+        clock: Callable[[], float],
+        note: Callable[[str, Point], None] = lambda stage, point: None,
+    ) -> None:
+        self._measure, self._space, self._target = measure, space, target
+        self._clock, self._note = clock, note
+        self._started = clock()
+        self._seconds = seconds
+        self._run_s = min(max(seconds / _RUNS_PLANNED, _RUN_S[0]), _RUN_S[1])
+        self._longest_s = self._run_s
+        self._points: dict[Setting, Point] = {}
+        self._outcome = Outcome([], Point(space.baseline, "baseline"))
+
+    def run(self) -> Outcome:
+        """Searches; Ctrl-C ends it with what was found so far."""
+        outcome = self._outcome
+        try:
+            try:
+                outcome.baseline = self._try(self._space.baseline, "baseline", always=True)
+                self._explore()
+            except _OutOfTime:
+                outcome.notes.append("the time was over before everything was tried: raise --seconds")
+            self._final()
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+        outcome.points = list(self._points.values())
+        self._choose()
+        return outcome
+
+    def _explore(self) -> None:
+        backend = self._space.baseline.backend
+        if backend is not None:
+            self._try(Setting(0, backend=backend), "on one core")
+        if self._target is not None and self._enough(backend) is not None:
+            return  # nothing can cost less: no need to look for what is faster
+        best = self._knee(backend)
+        if not best.usable:
+            return
+        self._around(best)
+        for other in self._space.backends:
+            if other != backend and (found := self._other(best, other)) is not best:
+                self._around(found)
+
+    def _around(self, best: Point) -> None:
+        """What else can be changed, the number of workers being found."""
+        best = self._window(best)
+        best = self._threads(best)
+        self._prefetch(best)
+
+    def _other(self, best: Point, backend: str) -> Point:
+        """Another backend is tried with workers if it is not much slower on one core."""
+        alone = self._try(Setting(0, backend=backend), "on one core")
+        ours = self._points[Setting(0, backend=self._space.baseline.backend)]
+        if not alone.usable or (ours.usable and alone.rate * _OPTIMISM < ours.rate):
+            return best
+        return self._better(best, self._like(best, backend=backend), "another backend")
+
+    def _enough(self, backend: str | None) -> Point | None:
+        """The fewest workers that reach the target; None if none do."""
+        assert self._target is not None
+        if self._space.in_caller:
+            alone = self._try(Setting(0, backend=backend), "no worker")
+            if self._holds(alone):
+                return alone
+        wanted, most = self._target * MARGIN, self._space.cores
+        make_ms = self._alone_ms(backend)
+        count = math.ceil(wanted * make_ms / 1000) if make_ms else most // 2
+        low, high = 0, None
+        while True:
+            count = min(max(count, low + 1), most if high is None else high.setting.num_workers - 1)
+            point = self._try(Setting(count, backend=backend), "workers for the target")
+            if self._holds(point):
+                high = point
+                low = max(low, min(count - 1, int(count * wanted / point.rate / _OPTIMISM)))
+            else:
+                low = count
+            if high is not None and high.setting.num_workers - low <= 1:
+                return high
+            if high is None and low >= most:
+                return None
+            count = math.ceil(count * wanted / point.rate) if point.trials else 2 * count
+
+    def _knee(self, backend: str | None) -> Point:
+        """The fewest workers that are about as fast as any number of them."""
+        best = high = self._try(Setting(self._space.cores, backend=backend), "a worker for each core")
+        while not high.usable and high.setting.num_workers > 1:  # too much memory, most likely
+            best = high = self._try(Setting(high.setting.num_workers // 2, backend=backend), "fewer workers")
+        low, make_ms = 0, self._alone_ms(backend)
+        if best.usable and make_ms:
+            low = int(best.rate * (1 - _NEAR) * make_ms / 1000 / _OPTIMISM)
+        while high.usable and (top := high.setting.num_workers) - low > max(1, top // 8):
+            point = self._try(Setting((low + top) // 2, backend=backend), "fewer workers")
+            if point.usable and point.rate > best.rate:
+                best = point
+            if point.usable and point.rate >= (1 - _NEAR) * best.rate:
+                high = point
+            else:
+                low = point.setting.num_workers
+        return high
+
+    def _alone_ms(self, backend: str | None) -> float | None:
+        """What an image takes a core that is not shared, if that is known."""
+        if backend == "dali":
+            return None  # decodes in the caller's process: workers only read
+        alone = self._points.get(Setting(0, backend=backend))
+        return alone.median("make_ms") if alone is not None else None
+
+    def _window(self, best: Point) -> Point:
+        share, window = best.median("read_share"), self._space.window
+        if window is None or share is None:
+            return best
+        if share < _READING_MATTERS:
+            self._outcome.notes.append(
+                f"a windowed shuffle was not tried: reading takes {share:.0%} of the workers' time"
+            )
+            return best
+        return self._better(best, self._like(best, window=window), "reads in shard order")
+
+    def _threads(self, best: Point) -> Point:
+        """Threads in fewer processes take less memory for the same cores."""
+        threads, workers = 2, best.setting.num_workers
+        while self._space.threads and workers // threads >= 1 and workers % threads == 0:
+            point = self._try(
+                self._like(best, num_workers=workers // threads, worker_threads=threads), "threads for processes"
+            )
+            if not point.usable or point.rate < (1 - _NEAR) * best.rate:
+                break
+            threads *= 2
+        return best
+
+    def _prefetch(self, best: Point) -> None:
+        if not best.setting.num_workers:
+            return
+        busy = best.median("busy_share")
+        if busy is not None and busy > _ALWAYS_BUSY:
+            self._outcome.notes.append(
+                f"a larger prefetch_factor was not tried: workers are busy {busy:.0%} of the time"
+            )
+            return
+        for factor in (4, 8):
+            point = self._try(self._like(best, prefetch_factor=factor), "more batches ahead")
+            if not point.usable or point.rate < (1 + _NEAR) * best.rate:
+                return
+            best = point
+
+    def _better(self, best: Point, setting: Setting, why: str) -> Point:
+        point = self._try(setting, why)
+        return point if point.usable and point.rate > (1 + _NEAR) * best.rate else best
+
+    @staticmethod
+    def _like(point: Point, **changes: object) -> Setting:
+        return Setting(**{**point.setting.__dict__, **changes})
+
+    def _holds(self, point: Point) -> bool:
+        return point.usable and self._target is not None and point.rate >= self._target * MARGIN
+
+    def _final(self) -> None:
+        """Runs the finalists in turn."""
+        finalists = self._finalists()
+        if not finalists or (len(finalists) < 2 and self._target is None):
+            return
+        rounds = _ROUNDS if self._target is None else _ROUNDS_WITH_TARGET
+        try:
+            for turn in range(rounds):
+                if self._left() < (len(finalists) * self._longest_s if turn else 0):
+                    break
+                for point in finalists if turn % 2 == 0 else finalists[::-1]:
+                    self._once(point, point.turns, f"in turn, {turn + 1} of {rounds}")
+        finally:
+            self._outcome.rounds = min(len(point.turns) for point in finalists)
+            for point in finalists:
+                del point.turns[self._outcome.rounds :]
+
+    def _finalists(self) -> list[Point]:
+        """The baseline, the fastest, and the cheapest of those that are about as fast or reach the target."""
+        measured = self._candidates()
+        if not measured:
+            return []
+        fastest = max(measured, key=lambda point: point.rate)
+        close = [p for p in measured if p.rate >= (1 - 2 * _NEAR) * fastest.rate or self._holds(p)]
+        ordered = _by_cost([p for p in close if self._holds(p)] or close)
+        chosen = [self._outcome.baseline] if self._outcome.baseline.trials else []
+        for point in [ordered[0], fastest, *ordered[1:]]:
+            if point not in chosen and len(chosen) < _FINALISTS:
+                chosen.append(point)
+        # One run may have been unlucky: the next fastest gets another chance.
+        few = 0 if any(map(self._holds, measured)) else _FEWEST_FINALISTS
+        for point in sorted(measured, key=lambda point: -point.rate):
+            if point not in chosen and len(chosen) < few:
+                chosen.append(point)
+        return chosen
+
+    def _choose(self) -> None:
+        outcome = self._outcome
+        candidates = self._candidates()
+        compared = [p for p in candidates if p.turns] or candidates
+        if not compared:
+            return
+        fastest = max(compared, key=lambda point: point.rate)
+        if self._target is not None:
+            holding = [p for p in compared if min(p.rates) >= self._target]
+            outcome.reached = bool(holding)
+            if holding:
+                outcome.chosen = _by_cost(holding)[0]
+        if outcome.chosen is None:
+            tied = [p for p in compared if not _beats(fastest, p)]
+            outcome.chosen = _by_cost(tied)[0]
+        baseline = outcome.baseline
+        if baseline.turns and baseline is not outcome.chosen:
+            outcome.gain = gain(outcome.chosen.rates, baseline.rates)
+
+    def _candidates(self) -> list[Point]:
+        points = [p for p in self._points.values() if p.usable]
+        with_workers = [p for p in points if p.setting.num_workers or self._space.in_caller]
+        return [p for p in with_workers or points if p.setting.cores <= self._space.cores]
+
+    def _try(self, setting: Setting, why: str, *, always: bool = False) -> Point:
+        """Measures a setting once, if it was not yet."""
+        point = self._points.get(setting)
+        if point is not None:
+            return point
+        problem = self._space.refuse(setting)
+        # Without any worker measured there would be nothing to recommend, however short the time.
+        first = setting.num_workers > 0 and not any(p.usable and s.num_workers for s, p in self._points.items())
+        if problem is None and not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
+            raise _OutOfTime
+        point = self._points[setting] = Point(setting, why, problem=problem)
+        if problem is None:
+            try:
+                self._once(point, point.trials, why)
+            except (BackendError, WorkerError) as error:
+                if always:
+                    raise
+                point.problem = str(error).partition("\n")[0]
+            except BaseException:
+                if not point.trials:
+                    del self._points[setting]
+                raise
+        return point
+
+    def _once(self, point: Point, runs: list[Trial], stage: str) -> None:
+        before = self._clock()
+        trial = self._measure(point.setting, self._run_s)
+        self._longest_s = max(self._longest_s, self._clock() - before)
+        runs.append(trial)
+        if trial.memory_bytes > self._space.memory_bytes:
+            point.problem = f"takes {trial.memory_bytes / 2**30:.2f} GiB of memory, more than allowed"
+        self._note(stage, point)
+
+    def _left(self) -> float:
+        return self._started + self._seconds - self._clock()
+
+
+def _by_cost(points: list[Point]) -> list[Point]:
+    """The cheapest first."""
+    ordered: list[Point] = []
+    for point in points:
+        place = next((k for k, other in enumerate(ordered) if cheaper(point, other)), len(ordered))
+        ordered.insert(place, point)
+    return ordered
+
+
+def _beats(fast: Point, slow: Point) -> bool:
+    """Whether one is faster than the other beyond the noise; by single runs only if it is by far."""
+    if fast is slow:
+        return False
+    if min(len(fast.turns), len(slow.turns)) >= ROUNDS_TO_TELL:
+        return gain(fast.rates, slow.rates).certain
+    return fast.rate > (1 + 2 * _NEAR) * slow.rate

@@ -1,0 +1,260 @@
+"""``feeder tune`` and :func:`feeder.tune`: a loader's setting found by measurement, within a budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feeder.dataset.datasets import FeederDataset, ShardDataset, as_feeder
+from feeder.decode.registry import available_decoders, get_decoder
+from feeder.errors import ArgumentError, BackendError
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.batches import HELD_BATCHES
+from feeder.loader.slots.ring import Layout
+from feeder.loader.trial import run, step_rate
+from feeder.order.epoch import Order, Window
+from feeder.system.cores import Cores, cores
+from feeder.system.memory import available_bytes
+from feeder.text import count
+from feeder.tools.tune.report import Budget, Tuning
+from feeder.tools.tune.search import MARGIN, Search, Space
+from feeder.tools.tune.setting import Point, Setting, Trial
+from feeder.transforms import Recipe
+
+__all__ = ["tune"]
+
+_TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor", "worker_threads")
+# A loader that is so close to the step's own rate is as good as any.
+_STEP_SHARE = 0.97
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Makes loaders.
+
+    Attributes:
+        make: Takes the arguments that a setting stands for.
+        arguments: The caller's own, as they go into the call to paste; None where the caller makes the loader.
+        dataset: The dataset.
+        backends: Decode backends to try; empty where feeder's fast path does not run.
+    """
+
+    make: Callable[..., Any]
+    arguments: dict[str, Any] | None
+    dataset: Any
+    backends: tuple[str, ...]
+
+    def keywords(self, setting: Setting) -> dict[str, Any]:
+        """A setting as arguments of the loader."""
+        keywords: dict[str, Any] = {"num_workers": setting.num_workers}
+        if setting.num_workers:
+            keywords["prefetch_factor"] = setting.prefetch_factor
+            if self.arguments is not None:
+                keywords["persistent_workers"] = True
+        if self.backends:
+            keywords |= {"worker_threads": setting.worker_threads, "backend": setting.backend}
+        if setting.window is not None:
+            keywords["shuffle"] = Window(setting.window)
+        return keywords
+
+    def loader(self, setting: Setting) -> Any:
+        """The loader of a setting."""
+        keywords = self.keywords(setting)
+        if self.backends and self.arguments is not None:
+            # A bad sample is for training to report; here it is counted.
+            keywords["on_error"] = self.arguments.get("on_error", "skip")
+        return self.make(**keywords)
+
+
+def tune(
+    source: Any,
+    *,
+    step: Callable[[Any], Any] | None = None,
+    target: float | None = None,
+    cpus: int | None = None,
+    memory_bytes: int | None = None,
+    seconds: float = 60.0,
+    note: Callable[[str], None] = lambda line: None,
+    **arguments: Any,
+) -> Tuning:
+    """Finds num_workers, worker_threads, prefetch_factor, backend and, for shards, the way of shuffling.
+
+    Settings are measured one by one, ordered by a model of what a core does; the best are measured again in turn, and
+    one that is not faster beyond the noise is not called so. Of those that reach the target, or are as fast as the
+    fastest, the one that takes least is chosen: cores first, then CPU time and memory.
+
+    Args:
+        source: A dataset; or a function that makes a loader from ``num_workers``, ``prefetch_factor`` and, for
+            feeder's datasets, ``worker_threads`` and ``backend``, all by keyword.
+        step: Called with each batch, as the training loop would; 0 workers are tried then too. Its own rate is the
+            target unless there is one. It really runs: give it a copy of a model that must not change.
+        target: Images/s that are enough.
+        cpus: At most so many workers times threads; None: the cores that this process may use.
+        memory_bytes: At most so much for workers and batches; None: what is available.
+        seconds: How long it may take.
+        note: Hears about each run.
+        arguments: With a dataset: those of :class:`feeder.DataLoader`. What they say of the tuned ones is the
+            present setting, which the result is compared with; without it that is torch's default, no worker. A
+            ``backend`` other than "auto" is kept, as it may change pixels.
+
+    Raises:
+        ArgumentError: for an argument out of range, more cpus than there are, or a dataset without a batch.
+        FeederError: what loading raises.
+    """
+    machine = cores()
+    _check(target, cpus, memory_bytes, seconds, machine)
+    available = available_bytes()
+    memory = available if memory_bytes is None else min(memory_bytes, available)
+    budget = Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
+    started = time.monotonic()
+    origin, baseline = _source(source, arguments)
+    alone = None
+    if step is not None:
+        alone = _alone(origin, baseline, step)
+        note(f"the step alone: {alone:,.0f} images/s")
+    space = Space(
+        cores=budget.cpus,
+        baseline=baseline,
+        backends=origin.backends,
+        threads=bool(origin.backends),
+        window=_window(origin, arguments),
+        in_caller=step is not None,
+        memory_bytes=memory,
+        refuse=_refusal(origin, memory),
+    )
+    goal = target if target is not None or alone is None else alone * _STEP_SHARE / MARGIN
+
+    def measure(setting: Setting, run_s: float) -> Trial:
+        return run(origin.loader(setting), run_s, step)
+
+    def hear(stage: str, point: Point) -> None:
+        note(f"{stage}: {_words(point.setting)}: {point.runs[-1].images_per_s:,.0f} images/s")
+
+    outcome = Search(measure, space, goal, seconds - (time.monotonic() - started), time.monotonic, hear).run()
+    chosen = outcome.chosen
+    if chosen is None and not outcome.interrupted:
+        problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
+        raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or take smaller batches")
+    score = None
+    if chosen is not None and chosen.setting.window is not None:
+        sizes = origin.dataset.reader.shard_sizes()
+        score = Order(len(origin.dataset), 0, Window(chosen.setting.window), sizes).neighbour_distance()
+    return Tuning(
+        outcome=outcome,
+        budget=budget,
+        target=target,
+        step_images_per_s=alone,
+        keywords=None if chosen is None else origin.keywords(chosen.setting),
+        arguments={k: v for k, v in arguments.items() if k not in _TUNED} if origin.arguments is not None else None,
+        seconds=time.monotonic() - started,
+        window_score=score,
+    )
+
+
+def _check(target: float | None, cpus: int | None, memory: int | None, seconds: float, machine: Cores) -> None:
+    if target is not None and not (target > 0 and math.isfinite(target)):
+        raise ArgumentError(f"target must be more than 0 images/s, got {target}")
+    if cpus is not None and not 1 <= cpus <= machine.usable:
+        raise ArgumentError(
+            f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}, and what is "
+            "not there can't be measured"
+        )
+    if memory is not None and memory < 1:
+        raise ArgumentError(f"memory must be at least 1 byte, got {memory}")
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ArgumentError(f"seconds must be more than 0, got {seconds}")
+
+
+def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
+    """Where loaders come from, and the present setting."""
+    rest = {name: value for name, value in arguments.items() if name not in _TUNED}
+    is_dataset = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
+    if not is_dataset and arguments:
+        raise ArgumentError(f"a function makes the loader, so {', '.join(arguments)} must be given to it, not here")
+
+    def make(**keywords: Any) -> Any:
+        return DataLoader(source, **{**rest, **keywords}) if is_dataset else source(**keywords)
+
+    wanted = arguments.get("backend", "auto")
+    probe = make(num_workers=0, backend=wanted) if is_dataset else make(num_workers=0)
+    if not isinstance(probe, DataLoader):
+        raise ArgumentError(f"the function must return a feeder.DataLoader, got {type(probe).__name__}")
+    backend = probe.stats().get("backend")
+    probe.close()
+    dataset: Any = as_feeder(probe.dataset) or probe.dataset
+    backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)
+    given: dict[str, Any] = {name: arguments[name] for name in ("num_workers", "worker_threads") if name in arguments}
+    if given.get("num_workers") == "auto":
+        del given["num_workers"]
+    if given.get("num_workers") and arguments.get("prefetch_factor") is not None:
+        given["prefetch_factor"] = arguments["prefetch_factor"]
+    baseline = Setting(**{"num_workers": 0, **given}, backend=backend)
+    for name, least in (("num_workers", 0), ("worker_threads", 1), ("prefetch_factor", 1)):
+        if getattr(baseline, name) < least:
+            raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
+    return _Source(make, rest if is_dataset else None, dataset, backends), baseline
+
+
+def _alone(origin: _Source, baseline: Setting, step: Callable[[Any], Any]) -> float:
+    loader = origin.loader(baseline)
+    try:
+        for batch in loader:
+            return step_rate(step, batch, 1.0)
+    finally:
+        loader.close()
+    raise ArgumentError("the loader has no batch: the dataset is empty, or smaller than one with drop_last")
+
+
+def _backends(recipe: Recipe) -> tuple[str, ...]:
+    """The backends that are there and can run the recipe."""
+    return tuple(name for name in available_decoders() if _runs(name, recipe))
+
+
+def _runs(name: str, recipe: Recipe) -> bool:
+    try:
+        get_decoder(name, recipe)
+    except BackendError:
+        return False
+    return True
+
+
+def _window(origin: _Source, arguments: Mapping[str, Any]) -> int | None:
+    """A windowed shuffle is another way of reading only for a full shuffle of more shards than one."""
+    dataset = origin.dataset
+    full = origin.backends and origin.arguments is not None and arguments.get("shuffle") is True
+    if not full or not isinstance(dataset, ShardDataset) or len(dataset.reader.shard_sizes()) < 2:
+        return None
+    return Window().samples
+
+
+def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
+    """Batches that would not fit are not tried."""
+
+    def refuse(setting: Setting) -> str | None:
+        dataset, size = origin.dataset, (origin.arguments or {}).get("batch_size", 1)
+        if not isinstance(dataset, FeederDataset) or not origin.backends or not isinstance(size, int):
+            return None
+        assert dataset.recipe.output_size is not None
+        layout = Layout(size, (3, *dataset.recipe.output_size), dataset.recipe.storage_dtype.name)
+        slots = setting.num_workers * setting.prefetch_factor + HELD_BATCHES if setting.num_workers else 1
+        if slots * layout.slot_bytes <= memory:
+            return None
+        batches = count(slots, "batch takes", "batches take")
+        return f"{batches} {slots * layout.slot_bytes / 2**20:,.1f} MiB, more than allowed"
+
+    return refuse
+
+
+def _words(setting: Setting) -> str:
+    workers = count(setting.num_workers, "worker")
+    parts = [f"{workers} of {setting.worker_threads} threads" if setting.worker_threads > 1 else workers]
+    if setting.prefetch_factor != 2:
+        parts.append(f"prefetch {setting.prefetch_factor}")
+    if setting.backend is not None:
+        parts.append(setting.backend)
+    if setting.window is not None:
+        parts.append(f"window of {setting.window}")
+    return ", ".join(parts)
