@@ -71,7 +71,7 @@ def timed_shard(source: Path, target: Path) -> float:
 
 def peak_memory(scratch: Path, rows: int) -> dict[str, int]:
     """Peak memory of sharding a manifest with so many rows."""
-    from tests.images import encode, pixels
+    from tests.support.images import encode, pixels
 
     folder = scratch / f"rows-{rows}"
     folder.mkdir()

@@ -57,7 +57,7 @@ class Listed(Dataset[Any]):
 
 def prepare(folder: Path, counts: list[int]) -> None:
     """The images as files and as one shard, and an index for each number of samples."""
-    from tests.images import encode, pixels
+    from tests.support.images import encode, pixels
 
     bodies = [encode(pixels(seed, SIDE_PX, SIDE_PX)) for seed in range(IMAGES)]
     starts = [sum(map(len, bodies[:i])) for i in range(IMAGES)]

@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from tests.conformance import natural_image
+from tests.support.conformance import natural_image
 
 HEIGHT, WIDTH = 16, 20
 

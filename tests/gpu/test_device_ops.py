@@ -30,8 +30,8 @@ from feeder.decode.pillow.ops import IMAGE_OPS
 from feeder.errors import BackendError
 from feeder.transforms.augment import AUGMENTATIONS
 from feeder.transforms.op import Params, Uniforms
-from tests import images
 from tests.gpu import oracle
+from tests.support import images
 
 HEIGHT, WIDTH, COUNT = 29, 37, 20
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -34,7 +34,7 @@ from feeder.transforms import (
     Resize,
     ToDtype,
 )
-from tests.loader_data import write_shards
+from tests.support.loader_data import write_shards
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,9 +16,9 @@ from PIL import Image
 from feeder import _gpu
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from tests.conformance import decode, encode, natural_image
 from tests.gpu import oracle
 from tests.gpu.test_normalize import BIAS, SCALE, USING
+from tests.support.conformance import decode, encode, natural_image
 
 SIZE = (12, 17)
 IMAGES = [natural_image(k, *size) for k, size in enumerate(((40, 61), (9, 7), (64, 30), (13, 90), (1, 1)))]

@@ -1,0 +1,309 @@
+"""The GPU benchmarks where there is no GPU: what fails or is missing never takes other results along."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+import types
+import weakref
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu import common, feed, summary, train
+from feeder._gpu import dispatch
+from tests.support import ROOT
+
+
+def test_no_step_of_the_measured_training_asks_for_what_the_scaler_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for the GPU, which then waits for the next batch's Python in every row."""
+    integers = torch.randint
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    monkeypatch.setattr(train, "resnet50", lambda: torch.nn.Linear(2, 2))
+    monkeypatch.setattr(torch.nn.Module, "cuda", lambda module: module)
+    monkeypatch.setattr(torch, "randint", lambda low, high, shape, device: integers(low, high, shape))
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: None)
+    trainer = train.Trainer()
+    scaler = torch.amp.grad_scaler.GradScaler("cpu")
+    loss = trainer.model(torch.ones(1, 2)).sum()
+    scaler.scale(loss).backward()
+    monkeypatch.setattr(torch.Tensor, "item", None)
+    scaler.step(trainer.optimizer)
+
+
+def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gpu-x.json"
+    states: list[Any] = []
+    reached: list[bool] = []
+
+    def row(value: float) -> dict[str, float]:
+        states.append(json.loads(path.read_text()).get("rows", {}))
+        reached.append("goals" in json.loads(path.read_text()))
+        return {"images_per_s": value}
+
+    def measure(result: common.Result) -> None:
+        rivals = {"a": lambda: row(4.0), "b": lambda: {}["b"], "feeder c": lambda: row(2.0)}
+        middle = common.interleaved(rivals, 3, result, lambda found: {"goals": {"c (1.0)": found["feeder c"]}})  # type: ignore[arg-type]
+        assert middle == {"a": {"images_per_s": 4.0}, "feeder c": {"images_per_s": 2.0}}
+        raise RuntimeError("late")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(common, "gpu", lambda: {"name": "a GPU"})
+    assert common.on_gpu("gpu-x", str(path), measure) == 1
+    # Each run was saved before the next.
+    assert [sum(len(v["images_per_s"]["all"]) for v in state.values()) for state in states] == list(range(6))
+    # What ends in the middle has what the rounds before it say of the goals.
+    assert reached == [False, False, True, True, True, True]
+    found = json.loads(path.read_text())
+    assert found["errors"] == {
+        "b": "KeyError: 'b'",
+        "gpu-x": "RuntimeError: late",
+    }
+    text = summary.summarize(tmp_path)
+    assert "on a GPU" in text
+    assert "b FAILED: KeyError" in text
+
+
+def test_rows_that_would_measure_the_references_fail_and_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = types.SimpleNamespace(name="a GPU", total_memory=2**34, multi_processor_count=80)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(dispatch, "_lacks", lambda: "a C compiler: install gcc")
+    common.triton_lacks.cache_clear()
+    feeds = {"feeder cpu": lambda: next(common.loader_feed("no shards", "cpu", 1, 4)), "other": lambda: {"x": 1.0}}
+    try:
+        code = common.on_gpu(
+            "gpu-x",
+            str(tmp_path / "gpu-x.json"),
+            lambda result: common.interleaved(feeds, 2, result),  # type: ignore[arg-type, func-returns-value]
+        )
+    finally:
+        common.triton_lacks.cache_clear()
+    found = json.loads((tmp_path / "gpu-x.json").read_text())
+    assert code == 1
+    assert found["gpu"]["triton"]["runs"] is False
+    assert list(found["errors"]) == ["feeder cpu"]
+    assert "install gcc" in found["errors"]["feeder cpu"]
+    assert list(found["rows"]) == ["other"]
+    assert "Triton's kernels DON'T RUN: using='triton' can't run here; missing is a C" in summary.summarize(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_rate_does_not_count_what_workers_had_ready(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(common.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def batches() -> Generator[torch.Tensor, None, None]:
+        # As torch's loader gives them: each worker makes a whole batch in a second, all side by side; while the first
+        # was worked on, each made the two that it may be ahead.
+        nonlocal now
+        for number in itertools.count():
+            now = max(now, 1.0 + max(0, number // workers - 2))
+            yield torch.zeros(4)
+
+    assert common.rate(batches(), 0.5, workers)["images_per_s"] == 4 * workers
+
+
+def test_goals_are_of_the_rows_that_there_are_and_name_plain_dalis_decoder() -> None:
+    few, many = feed.Settings(True, 0.65, 3, 4), feed.Settings(False, 0.85, 3, 8)
+    rates = {"feeder dali, seekable": 30.0, "feeder cpu + kernel 1": 20.0, "torch + Pillow": 5.0}
+    rates |= dict(zip(feed.plain_rows(few, many, 4, True), (20.0, 24.0), strict=True))
+    assert feed.goals(rates, 4) == {
+        "feeder dali, seekable / plain DALI (image_random_crop, up to 4 threads) (1.3)": 1.5,
+        "feeder dali, seekable / plain DALI (whole images, up to 8 threads) (1.3)": 1.25,
+        "best of feeder / torch + Pillow (4.0)": 6.0,
+    }
+    assert list(feed.plain_rows(many, many, 8, False)) == [
+        "plain DALI (whole images, as image_random_crop fails, up to 8 or 16 threads)"
+    ]
+    assert feed.goals({"torch + Pillow": 5.0}, 8) == {}
+
+
+def test_training_is_held_against_the_resident_batch_where_both_were_measured() -> None:
+    rows = {"resident batch": {"images_per_s": 50.0}, "cpu": {"images_per_s": 30.0}, "dali": {"images_per_s": 40.0}}
+    assert train.reached(rows) == {"best": "dali", "goals": {"dali, of a resident batch (0.98)": 0.8}}
+    assert train.reached({"resident batch": rows["resident batch"]}) == {}
+    assert train.reached({"cpu": rows["cpu"]}) == {}
+
+
+def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speed(settings: feed.Settings) -> float:
+        # The more threads the fewer images are best left to the engine.
+        fits = 1 - abs(settings.hw_decoder_load - (0.35 if settings.num_threads > 4 else 0.85))
+        return settings.num_threads + settings.prefetch_queue_depth / 10 + fits
+
+    monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
+    monkeypatch.setattr(feed, "plain_dali", lambda _, *settings: speed(feed.Settings(*settings)))
+    monkeypatch.setattr(feed, "rate", lambda speed, *_: {"images_per_s": speed})
+    found = feed.best_plain("shards", 4, 1.0, common.Result("x", str(tmp_path / "x.json")))
+    assert found == {
+        "plain DALI (whole images, as image_random_crop fails, up to 4 threads)": feed.Settings(False, 0.85, 4, 4),
+        "plain DALI (whole images, as image_random_crop fails, up to 8 threads)": feed.Settings(False, 0.35, 4, 8),
+    }
+
+
+def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(load: float) -> dict[str, float]:
+        if load == 0.65:
+            raise RuntimeError("no engine")
+        return {"images_per_s": 2 - abs(load - 0.35)}
+
+    result = common.Result("x", str(tmp_path / "x.json"))
+    monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
+    monkeypatch.setattr(feed, "plain_dali", lambda _, *settings: feed.Settings(*settings).hw_decoder_load)
+    monkeypatch.setattr(feed, "loader_feed", lambda *_, hw_decoder_load: hw_decoder_load)
+    monkeypatch.setattr(feed, "rate", lambda load, *_: run(load))
+    (plain,) = feed.best_plain("shards", 4, 1.0, result).values()
+    assert plain.hw_decoder_load == feed.best_load("feeder dali, keep", "shards", 4, 1.0, result) == 0.35
+    assert "feeder dali, keep, hw_decoder_load 0.65" in result.errors
+    tried = json.loads((tmp_path / "x.json").read_text())["feeder dali, keep, tried"]
+    assert [each["hw_decoder_load"] for each in tried] == [0.0, 0.35, 0.85, 1.0]
+    monkeypatch.setattr(feed, "rate", lambda *_: run(0.65))
+    for search in (feed.best_plain, lambda *rest: feed.best_load("x", *rest)):
+        with pytest.raises(RuntimeError, match="runs with no"):
+            search("shards", 4, 1.0, result)
+
+
+def test_dalis_memory_is_held_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output:
+        """DALI's list of tensors."""
+
+        def as_tensor(self) -> torch.Tensor:
+            return torch.zeros(2, 4, 5, 3)
+
+    class Event:
+        """Of a GPU that does nothing until it is waited for."""
+
+        done = False
+
+        def query(self) -> bool:
+            return self.done
+
+        def synchronize(self) -> None:
+            self.done = True
+
+    stream = types.SimpleNamespace(record_event=Event)
+    outputs: list[weakref.ref[Output]] = []
+
+    def run(where: Any) -> tuple[Output]:
+        assert where is stream
+        output = Output()
+        outputs.append(weakref.ref(output))
+        return (output,)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    batches = feed.owned(types.SimpleNamespace(run=run), 2)
+    alive = []
+    for _ in range(4):
+        assert next(batches).shape == (2, 3, 4, 5)
+        alive.append([output() is not None for output in outputs])
+    # The newest is still bound in the generator's frame, and is to be copied, too.
+    assert alive == [[True], [True, True], [False, True, True], [False, False, True, True]]
+
+
+def test_what_a_step_left_half_written_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "gpu-feed-4.json").write_text('{"benchmark": ')
+    (tmp_path / "parity-fast.json").write_text("")
+    (tmp_path / "tests-gpu.xml").write_text("<testsuite")
+    (tmp_path / "gpu-kernels.json").write_text("{}")
+    (tmp_path / "gpu-kernels.log").write_bytes("half a character: ü".encode()[:-1])
+    text = summary.summarize(tmp_path)
+    assert "tests-gpu: unreadable" in text
+    assert "NOT PASSED" in text
+    assert "half a character" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_one_part_of_the_script_without_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "gpu-train.json").write_text(json.dumps({"skipped": "an earlier run's"}))
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(tmp_path)]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(tmp_path)}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment, "timeout": 200}
+    done = subprocess.run([*script, "--only", "kernels,ladder"], **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "gpu-kernels.json").read_text())["skipped"] == "no CUDA device"
+    assert not (tmp_path / "data").exists()
+    assert "an earlier run's" in (tmp_path / "summary.txt").read_text()
+    assert subprocess.run([*script, "--only", "everything"], **options).returncode == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: signal.Signals) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$2" != bench.gpu.kernels ] || exec sleep 100\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "gpu-train.json").write_text(json.dumps({"skipped": "an earlier run's"}))
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(tmp_path), "--only", "kernels,train"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout is not None
+        assert any(line == "gpu.sh: gpu-kernels\n" for line in running.stdout)
+        running.send_signal(how)
+        assert "gpu.sh: stopped" in running.stdout.read()
+        assert running.wait(60) == 130
+    summed_up = (tmp_path / "summary.txt").read_text()
+    assert "an earlier run's" in summed_up
+    assert "gpu.sh: stopped" in summed_up
+
+
+def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
+    done = subprocess.run(["bash", str(ROOT / "bench/gpu.sh"), "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    limits = {name: int(minutes) for name, minutes in re.findall(r"^  (\S+) +(\d+) min  ", done.stdout, re.MULTILINE)}
+    assert max(limits.values()) <= 10
+    chosen = re.search(r"--only ([a-z0-9,-]+), (\d+) min at most.\n.*goes: (.*)\.", done.stdout)
+    assert chosen is not None
+    assert int(chosen[2]) <= 30
+    assert sorted([*chosen[1].split(","), *chosen[3].split()]) == sorted(limits)
+    for needed in ("pytest", "python3-dev", "gcc", "cmake", "Dockerfile"):
+        assert needed in done.stdout
+
+
+def test_parity_is_looked_at_on_both_shard_sets(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        """#!/bin/sh
+case "$*" in
+*is_available*) exit 0 ;;
+*triton_lacks*) echo "no gcc" >&2; exit 1 ;;
+*"feeder shard"*) exit 0 ;;
+*"feeder parity"*) echo "{\\"passed\\": true, \\"device\\": \\"$4 ${10}\\"}"; exit 0 ;;
+esac
+"""
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    out = tmp_path / "a folder"
+    (out / "data/images").mkdir(parents=True)
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "parity"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summed_up = (out / "summary.txt").read_text()
+    for shards in ("seekable", "keep"):
+        for fidelity in ("fast", "exact"):
+            name = f"parity-{shards}-{fidelity}"
+            assert f"{name} ({out}/data/{shards} {fidelity}): passed" in summed_up
+    assert "feeder's rows fail, and ladder and lessons mean little: no gcc" in summed_up
+
+
+def test_too_few_images_for_a_batch_are_an_error_and_no_endless_wait() -> None:
+    with pytest.raises(ValueError, match="fewer images"):
+        next(common.endless([]))
+    assert list(itertools.islice(common.endless([1, 2]), 5)) == [1, 2, 1, 2, 1]

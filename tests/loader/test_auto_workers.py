@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+from torch.utils.data import Dataset, IterableDataset, SequentialSampler
+
+import feeder
+from feeder import transforms as T
+from feeder.errors import ArgumentError, DecodeError
+from feeder.loader import auto_workers as auto
+from feeder.loader.auto_workers import Choice, measured, shared
+from feeder.loader.trial import family_cpu_s
+from feeder.system.cores import Cores
+from tests.support.loader_data import write_shards
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "cores", lambda: Cores(4, 4))
+    monkeypatch.setattr(auto, "_SECONDS", 60.0)  # what is measured must not depend on how busy the machine is
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "RANK", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("auto") / "shards", 40)
+
+
+def rule(why: str) -> Choice:
+    return Choice(4, f"rule: {why}")
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def measure_by(rate: Callable[[int], float], most: int, cost_s: float = 0.1) -> tuple[Choice, list[int]]:
+    clock, asked = Time(), []
+
+    def probe(workers: int, left_s: float) -> float:
+        assert left_s > 0
+        clock.now += cost_s
+        asked.append(workers)
+        return rate(workers)
+
+    return measured(probe, most, "cores", rule, clock=clock), asked
+
+
+def test_the_fewest_workers_that_are_about_as_fast_are_taken() -> None:
+    choice, asked = measure_by(lambda n: min(n, 10) * 100.0, 64)
+    assert choice.num_workers in (9, 10, 11, 12)
+    assert asked[0] == 64
+    assert choice.images_per_s == {n: min(n, 10) * 100.0 for n in asked}
+    assert measure_by(lambda n: n * 100.0, 8)[0].num_workers == 8
+    assert measure_by(lambda n: 100.0, 8)[0].num_workers == 1
+
+
+def test_measuring_ends_in_time() -> None:
+    choice, asked = measure_by(lambda n: 100.0, 1024, cost_s=1.0)
+    assert len(asked) <= 4
+    assert choice.num_workers < 1024
+    choice, asked = measure_by(lambda n: 100.0, 64, cost_s=100.0)
+    assert (choice.num_workers, asked) == (64, [64])
+
+
+def test_what_fails_falls_back_on_the_rule() -> None:
+    def fails(workers: int) -> float:
+        raise OSError("no such disk\nat all")
+
+    choice, _ = measure_by(fails, 8)
+    assert (choice.num_workers, choice.reason) == (4, "rule: OSError: no such disk")
+
+
+def test_a_feeder_dataset_is_measured_and_the_choice_recorded(
+    four_cores: None, shards: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = feeder.ShardDataset(shards, T.Compose([T.RandomResizedCrop(8)]), fields=("index",))
+    with caplog.at_level(logging.INFO, "feeder"):
+        loader = feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=3, num_workers="auto")
+    assert isinstance(loader.num_workers, int)
+    assert 1 <= loader.num_workers <= 4
+    assert f"num_workers is {loader.num_workers}: 4 cores; images/s:" in caplog.text
+    record = loader.stats()["auto"]
+    assert record["num_workers"] == loader.num_workers
+    assert set(record["images_per_s"]) >= {4, loader.num_workers}
+    # Not a batch differs from those of any other number, and the first epoch is still the first.
+    fixed = feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=3, num_workers=0)
+    for (ours, _, ids), (theirs, _, wanted) in zip(loader, fixed, strict=True):
+        assert torch.equal(ids, wanted)
+        assert torch.equal(ours, theirs)
+    assert "auto" not in fixed.stats()
+    assert pickle.loads(pickle.dumps(loader)).num_workers == loader.num_workers
+    loader.close()
+
+
+def test_a_broken_image_is_left_to_the_loop(four_cores: None, tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards", 16, bad=(3,))
+    dataset = feeder.ShardDataset(shards, T.Compose([T.CenterCrop(8)]))
+    loader = feeder.DataLoader(dataset, batch_size=16, num_workers="auto")
+    assert loader.stats()["auto"]["images_per_s"]
+    with pytest.raises(DecodeError, match="00000003"):
+        next(iter(loader))
+    loader.close()
+
+
+class Items(Dataset[int]):
+    """Counts what is asked of it in this process."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> int:
+        self.asked += 1
+        return i
+
+
+class Once(SequentialSampler):
+    def __init__(self, dataset: Items) -> None:
+        super().__init__(dataset)
+        self.iterations = 0
+
+    def __iter__(self) -> Any:
+        self.iterations += 1
+        return super().__iter__()
+
+
+def test_any_dataset_is_measured_without_touching_what_is_the_callers(four_cores: None) -> None:
+    before = family_cpu_s()
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    dataset = Items()
+    sampler, generator = Once(dataset), torch.Generator()
+    drawn = generator.get_state()
+    loader = feeder.DataLoader(dataset, batch_size=8, sampler=sampler, generator=generator, num_workers="auto")
+    assert loader.stats()["auto"]["images_per_s"]
+    assert (dataset.asked, sampler.iterations) == (0, 0)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(generator.get_state(), drawn)
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]
+    assert set(family_cpu_s()) <= set(before)
+    assert torch.cat(list(loader)).tolist() == list(range(32))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        raise AssertionError("it was read")
+
+
+class Stateful(Items):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Broken(Items):
+    def __getitem__(self, i: int) -> int:
+        raise RuntimeError("not here")
+
+
+class Lengthless(Items):
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (Stream(), "reading ahead in an iterable dataset"),
+        (Stateful(), "a dataset with a state"),
+        (Broken(), "RuntimeError: "),
+        (Lengthless(), "the dataset has no length"),
+    ],
+)
+def test_what_cannot_be_measured_takes_a_worker_for_each_core(four_cores: None, dataset: Any, why: str) -> None:
+    sampler = None if isinstance(dataset, IterableDataset) else [0, 1]
+    loader = feeder.DataLoader(dataset, batch_size=4, sampler=sampler, num_workers="auto")
+    assert loader.num_workers == 4
+    assert loader.stats()["auto"]["reason"].startswith(f"4 cores; not measured: {why}")
+
+
+def test_a_dataset_that_hangs_does_not_hold_up_the_start(four_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs(Items):
+        def __getitem__(self, i: int) -> int:
+            threading.Event().wait()
+            return i
+
+    monkeypatch.setattr(auto, "_SECONDS", 0.3)
+    loader = feeder.DataLoader(Hangs(), batch_size=4, num_workers="auto")
+    assert loader.num_workers == 4
+    assert "timed out" in loader.stats()["auto"]["reason"]
+
+
+def test_one_core_needs_no_measuring(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "cores", lambda: Cores(8, 1))
+    loader = feeder.DataLoader(Items(), num_workers="auto")
+    assert (loader.num_workers, loader.stats()["auto"]["reason"]) == (1, "1 of 8 cores (affinity)")
+
+
+def test_ranks_of_a_host_divide_its_cores(four_cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    loader = feeder.DataLoader(Items(), num_workers="auto")
+    assert loader.num_workers == 2
+    assert loader.stats()["auto"]["reason"].startswith("4 cores for 2 ranks; not measured: torch.distributed is not")
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="num_workers must be 'auto', or 0 or more, got 'all'"):
+        feeder.DataLoader(Items(), num_workers="all")  # type: ignore[arg-type]
+
+
+def test_the_first_rank_measures_and_the_others_take_its_result() -> None:
+    store = distributed.HashStore()
+    choices: list[Choice] = []
+
+    def rank() -> None:
+        choices.append(shared(store, "key", lambda: Choice(3, "measured", {3: 9.5}), rule))
+
+    ranks = [threading.Thread(target=rank) for _ in range(4)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(60)
+    assert [choice.num_workers for choice in choices] == [3] * 4
+    assert sorted(choice.reason for choice in choices) == ["from another rank of this host: measured"] * 3 + [
+        "measured"
+    ]
+    assert all(choice.images_per_s == {3: 9.5} for choice in choices)
+
+
+def test_a_rank_that_died_measuring_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "_SECONDS", 0.05)
+    monkeypatch.setattr(auto, "_PATIENCE_S", 0.1)
+    store = distributed.HashStore()
+    store.add("key/claims", 1)  # and nothing ever comes
+    choice = shared(store, "key", lambda: pytest.fail("measured twice"), rule)
+    assert choice.reason == "rule: the rank of this host that measures gave no result"
+
+
+@pytest.mark.parametrize("found", ["null", "{}", "nonsense", '{"num_workers": "x", "reason": "", "images_per_s": {}}'])
+def test_a_result_that_makes_no_sense_is_not_taken(found: str) -> None:
+    store = distributed.HashStore()
+    store.add("key/claims", 1)
+    store.set("key", found)
+    assert shared(store, "key", lambda: pytest.fail("measured twice"), rule).num_workers == 4
+
+
+class Frozen:
+    def add(self, key: str, amount: int) -> int:
+        threading.Event().wait()
+        return amount
+
+
+def test_a_store_that_never_answers_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "_PATIENCE_S", 0.1)
+    choice = shared(Frozen(), "key", lambda: pytest.fail("measured"), rule)
+    assert choice.reason == "rule: the store of torch.distributed does not answer"
+
+
+_RANK = """
+import json, sys
+from torch import distributed
+import feeder
+from feeder import transforms as T
+from feeder.system.cores import Cores
+from feeder.loader import auto_workers as auto
+
+auto.cores = lambda: Cores(8, 8)
+auto._PATIENCE_S = 100.0
+rank, store, shards = json.loads(sys.argv[1])
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+dataset = feeder.ShardDataset(shards, T.Compose([T.RandomResizedCrop(8)]), fields=("index",))
+if rank == 1:  # one that the other rank never makes
+    feeder.DataLoader(list(range(9)), num_workers="auto")
+loader = feeder.DataLoader(dataset, batch_size=5, shuffle=True, num_workers="auto")
+seen = [batch[2].tolist() for batch in loader]
+loader.close()
+print(json.dumps({"choice": loader.stats()["auto"], "seen": seen}))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_choose_alike_and_see_every_sample_once(shards: Path, tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, json.dumps([rank, str(tmp_path / "store"), str(shards)])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    found = []
+    for rank in ranks:
+        out, err = rank.communicate(timeout=200)
+        assert rank.returncode == 0, err
+        found.append(json.loads(out))
+    choices = [result["choice"] for result in found]
+    assert choices[0]["num_workers"] == choices[1]["num_workers"]
+    assert choices[0]["images_per_s"] == choices[1]["images_per_s"]
+    assert sum("from another rank" in choice["reason"] for choice in choices) == 1
+    assert all("8 cores for 2 ranks" in choice["reason"] for choice in choices)
+    assert sorted(i for result in found for batch in result["seen"] for i in batch) == list(range(40))

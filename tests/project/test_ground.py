@@ -1,0 +1,226 @@
+"""The build files agree with each other: what is required, pinned, documented and called."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import decode, decode_builds, ladder
+from bench.make_images import make_images
+from feeder.tools.bench import show
+from feeder.tools.cli import main
+from tests.support import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, set[str]]:
+    """The versions of each distribution in constraints.txt; more than one where a marker tells them apart."""
+    found: dict[str, set[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;]+)(; python_version (<|>=) \"3\.11\")?", line)
+            assert match, f"not an exact pin: {line!r}"
+            found.setdefault(normalized(match[1]), set()).add(match[2])
+    return found
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def required() -> set[str]:
+    """Every distribution that the tested environment asks for by name."""
+    extras = pyproject()["project"]["optional-dependencies"]
+    lines = [*pyproject()["project"]["dependencies"], *pyproject()["build-system"]["requires"]]
+    for extra in ("dev", "dali-cuda13", "parquet"):
+        lines += extras[extra]
+    return {normalized(re.match(r"[A-Za-z0-9._-]+", line)[0]) for line in lines}  # type: ignore[index]
+
+
+def test_all_that_is_required_is_pinned() -> None:
+    assert required() - pins().keys() == set()
+
+
+def test_pillow_and_pillow_simd_are_of_one_version() -> None:
+    pinned = pins()
+    assert {re.sub(r"\.post\d+$", "", v) for v in pinned["pillow-simd"]} == pinned["pillow"]
+
+
+def test_every_make_command_of_the_documents_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in (*documents(), ROOT / ".ci/run"):
+        called = set(re.findall(r"(?:^\s*|`)make ([a-z-]+)", path.read_text(), re.MULTILINE))
+        assert called <= targets, path
+
+
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_between_the_documents_leads_somewhere() -> None:
+    for path in documents():
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            if re.match(r"https?://", target):
+                continue
+            file, _, anchor = target.partition("#")
+            to = path.parent / file if file else path
+            assert to.exists(), f"{path.relative_to(ROOT)}: {target}"
+            assert not anchor or anchor in anchors(to.read_text()), f"{path.relative_to(ROOT)}: {target}"
+
+
+@pytest.mark.parametrize("script", [".ci/run", "scripts/env.sh", "scripts/system.sh", "scripts/demo.sh"])
+def test_scripts_can_be_run(script: str) -> None:
+    assert (ROOT / script).stat().st_mode & 0o111, "not executable"
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+def test_system_check_names_a_python_that_is_too_old(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    tools = tmp_path / "bin"  # a system where nothing can be installed
+    tools.mkdir()
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/system.sh", old],
+        env={"PATH": f"{tools}:/usr/bin:/bin", "FEEDER_NO_INSTALL": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"PYTHON={old} is not" in done.stderr
+    assert "sudo apt-get install python3" in done.stderr
+
+
+def test_version_is_the_same_everywhere() -> None:
+    import feeder
+
+    assert feeder.__version__ == pyproject()["project"]["version"]
+
+
+def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
+    make_images(tmp_path / "images", count=6, classes=3)
+    assert main(["shard", str(tmp_path / "images"), "-q"]) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = "def train_step(images, labels): pass\n" + code
+    shorter = {"range(90)": "range(2)", "num_workers=8": "num_workers=1", "batch_size=256": "batch_size=4"}
+    for long, short in shorter.items():
+        assert long in code
+        code = code.replace(long, short)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code + "\nprint(images.shape, images.dtype, labels.dtype)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "torch.Size([2, 3, 224, 224]) torch.float32 torch.int64"
+
+
+def test_system_check_prints_the_python_to_use() -> None:
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/system.sh", sys.executable],
+        env={"PATH": os.environ["PATH"], "FEEDER_NO_INSTALL": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{sys.executable}\n"), done.stderr
+
+
+def committed(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "bench/results" / f"{name}.json").read_text())
+
+
+def performance() -> str:
+    return (ROOT / "docs/performance.md").read_text()
+
+
+def test_the_documented_ladder_is_the_committed_one() -> None:
+    assert ladder.render(committed("ladder"), markdown=True) in performance()
+
+
+def test_the_documented_bench_session_is_the_committed_one() -> None:
+    assert f"\n{show.render(committed('throughput'))}\n" in performance()
+
+
+def test_the_documented_decode_table_is_the_committed_one() -> None:
+    found = committed("decode")
+    rates = {name: spread["median"] for name, spread in found["images_per_cpu_s"].items()}
+    beside = {(entry["name"], entry["rival"]): entry["ratio"] for entry in found["ratios"]}
+    cells = {
+        "feeder, seekable shards": "feeder-seekable",
+        "feeder, ordinary JPEGs (`--encode keep`)": "feeder-keep",
+        "DALI 2.4, CPU, ordinary JPEGs": "dali",
+        "torch DataLoader with Pillow": "torch",
+    }
+    lines = performance().splitlines()
+    for label, name in cells.items():
+        rate, beside_torch, beside_dali = next(
+            [cell.strip() for cell in line.split("|")[2:5]] for line in lines if line.startswith(f"| {label} |")
+        )
+        assert rate == f"{rates[name]:,.0f}"
+        for shown, rival in ((beside_torch, "torch"), (beside_dali, "dali")):
+            if shown and shown != "1":
+                assert shown == f"{beside.get((name, rival), rates[name] / rates[rival]):.1f}x"
+    speed = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{beside['feeder-seekable', 'torch']:.1f} times torch's `DataLoader` with Pillow" in speed
+    assert f"{beside['feeder-seekable', 'dali']:.1f} times DALI on the CPU" in speed
+
+
+def test_kernels_readme_has_the_committed_tables() -> None:
+    text = (ROOT / "kernels/README.md").read_text()
+    for script in (decode, decode_builds):
+        name = script.__name__.rpartition(".")[2]
+        assert f"\n{script.markdown(committed(name))}\n" in text, f"kernels/README.md: another table than {name}.json's"
+
+
+def test_the_committed_loading_result_is_what_the_loader_promises() -> None:
+    """What a new measurement on a quiet machine has to show before it may take the old one's place."""
+    found = committed("loader")
+    assert found["generic"]["speed_ratio"] >= 1.3
+    assert found["generic"]["cpu_ratio"] <= 1.0
+    assert found["decode"]["ratio"]["median"] >= 0.95
+    assert found["outside"]["outside_decode"]["median"] <= 0.05
+    trainer = found["trainer"]
+    assert trainer["cpu_ms_per_batch_of_256"]["median"] + trainer["order_ms_per_batch_of_256"]["median"] <= 1.0
+    for name, first in found["first"].items():  # by as little as the starts of two processes differ
+        assert first["ratio"]["median"] <= 1.05, name
+    soak = found["soak"]
+    assert soak["exact"] == soak["epochs"] == soak["killed"] == 200
+    start, end = soak["marks"]
+    assert end["anonymous_kib"] <= start["anonymous_kib"] + 1024
+    assert end["descriptors"] <= start["descriptors"]
+
+
+def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> None:
+    found = committed("torch_tests")
+    assert found["passed"] >= 264
+    assert found["failed"] == len(found["exceptions"]) <= 3
+    assert all(each["test"] and each["reason"] for each in found["exceptions"])
+    assert found["older_torch"]["failed"] == 0

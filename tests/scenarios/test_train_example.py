@@ -1,0 +1,307 @@
+"""examples/train.py as a user runs it: it learns, goes on when killed, and means the same on several devices."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feeder.tools.cli import main as feeder_main
+from tests.support import ROOT
+
+SCRIPT = ROOT / "examples" / "train.py"
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    str(ROOT / "tests/support/whole_exit.py"),
+]
+TORCHRUN += [str(SCRIPT)]
+SMALL = ["--image-size", "24", "--batch-size", "20", "--lr", "0.05", "--workers"]
+
+
+def _stripes(kind: int, seed: int) -> Image.Image:
+    """Stripes that stand, lie, or cross, of any width, color and brightness, under noise."""
+    rng = np.random.default_rng([kind, seed])
+    y, x = np.mgrid[0:36, 0:48]
+    frequency, (a, b) = 2 * np.pi / rng.uniform(5, 9), rng.uniform(0, 6.3, 2)
+    standing, lying = np.sin(x * frequency + a), np.sin(y * frequency + b)
+    wave = (standing, lying, standing * lying)[kind]
+    image = rng.uniform(80, 170, 3) + wave[..., None] * rng.uniform(30, 70, 3) + rng.normal(0, 15, (36, 48, 3))
+    return Image.fromarray(image.clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The shards to train on and those to validate with."""
+    root = tmp_path_factory.mktemp("stripes")
+    for part, count in (("train", 60), ("val", 21)):
+        for kind in range(3):
+            folder = root / part / f"class-{kind}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                _stripes(kind, i + 1000 * (part == "val")).save(folder / f"{i}.jpg", quality=90)
+        assert feeder_main(["shard", str(root / part), "--out", str(root / f"{part}-shards"), "-q"]) == 0
+    return [str(root / "train-shards"), str(root / "val-shards")]
+
+
+def _environment() -> dict[str, str]:
+    # With more threads, small operations mostly wait for each other where others use the cores too.
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def _subprocess(command: list[str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command], env=_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    """The example as a module, on one thread."""
+    spec = importlib.util.spec_from_file_location("train_example", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield module
+    torch.set_num_threads(threads)
+
+
+def _log(out: Path) -> list[list[float]]:
+    """Loss and accuracy of each step."""
+    with open(out / "log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(len(rows)))
+    return [[float(row["loss"]), float(row["accuracy"])] for row in rows]
+
+
+def _load(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(path, weights_only=True)
+    return loaded
+
+
+def _plain(value: Any) -> Any:
+    """Nested containers with the bytes of their tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def test_it_is_short() -> None:
+    assert len(SCRIPT.read_text().splitlines()) < 350
+
+
+def test_it_learns(data: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    printed = _subprocess([str(SCRIPT), *data, "--out", str(out), *SMALL, "1", "--epochs", "5"])
+    assert _load(out / "best.pt")["accuracy"] >= 0.9, printed
+    losses = [loss for loss, _ in _log(out)]
+    assert len(losses) == 45
+    assert np.mean(losses[-9:]) < 0.6 * np.mean(losses[:9])
+    assert "best accuracy" in printed.splitlines()[-1]
+
+
+_KILLED = """
+import json, os, runpy, signal, sys, tempfile, traceback
+import torch._dynamo  # as every optimizer does at its first step, and it takes long
+import torch.distributed.nn
+from torch import distributed
+from torch.optim.optimizer import register_optimizer_step_post_hook
+import feeder.loader.dataloader, feeder.transforms
+
+script, runs = json.loads(sys.argv[1])
+
+def run(arguments, rank, store, death):
+    counts = {"step": 0, "write": 0, "validate": 0}
+    def at(name):
+        counts[name] += 1
+        if death == [name, counts[name]]:
+            os.kill(os.getpid(), signal.SIGKILL)
+    register_optimizer_step_post_hook(lambda *_: at("step"))
+    replace, inference = os.replace, torch.inference_mode.__enter__
+    os.replace = lambda *names: (at("write"), replace(*names))
+    torch.inference_mode.__enter__ = lambda self: (at("validate"), inference(self))[1]
+    init = distributed.init_process_group
+    distributed.init_process_group = lambda backend: init(backend, store, rank=rank, world_size=2)
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+
+def child(*arguments):
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        run(*arguments)
+        sys.stdout.flush()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+for arguments, ranks, (mortal, *death) in runs:
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        pids = [child(arguments, rank, store, death if rank == mortal else None) for rank in range(ranks)]
+        first = pids.pop(mortal or 0)
+        _, status = os.waitpid(first, 0)
+        for pid in pids:
+            if mortal is not None:
+                os.kill(pid, signal.SIGKILL)  # as torchrun ends the others
+            _, other = os.waitpid(pid, 0)
+            assert mortal is not None or other == 0, other
+    assert status == (0 if mortal is None else signal.SIGKILL), (mortal, death, status)
+"""
+
+
+def _assert_alike(killed: Path, unbroken: Path, deaths: list[Any]) -> None:
+    for name in ("last.pt", "best.pt"):
+        assert _plain(_load(killed / name)) == _plain(_load(unbroken / name)), deaths
+    assert (killed / "log.csv").read_text() == (unbroken / "log.csv").read_text()
+    assert sorted(path.name for path in killed.iterdir()) == ["best.pt", "last.pt", "log.csv"]
+
+
+def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
+    """An epoch has five steps: checkpoints are in it, at its end, and in the next one."""
+    chance = np.random.default_rng(0)
+    options = [*data, "--epochs", "2", "--accumulate", "2", "--log-every", "3", *SMALL]
+    unbroken = tmp_path / "unbroken"
+    deaths: dict[int, list[Any]] = {
+        2: [
+            ("1", "step", int(chance.integers(1, 5))),  # a worker has batches ready that were not handed out
+            ("0", "write", int(chance.integers(1, 3))),  # of a checkpoint
+            ("0", "validate", 1),
+            ("0", "step", int(chance.integers(1, 6))),
+        ],
+        # After an epoch's last checkpoint; in the next epoch, between checkpoints.
+        3: [("0", "step", int(chance.integers(4, 6))), ("1", "step", int(chance.integers(4, 6)))],
+        # All of the epoch is in the checkpoint, but what follows it is not; in the next epoch, before a checkpoint.
+        5: [("0", "validate", 1), ("0", "step", int(chance.integers(1, 5)))],
+    }
+    runs: list[Any] = [([*options, "0", "--out", str(unbroken)], 1, (None,))]
+    for every, several in deaths.items():
+        arguments = ["--out", str(tmp_path / f"{every}"), "--checkpoint-every", str(every)]
+        runs += [([*options, workers, *arguments], 1, (0, *death)) for workers, *death in several]
+        runs += [([*options, "0", *arguments], 1, (None,))]
+    printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    resumed = re.findall(r"going on with step (\d+) in epoch (\d+)", printed)
+    assert resumed[-4:] == [("3", "0"), ("6", "1"), ("5", "0"), ("5", "1")], deaths
+    for every, several in deaths.items():
+        _assert_alike(tmp_path / f"{every}", unbroken, several)
+
+
+def test_ddp_that_loses_a_process_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
+    options = [*data, "--epochs", "2", "--accumulate", "2", "--checkpoint-every", "3", *SMALL, "0", "--parallel", "ddp"]
+    deaths = [(1, "step", 5), (0, "step", 4)]
+    runs: list[Any] = [([*options, "--out", str(tmp_path / "unbroken")], 2, (None,))]
+    runs += [([*options, "--out", str(tmp_path / "killed")], 2, death) for death in [*deaths, (None,)]]
+    printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    assert printed.count("going on with step") == 2
+    _assert_alike(tmp_path / "killed", tmp_path / "unbroken", deaths)
+
+
+def test_dp_has_the_loss_curve_of_one_device(data: list[str], tmp_path: Path, script: Any) -> None:
+    options = [*SMALL, "0", "--epochs", "1", "--norm", "group"]
+    for parallel in ("none", "dp"):
+        script.main([*data, "--out", str(tmp_path / parallel), *options, "--parallel", parallel])
+    np.testing.assert_allclose(_log(tmp_path / "dp"), _log(tmp_path / "none"), rtol=1e-3)
+    torch.testing.assert_close(
+        _load(tmp_path / "dp/last.pt")["model"], _load(tmp_path / "none/last.pt")["model"], rtol=1e-3, atol=1e-3
+    )
+
+
+def test_dp_computes_each_loss_where_its_part_is(data: list[str], tmp_path: Path, script: Any) -> None:
+    arguments = script.arguments([*data, "--out", str(tmp_path), *SMALL, "0", "--parallel", "dp"])
+    trainer = script.Trainer(arguments)
+    sizes = []
+    trainer.module.register_forward_hook(lambda module, inputs, output: sizes.append((len(inputs[0]), output[0].shape)))
+    images, labels = next(iter(trainer.loader))
+    loss, right = trainer.forward(images[:19], labels[:19])
+    assert sizes == [(10, ()), (9, ())]
+    assert loss.shape == right.shape == ()
+    loss.backward()
+    assert all(p.grad is not None for p in trainer.model.parameters())
+
+
+def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, script: Any) -> None:
+    # 63 images to validate with, 20 at a time: the two processes fill the last batch up, which must not count.
+    options = [*SMALL, "0", "--epochs", "1", "--norm", "group", "--accumulate", "2"]
+    script.main([*data, "--out", str(tmp_path / "one"), *options])
+    _subprocess([*TORCHRUN, *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
+    np.testing.assert_allclose(_log(tmp_path / "two"), _log(tmp_path / "one"), rtol=1e-3)
+    one, two = _load(tmp_path / "one/last.pt"), _load(tmp_path / "two/last.pt")
+    torch.testing.assert_close(two["model"], one["model"], rtol=1e-3, atol=1e-3)
+    assert (two["loader"], two["best"]) == (one["loader"], pytest.approx(one["best"], abs=1e-9))
+
+
+def test_frozen_layers_and_their_statistics_stay_as_loaded(data: list[str], tmp_path: Path, script: Any) -> None:
+    model = script.small_resnet(5, "batch")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    options = [*SMALL, "0", "--epochs", "1", "--weights", str(tmp_path / "weights.pt"), "--freeze"]
+    script.main([*data, "--out", str(tmp_path / "run"), *options])
+    after = _load(tmp_path / "run/last.pt")["model"]
+    head = [name for name, tensor in after.items() if tensor.shape != before[name].shape]
+    assert [after[name].shape[0] for name in head] == [3, 3]
+    rest = after.keys() - set(head)
+    assert len(rest) > 50
+    assert all(torch.equal(after[name], before[name]) for name in rest)
+
+
+def test_it_stops_when_nothing_gets_better_and_keeps_the_best(data: list[str], tmp_path: Path, script: Any) -> None:
+    options = [*data, "--out", str(tmp_path), *SMALL, "0", "--epochs", "9", "--patience", "2"]
+    script.main([*options, "--lr", "0", "--norm", "group"])
+    assert (_load(tmp_path / "last.pt")["epoch"], _load(tmp_path / "best.pt")["epoch"]) == (3, 0)
+
+
+def test_autocast_and_channels_last_learn_the_same(data: list[str], tmp_path: Path, script: Any) -> None:
+    options = [*SMALL, "0", "--epochs", "1"]
+    script.main([*data, "--out", str(tmp_path / "plain"), *options])
+    script.main([*data, "--out", str(tmp_path / "fast"), *options, "--amp", "bf16", "--channels-last"])
+    losses = [np.array(_log(tmp_path / name))[:, 0] for name in ("plain", "fast")]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.1)
+    assert not np.array_equal(*losses)
+
+
+def test_scaled_losses_learn_the_same_and_the_scale_is_kept(data: list[str], tmp_path: Path, script: Any) -> None:
+    for amp in ("bf16", "fp16"):
+        options = [*SMALL, "0", "--epochs", "1", "--accumulate", "2", "--amp", amp]
+        trainer = script.Trainer(script.arguments([*data, "--out", str(tmp_path), *options]))
+        trainer.module.dtype = torch.bfloat16  # float16 takes the CPU half a minute
+        trainer.last_path = tmp_path / f"{amp}.pt"
+        trainer.run()
+    scaled = _load(tmp_path / "fp16.pt")
+    assert (scaled["scaler"]["scale"], scaled["scaler"]["_growth_tracker"]) == (65536.0, 5)
+    # Powers of two change no digit.
+    assert _plain(scaled["model"]) == _plain(_load(tmp_path / "bf16.pt")["model"])
+
+
+def test_sets_of_other_classes_are_refused(data: list[str], tmp_path: Path, script: Any) -> None:
+    _stripes(0, 0).save(tmp_path / "image.jpg")
+    for kind in range(3):
+        (tmp_path / f"val/other-{kind}").mkdir(parents=True)
+        _stripes(kind, 0).save(tmp_path / f"val/other-{kind}/0.jpg")
+    with pytest.raises(SystemExit, match="need the same classes"):
+        script.main([data[0], str(tmp_path / "val"), "--out", str(tmp_path / "run"), *SMALL, "0"])

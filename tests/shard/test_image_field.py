@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shard_reader import ShardReader
+from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
+from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.index import Index
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.image_field import image_fields
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard, write_shards
+from feeder.tools.cli import main
+from feeder.tools.inspect import inspect, verify
+from feeder.transforms import Resize
+from tests.shard.test_index import header_of
+from tests.shard.test_shard import kept
+from tests.shard.test_source import write_tar
+from tests.support.images import encode, pixels
+
+FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
+
+
+def image(field: str, i: int) -> bytes:
+    """An image whose height says which field of which sample it is."""
+    return encode(pixels(i, 20 + i, 30 + 2 * len(field)), FORMATS[field.rpartition(".")[2]])
+
+
+def tar(path: Path, *fields: Sequence[str]) -> Path:
+    """A tar of samples with these fields each, and a label."""
+    members = []
+    for i, names in enumerate(fields):
+        members += [(f"{i:03d}.{name}", image(name, i)) for name in names] + [(f"{i:03d}.cls", b"%d" % i)]
+    return write_tar(path, members)
+
+
+@pytest.mark.parametrize(
+    ("samples", "chosen"),
+    [
+        (["mask.png image.jpg"], "image.jpg"),
+        (["depth.png rgb.jpg"], "rgb.jpg"),
+        (["seg.png jpg"], "jpg"),
+        (["image.jpg png"], "png"),  # bare extensions before dotted ones
+        (["label.jpg alpha.png left.webp thumb.jpg"], "left.webp"),
+        (["other.jpg input.png", "other.jpg"], "input.png"),
+        (["input.jpg image.png rgb.jpg img.jpg"], "image.png"),
+        (["rgb.png input.jpg"], "rgb.png"),
+        (["left.png left.webp left.jpg"], "left.jpg"),
+        (["left.png right.png"], "left.png"),
+        (["png jpg", "png jpg"], "jpg"),
+        (["segmentation.jpg depth_map.jpg"], "depth_map.jpg"),
+        # One field in several formats, as long as no sample has two of them.
+        (["jpg", "png", "webp"], "jpg;webp;png"),
+        (["jpg mask.png", "jpeg mask.png"], "jpeg;jpg"),
+        (["jpg png", "png", "webp"], "jpg;webp"),
+        (["image.jpg", "image.png", "mask.png"], "image.jpg;image.png"),
+        (["txt cls"], ""),
+    ],
+)
+def test_the_image_is_chosen_by_the_names_of_all_fields(samples: list[str], chosen: str) -> None:
+    assert image_fields({frozenset(fields.split()): 1 for fields in samples}) == tuple(filter(None, chosen.split(";")))
+
+
+def test_the_choice_is_one_for_the_set_and_is_noted(tmp_path: Path) -> None:
+    source = tar(tmp_path / "t.tar", *[("mask.png", "image.jpg")] * 4, ("mask.png",), ("image.jpg",))
+    out = tmp_path / "out"
+    summary = shard(str(source), str(out), kept(max_bad=1))
+    (note,) = [note for note in summary.notes if "several fields hold images" in note]
+    assert "'image.jpg' is taken (5 samples), not 'mask.png' (5 samples): --image-field" in note
+    index, manifest = Index(out / "index.bin"), Manifest.read(str(out))
+    assert {index.image_field(i) for i in range(len(index))} == {"image.jpg"}
+    assert sorted(index.label.tolist()) == [0, 1, 2, 3, 5]
+    assert [int(height) for height in index.height] == [30 + 2 * len("image.jpg")] * 5
+    assert manifest is not None
+    assert manifest.source["image_field"] == "image.jpg"
+    (row,) = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    assert (row["path"], row["bad"]) == ("t.tar/004", True)
+    assert row["reason"] == "no field 'image.jpg', which is to be the image, among its fields: cls, mask.png"
+    found = index_tars(str(source))
+    assert [r.path for r in found.rejected] == ["t.tar/004"]
+    tarred = Index(found.path)
+    assert {tarred.image_field(i) for i in range(len(tarred))} == {"image.jpg"}
+    assert verify(str(out)) == verify(str(tmp_path)) == []
+
+
+def test_a_set_of_several_formats_loses_none(tmp_path: Path) -> None:
+    source = tar(tmp_path / "t.tar", ("jpg",), ("png",), ("webp",), ("jpg",))
+    summary = shard(str(source), str(tmp_path / "out"), kept())
+    assert (summary.samples, summary.rejected) == (4, 0)
+    assert not [note for note in summary.notes if "--image-field" in note]
+
+
+@pytest.mark.parametrize("command", ["shard", "index"])
+def test_another_field_is_taken_where_it_is_asked_for(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    source = tar(tmp_path / "in" / "t.tar", *[("mask.png", "image.jpg")] * 3, ("image.jpg",))
+    out = tmp_path / ("in" if command == "index" else "out")
+    to = ["--out", str(out)] if command == "shard" else []
+    arguments = [command, str(source), *to, "--image-field", "Mask.png", "--max-bad", "1"]
+    assert main(arguments) == 0
+    index = Index(out / "index.bin")
+    assert [index.image_field(i) for i in range(len(index))] == ["mask.png"] * 3
+    assert sorted(field for field, _, _ in index.members(0)) == ["cls", "image.jpg"]
+    assert main([*arguments[:-4], "--image-field", "rgb.jpg"] if command == "index" else [*arguments, "--force"]) == (
+        1 if command == "index" else 0
+    )
+    if command == "index":
+        assert "no field 'rgb.jpg', which is to be the image, among its fields: mask.png" in capsys.readouterr().err
+
+
+def test_a_resumed_run_and_a_finished_set_keep_their_own_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 6), tmp_path / "out"
+    options = kept(samples_per_shard=2, shuffle=False, workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("feeder.shard.write.run.merge_indexes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shard(str(source), str(out), options)
+    (out / "shard-000001.tar").unlink()
+    # A later feeder, say, that would choose otherwise.
+    monkeypatch.setattr("feeder.shard.source.image_field.image_fields", lambda samples: ("right.jpg",))
+    for _ in range(2):
+        shard(str(source), str(out), options)
+        index = Index(out / "index.bin")
+        assert [index.image_field(i) for i in range(6)] == ["left.jpg"] * 6
+    with pytest.raises(ShardError, match=r"image_field=None, asked for image_field=right\.jpg"):
+        shard(str(source), str(out), kept(samples_per_shard=2, shuffle=False, image_field="right.jpg"))
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_unfinished_run_of_an_older_feeder_is_not_mixed_with_another_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, fields in (("one", ("jpg",)), ("two", ("mask.png", "image.jpg"))):
+        source, out = tar(tmp_path / f"{name}.tar", fields), tmp_path / name
+        with monkeypatch.context() as patch:
+            patch.setattr("feeder.shard.write.run.merge_indexes", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                shard(str(source), str(out), kept())
+        plan = json.loads((out / ".work" / "plan.json").read_text())
+        del plan["image_field"]
+        (out / ".work" / "plan.json").write_text(json.dumps(plan))
+    assert shard(str(tmp_path / "one.tar"), str(tmp_path / "one"), kept()).samples == 1
+    with pytest.raises(ShardError, match="chose the image of each sample by itself"):
+        shard(str(source), str(out), kept())
+
+
+def test_an_image_whose_format_changes_takes_no_other_fields_name(tmp_path: Path) -> None:
+    samples = [{"__key__": str(i), "png": image("png", i), "jpg": image("jpg", i), "cls": i} for i in range(3)]
+    out = tmp_path / "out"
+    summary = write_shards(samples, out, image_field="png", encode=EncodeOptions("jpeg"))
+    assert (summary.samples, summary.rejected) == (3, 0)
+    index = Index(out / "index.bin")
+    assert [index.image_field(i) for i in range(3)] == ["image.jpg"] * 3
+    assert sorted(field for field, _, _ in index.members(0)) == ["cls", "jpg"]
+    assert verify(str(out)) == []
+
+
+def test_what_has_no_fields_has_none_to_choose(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").write_bytes(image("jpg", 0))
+    with pytest.raises(SourceError, match="leave --image-field out"):
+        shard(str(tmp_path / "images"), str(tmp_path / "out"), ShardOptions(image_field="jpg"))
+    with pytest.raises(ArgumentError, match="image_field must name a field"):
+        ShardOptions(image_field=" ; ")
+
+
+def indexed(folder: Path) -> Path:
+    """Tars of others with an image and its mask each, but for the last sample, and an index of them."""
+    folder.mkdir()
+    tar(folder / "a.tar", *[("image.jpg", "mask.png")] * 3)
+    tar(folder / "b.tar", ("image.jpg", "mask.png"), ("image.jpg",))
+    index_tars(str(folder))
+    return folder
+
+
+def test_a_dataset_takes_another_field_as_the_image(tmp_path: Path) -> None:
+    folder = indexed(tmp_path / "set")
+    plain = ShardDataset(folder, fields=["mask.png", "cls"])
+    with pytest.warns(UserWarning, match=r"index\.bin: 1 sample of 5 left out, .* in 'mask\.png'"):
+        masks = ShardDataset(folder, fields=["image.jpg", "cls", "path"], image_field="mask.png")
+    assert (len(plain), len(masks)) == (5, 4)
+    for i in range(4):
+        mask, label, cls = masks[i][0], masks[i][1], masks[i][3]
+        wanted = Image.open(io.BytesIO(plain[i][2]))
+        assert torch.equal(mask, torch.from_numpy(np.array(wanted.convert("RGB"))).permute(2, 0, 1))
+        assert (label, cls, masks[i][4]) == (plain[i][1], plain[i][3], plain.reader.field(i, "path"))
+        assert masks[i][2] == plain.reader.field(i, "image.jpg")
+    with pytest.warns(UserWarning, match="left out"):
+        small = ShardDataset(folder, Resize((20, 20)), image_field="mask.png")
+    loaded = list(DataLoader(small, batch_size=2, num_workers=2))
+    assert torch.equal(torch.cat([images for images, _ in loaded]), torch.stack([small[i][0] for i in range(4)]))
+    assert torch.cat([labels for _, labels in loaded]).tolist() == masks.targets == [0, 1, 2, 0]
+    assert masks.reader.fingerprint() != plain.reader.fingerprint()
+    assert verify(str(folder / "index.mask.png.bin")) == []
+    assert inspect(str(folder / "index.mask.png.bin")).fields == {"mask.png": 4, "image.jpg": 4, "cls": 4}
+    # What is the image already needs no file of its own.
+    assert ShardDataset(folder, image_field="image.jpg").reader.index.path == plain.reader.index.path
+
+
+def test_the_headers_are_read_once_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = indexed(tmp_path / "set")
+    read: list[int] = []
+    header = ShardReader.header
+    monkeypatch.setattr(ShardReader, "header", lambda self, i, *place: (read.append(i), header(self, i, *place))[1])
+
+    def opened() -> tuple[int, str]:
+        read.clear()
+        with pytest.warns(UserWarning, match="1 sample"):  # each time
+            dataset = ShardDataset(folder, image_field="mask.png")
+        return len(read), dataset.reader.fingerprint()
+
+    first = opened()
+    assert (first[0], opened()) == (4, (0, first[1]))
+    path = folder / "index.mask.png.bin"
+    data = bytearray(path.read_bytes())
+    data[header_of(data)["columns"]["width"]["offset"]] ^= 1  # damaged, it is made anew
+    path.write_bytes(data)
+    assert opened() == first
+    tar(folder / "a.tar", *[("image.jpg", "mask.png", "txt.png")] * 3)  # and so it is for another index
+    index_tars(str(folder))
+    again = opened()
+    assert again[0] == 4
+    assert again[1] != first[1]
+
+
+@pytest.mark.parametrize("field", ["rgb.jpg", "cls"])
+def test_a_field_without_images_is_an_error(tmp_path: Path, field: str) -> None:
+    folder = indexed(tmp_path / "set")
+    with pytest.raises(ArgumentError, match=f"image_field='{field}'"):
+        ShardDataset(folder, image_field=field)
+    for make in (lambda: ShardDataset(folder, image_field=";"), lambda: index_tars(str(folder), image_field="")):
+        with pytest.raises(ArgumentError, match="image_field must name a field"):
+            make()
+    assert not list(folder.glob("index.*.bin"))
+
+
+def test_a_disk_that_fails_leaves_no_sample_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = indexed(tmp_path / "set")
+    real, calls = os.preadv, iter(range(100))
+
+    def fail(*arguments: object) -> int:
+        if next(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        with pytest.raises(DecodeError, match=r"a\.tar at byte .*read failed at byte \d+: Input/output error"):
+            ShardDataset(folder, image_field="mask.png")
+    assert not list(folder.glob("index.*.bin"))
+
+
+def test_a_header_longer_than_what_is_read_first_is_read_whole(tmp_path: Path) -> None:
+    tagged = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "x" * 40_000
+    Image.open(io.BytesIO(image("jpg", 1))).save(tagged, "JPEG", exif=exif)
+    write_tar(tmp_path / "t.tar", [("1.image.jpg", image("jpg", 0)), ("1.left.jpg", tagged.getvalue())])
+    index_tars(str(tmp_path))
+    index = ShardDataset(tmp_path, image_field="left.jpg").reader.index
+    assert (int(index.width[0]), int(index.height[0]), int(index.orientation[0])) == (21, 36, 6)

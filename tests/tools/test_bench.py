@@ -1,0 +1,346 @@
+"""feeder bench: everybody does the same work, and every result says what it is of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch._utils import ExceptionWrapper
+
+from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shards import shard, write_shards
+from feeder.tools.bench import contestant
+from feeder.tools.bench import run as bench_run
+from feeder.tools.bench.images import image_fields, listed, tars
+from feeder.tools.bench.options import BenchOptions, Task, default_workers
+from feeder.tools.bench.result_file import interleave, machine, spread, table
+from feeder.tools.bench.rivals import RIVALS, Rival, _webdataset_sample
+from feeder.tools.bench.run import throughput
+from feeder.tools.bench.show import _limit, render, result_page
+from feeder.tools.cli import main
+from tests.support.images import encode, make_tree, pixels
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tree(tmp_path_factory.mktemp("bench") / "images", 2, 16)
+
+
+@pytest.fixture(scope="module")
+def shards(tree: Path) -> Path:
+    shard(str(tree), str(tree.parent / "shards"))
+    return tree.parent / "shards"
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.mark.slow
+def test_the_command_measures_all_that_is_installed_and_writes_both_reports(
+    shards: Path, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shards.parent / "out"
+    sizes = ["--image-size", "32", "--batch-size", "8", "--workers", "0,1", "--seconds", "0.05", "--repeats", "1"]
+    reports = ["--json", str(out / "result.json"), "--html", str(out / "report.html")]
+    assert main(["bench", str(shards), "--folder", str(tree), *sizes, *reports]) == 0
+    done = capsys.readouterr()
+    saved = json.loads((out / "result.json").read_text())
+    assert saved["benchmark"] == "throughput"
+    assert saved["machine"]["cores"] >= 1
+    assert saved["machine"]["versions"]
+    assert saved["options"]["workers"] == [0, 1]
+    measured = set(saved["images_per_s"])
+    assert {"feeder"} < measured
+    assert {rival.title() for rival in RIVALS.values()} == measured | set(saved["absent"])
+    for measure in ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib", "ratio"):
+        assert set(saved[measure]) == measured
+        for by_workers in saved[measure].values():
+            assert set(by_workers) == {"0", "1"}
+            assert all(len(values["all"]) == 1 for values in by_workers.values())
+            # The kernel counts CPU time in hundredths of a second, and a busy machine gives less than that.
+            least = 0 if measure == "cpu_ms_per_image" else 1e-9
+            assert all(values["median"] >= least for values in by_workers.values())
+    assert set(saved["startup_s"]) == measured == set(saved["check"])
+    assert all(saved["startup_s"][n]["median"] > saved["first_batch_s"][n]["1"]["median"] for n in measured)
+    assert saved["check"]["feeder"] < bench_run.CHECK_LEVELS
+    assert {"read", "decode"} <= set(saved["stages_ms"]["1"])
+    assert max(map(len, done.out.splitlines())) <= max(80, len(str(out)) + 30)
+    assert "torch+" in done.out
+    assert all(name in (out / "report.html").read_text() for name in measured)
+    assert "checked feeder" in done.err
+
+
+def test_fewer_images_than_a_batch_are_measured_in_smaller_batches(tree: Path) -> None:
+    options = BenchOptions("val", "uint8", 24, 64, (0,), seconds=0.02, repeats=1, peers=False)
+    result = throughput(str(tree), options, note=quiet)
+    assert result["options"]["batch_size"] == result["images"] == 32
+    assert list(result["images_per_s"]) == ["feeder"]
+    assert set(result["absent"].values()) == {"not asked for"}
+    assert "ratio" not in result
+    text = render(result)
+    assert "batches of 32" in text
+    assert ", webdataset, DALI (CPU): not asked for" in text
+    page = result_page({"machine": machine(), **result})
+    assert "batches of 32" in page
+
+
+def _run_of(rate: float) -> dict[str, Any]:
+    measures = dict.fromkeys(bench_run._MEASURES, rate)
+    return {**measures, "stages_ms": {"read": 1.0, "decode": 2.0}, "bottleneck": "decode"}
+
+
+@pytest.mark.parametrize(
+    ("until", "workers", "repeats", "measured"),
+    [(2, [2], 1, {"feeder"}), (4, [1, 2], 1, {"feeder"}), (5, [1, 2], 1, {"feeder", "torch"}), (6, [1, 2], 2, None)],
+)
+def test_an_interrupted_measurement_keeps_what_was_measured(
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    until: int,
+    workers: list[int],
+    repeats: int,
+    measured: set[str] | None,
+) -> None:
+    """The runs are feeder's with 2 workers and with 1, torch's, and again."""
+    runs = 0
+
+    def turn(name: str, job: Any, workers: tuple[int, ...], startup: list[float]) -> Any:
+        nonlocal runs
+        for number in sorted(workers, reverse=True):
+            runs += 1
+            if runs == until:
+                raise KeyboardInterrupt
+            if number == max(workers):
+                startup.append(1.0)
+            yield number, _run_of(100.0 * number)
+
+    monkeypatch.setattr(bench_run, "_turn", turn)
+    monkeypatch.setattr(bench_run, "_check", lambda names, *rest: (dict.fromkeys(names, 0.0), 3.0))
+    monkeypatch.setattr(bench_run, "RIVALS", {name: RIVALS[name] for name in ("feeder", "torch")})
+    out = tree.parent / "interrupted"
+    paths = ["--json", str(out / "result.json"), "--html", str(out / "result.html")]
+    sizes = ["--workers", "1,2", "--seconds", "10", "--repeats", "5"]
+    assert main(["bench", str(tree), *sizes, *paths]) == 130
+    done = capsys.readouterr()
+    assert "takes 4 minutes at least" in done.err
+    assert "about 4 minutes" in done.err
+    assert f"interrupted in turn {repeats} of 5: medians are of the runs until then" in done.out
+    saved = json.loads((out / "result.json").read_text())
+    assert saved["options"]["workers"] == workers
+    assert saved["options"]["repeats"] == repeats
+    names = {RIVALS[name].title() for name in measured or ("feeder", "torch")}
+    assert set(saved["images_per_s"]) == names
+    assert all(saved["images_per_s"]["feeder"][str(number)]["median"] == 100 * number for number in workers)
+    assert "200 images/s" in (out / "result.html").read_text()
+
+
+def test_a_measurement_interrupted_before_feeder_was_measured_is_interrupted(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_run, "_turn", interrupt)
+    monkeypatch.setattr(bench_run, "_check", lambda names, *rest: (dict.fromkeys(names, 0.0), 3.0))
+    with pytest.raises(KeyboardInterrupt):
+        throughput(str(tree), BenchOptions(peers=False), note=quiet)
+
+
+def test_only_what_would_help_is_advised(tree: Path, shards: Path) -> None:
+    assert (bench_run._is_seekable(str(tree)), bench_run._is_seekable(str(shards))) == (False, True)
+    found: dict[str, Any] = {"bottleneck": {"2": "decode"}, "kind": "shards", "seekable": False, "usable_cores": 4}
+    assert _limit(found, "2") == "decoding: more workers, or seekable shards (feeder shard)"
+    assert _limit({**found, "seekable": True}, "2") == "decoding: more workers"
+    assert _limit({**found, "seekable": True, "usable_cores": 2}, "2") == "decoding: more cores"
+    found["bottleneck"] = {"2": "read"}
+    assert _limit(found, "2") == "reading: a faster disk"
+    assert _limit({**found, "kind": "folder"}, "2") == "reading: a faster disk, or shards in place of files"
+    assert _limit({**found, "bottleneck": {"2": None}}, "2") is None
+
+
+def test_what_a_rival_makes_is_checked_before_it_is_timed() -> None:
+    images = np.full((2, 3, 4, 4), 100, np.uint8)
+    good = {"images": images, "labels": np.array([1, 2])}
+    assert bench_run._difference(good, {"images": images + 3}) == (None, 3.0)
+    wrong, _ = bench_run._difference(good, {"images": images + 50})
+    assert "50.0 levels from Pillow's, more than" in (wrong or "")
+    wrong, _ = bench_run._difference(good, {"images": images, "labels": np.array([2, 1])})
+    assert "its labels are [2, 1], expected [1, 2]" in (wrong or "")
+    wrong, _ = bench_run._difference(good, {"images": images[:1]})
+    assert "expected (2, 3, 4, 4)" in (wrong or "")
+
+
+def test_a_rival_that_fails_or_says_nothing_is_named_with_its_reason(tree: Path) -> None:
+    job = {"path": str(tree), "folder": None, "options": {"workers": []}, "workers": 0, "do": "run", "rival": "nobody"}
+    with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="no answer in 0 s"):
+        contestant.ask(job, 0.0)
+    assert contestant.ended
+    with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="KeyError: 'nobody'"):
+        contestant.ask(job, 100)
+
+
+def test_the_reason_of_a_failure_in_a_worker_is_the_worker_s() -> None:
+    for error in (OSError("no room in /dev/shm"), RuntimeError("no room in /dev/shm\nmore of it")):
+        try:
+            raise error
+        except Exception:
+            wrapped = ExceptionWrapper(where="in DataLoader worker process 1")  # as torch's loader does
+        with pytest.raises(type(error)) as caught:
+            wrapped.reraise()
+        assert contestant._reason(caught.value) == f"{type(error).__name__}: no room in /dev/shm"
+    assert contestant._reason(ValueError("first\n  second")) == "ValueError: first"
+
+
+def test_images_that_feeder_or_pillow_cannot_decode_end_the_measurement(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "images", 1, 4)
+    (tree / "class-0" / "img-001.jpg").write_bytes(b"no image")
+    with pytest.raises(BackendError, match="Pillow, which the others are checked against, failed"):
+        throughput(
+            str(tree), BenchOptions(image_size=16, batch_size=4, workers=(0,), seconds=0.02, repeats=1), note=quiet
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench",), "expected either DIR to measure, or --compare"),
+        (("bench", "x", "--compare", "a.json", "b.json"), "expected either DIR to measure, or --compare"),
+        (("bench", "missing"), "missing"),
+        (("bench", "x", "--workers", "1;2"), "no list of numbers"),
+        (("bench", "x", "--workers", "1,1"), "workers must be different numbers"),
+        (("bench", "x", "--json", "/proc/x.json"), "/proc/x.json: can't be written"),
+        (("bench", "x", "--html", "/dev/null/x.html"), "/dev/null/x.html: can't be written"),
+        (("bench", "--compare", "a.json", "b.json"), "a.json: can't be read: No such file"),
+        (("bench", "--compare", "a.json", "b.json", "--json", "c.json"), "--json goes with DIR"),
+    ],
+)
+def test_wrong_usage_is_named_before_anything_runs(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: Any = main(arguments)
+    except SystemExit as exit:
+        code = exit.code
+    assert code in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_folder_or_index_is_the_input_s_fault(tmp_path: Path) -> None:
+    (tmp_path / "index.bin").write_bytes(b"damaged")
+    with pytest.raises(FormatError):
+        throughput(str(tmp_path), BenchOptions(), note=quiet)
+    with pytest.raises(SourceError):
+        throughput(str(tmp_path / "missing"), BenchOptions(), note=quiet)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"preset": "x"}, {"dtype": "int4"}, {"image_size": 0}, {"batch_size": 0}, {"workers": (-1,)}),
+        *({"workers": (2, 2)}, {"seconds": 0.0}, {"seconds": float("nan")}, {"repeats": 0}),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(options))} must be"):
+        BenchOptions(**options)
+
+
+def test_workers_go_up_to_the_cores_by_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for usable, expected in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
+        monkeypatch.setattr("feeder.tools.bench.options.cores", lambda usable=usable: type("", (), {"usable": usable}))
+        assert default_workers() == expected
+
+
+def test_peers_read_the_samples_that_feeder_reads(tree: Path, shards: Path, tmp_path: Path) -> None:
+    assert [label for _, label in listed(str(tree))] == [0] * 16 + [1] * 16
+    assert all(Path(path).is_file() for path, _ in listed(str(tree)))
+    assert [Path(path).name for path in tars(str(shards))] == ["shard-000000.tar"]
+    assert image_fields(str(shards)) == ["jpg"]
+    shard(str(tree), str(tmp_path / "raw"), ShardOptions(encode=EncodeOptions("raw")))
+    assert RIVALS["webdataset"].missing(str(tree)) == "reads tars only: `feeder shard` the images, and name the shards"
+    assert "raw pixels" in (RIVALS["dali"].missing(str(tmp_path / "raw")) or "raw pixels")
+
+
+@pytest.mark.parametrize("kind", ["text", "targets"])
+def test_labels_that_are_text_or_targets_are_no_reason_to_stop(tmp_path: Path, kind: str) -> None:
+    samples = [{"jpg": encode(pixels(i)), "cls": "dog" if i % 2 else "cat", "json": {"x": i / 2}} for i in range(4)]
+    write_shards(samples, tmp_path / "set")
+    path = str(tmp_path / "set")
+    if kind == "targets":
+        shard(path, str(tmp_path / "targets"), ShardOptions(columns=ManifestColumns(targets=("x",))))
+        path = str(tmp_path / "targets")
+    task = Task(path, None, BenchOptions(image_size=16, batch_size=4, workers=(0,)), 0, True)
+    made = {}
+    for name in ("torch", "feeder"):
+        contestant._check(name, task, str(tmp_path / f"{name}.npz"))
+        with np.load(tmp_path / f"{name}.npz") as saved:
+            made[name] = dict(saved)
+    assert [bench_run._difference(made["torch"], made[name])[0] for name in made] == [None] * 2
+    for text, label in ((b"dog", 1), (b"7", 7), (b"", -1), (b"cow", -1)):
+        fields = {"jpg": encode(pixels(0)), "cls": text}
+        assert _webdataset_sample(["jpg"], task.options, {"cat": 0, "dog": 1}, fields)[1] == label
+
+
+def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert RIVALS["dali"].missing(str(tree)) == "not installed (pip install nvidia-dali-cuda130)"
+    assert isinstance(RIVALS["feeder"], Rival)
+
+
+# In a process of its own: what ends among those that other tests have started would be missing.
+TREE = """
+import subprocess, sys
+from feeder.system.processes import cpu_seconds, memory, process_tree
+
+code = "import sys; held = bytearray(96 << 20); print('ready', flush=True); sys.stdin.read()"
+before = memory()
+child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()
+held = memory()
+assert child.pid in process_tree()
+assert held.pss - before.pss > 90, (held, before)
+assert held.peak_rss - before.peak_rss > 90, (held, before)
+child.communicate(b"")
+spent = cpu_seconds()
+burn = "import time\\nwhile time.process_time() < 0.3: pass"
+subprocess.run([sys.executable, "-c", burn], check=True)
+assert cpu_seconds() - spent >= 0.25, (cpu_seconds(), spent)
+"""
+
+
+def test_memory_and_cpu_time_are_those_of_the_whole_tree() -> None:
+    done = subprocess.run([sys.executable, "-c", TREE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rivals_take_turns() -> None:
+    calls: list[str] = []
+
+    def rival(name: str) -> float:
+        calls.append(name)
+        return float(len(calls))
+
+    found = interleave({"a": lambda: rival("a"), "b": lambda: rival("b")}, 3, lambda line: None)
+    assert calls == ["a", "b"] * 3
+    assert found == {"a": [1.0, 3.0, 5.0], "b": [2.0, 4.0, 6.0]}
+    assert spread(found["a"])["median"] == 3
+
+
+def test_tables_line_up() -> None:
+    assert table([["", "n"], ["long name", "1"], ["x", "1,000"]]).splitlines() == [
+        "               n",
+        "----------------",
+        "long name      1",
+        "x          1,000",
+    ]

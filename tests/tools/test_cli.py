@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+import feeder
+from feeder.tools.commands import common
+from feeder.tools.inspect import inspect
+from tests.shard.test_source import write_tar
+from tests.support.images import encode, make_tree, pixels
+
+
+def run(*arguments: str | Path, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(program or ["-m", "feeder"]), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "images", 2, 6)
+
+
+HELP = """
+import contextlib, sys, feeder.tools.cli
+with contextlib.suppress(SystemExit):
+    feeder.tools.cli.main(["shard", "--help"])
+print("slow modules:", sorted({"torch", "numpy", "PIL", "nvidia"} & set(sys.modules)))
+"""
+
+
+def test_help_does_not_import_what_is_slow() -> None:
+    assert run(program=["-c", HELP]).stdout.endswith("slow modules: []\n")
+
+
+def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
+    code = f"import sys, feeder.tools.cli; feeder.tools.cli.main(['shard', {str(tree)!r}, '-q']); assert 'torch' not in sys.modules"
+    run(program=["-c", code])
+
+
+def test_every_command_explains_itself_in_80_columns() -> None:
+    for command in ([], ["shard"], ["inspect"], ["index"], ["bench"], ["parity"], ["doctor"], ["profile"], ["tune"]):
+        done = run(*command, "--help")
+        assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_shard_inspect_verify_from_the_command_line(tree: Path) -> None:
+    out = tree.parent / "images-shards"
+    (tree / "class-0" / "notes.txt").write_text("no image")
+    done = run("shard", tree, "--samples-per-shard", "5")
+    assert done.stdout.splitlines()[0].startswith("12 samples (class folders, 2 classes) in 3 shards")
+    assert str(out) in done.stdout
+    assert inspect(str(out)).samples == 12
+    again = run("shard", tree, "--samples-per-shard", "5").stdout
+    assert "nothing to do" in again
+    assert all("rejected  1 of 13 inputs, see rejected.jsonl" in text for text in (done.stdout, again))
+    assert "12 in 3 shards" in run("inspect", out).stdout
+    assert "verified: 0 problems" in run("inspect", out, "--verify").stdout
+    os.truncate(out / "shard-000001.tar", 600)
+    done = run("inspect", out, "--verify", code=1)
+    assert "shard-000001.tar: has 600 bytes" in done.stdout
+    found = json.loads(run("inspect", out, "--verify", "--json", code=1).stdout)
+    assert found["samples"] == 12
+    assert {d["shard"] for d in found["damages"]} == {"shard-000001.tar"}
+
+
+def test_dali_indexes_can_be_added_to_a_finished_set(tree: Path, tmp_path: Path) -> None:
+    arguments = ["shard", tree, "--samples-per-shard", "5"]
+    for out in ("later", "at-once"):
+        options = ["--out", tmp_path / out]
+        run(*arguments, *options, *(["--dali-index"] if out == "at-once" else []))
+    assert not list((tmp_path / "later").glob("*.idx"))
+    run(*arguments, "--out", tmp_path / "later", "--dali-index")
+    written = {p.name: p.read_bytes() for p in (tmp_path / "later").glob("*.idx")}
+    assert written == {p.name: p.read_bytes() for p in (tmp_path / "at-once").glob("*.idx")}
+    assert sorted(written) == ["shard-000000.idx", "shard-000001.idx", "shard-000002.idx"]
+    assert written["shard-000002.idx"].startswith(b"v1.2 2\n")
+
+
+def test_verify_names_the_damage_of_an_index_that_has_no_report(tree: Path) -> None:
+    run("shard", tree, "-q")
+    path = tree.parent / "images-shards" / "index.bin"
+    data = bytearray(path.read_bytes())
+    header = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    data[header["columns"]["field"]["offset"]] = 77
+    path.write_bytes(data)
+    done = run("inspect", path.parent, "--verify", code=1)
+    assert "SHA-256 is" in done.stdout
+    assert "field 77" in done.stdout + done.stderr
+
+
+def test_json_is_one_object_and_quiet_is_silent(tree: Path, tmp_path: Path) -> None:
+    done = run("shard", tree, "--json", "--out", tmp_path / "a")
+    assert json.loads(done.stdout)["samples"] == 12
+    done = run("shard", tree, "--quiet", "--out", tmp_path / "b")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
+    done = run("shard", tree, "--dry-run", "--samples-per-shard", "4")
+    assert "would write 12 samples (class folders, 2 classes) in 3 shards" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["images"]
+
+
+def test_too_many_bad_images_end_with_3_and_the_way_out(tree: Path) -> None:
+    (tree / "class-0" / "bad.jpg").write_text("x")
+    done = run("shard", tree, code=3)
+    assert "1 of 13 images (7.69%) were rejected" in done.stderr
+    assert "--max-bad" in done.stderr
+    run("shard", tree, "--max-bad", "10%")
+    assert json.loads((tree.parent / "images-shards" / "rejected.jsonl").read_text())["path"] == "class-0/bad.jpg"
+
+
+def test_quiet_hides_no_loss(tree: Path, tmp_path: Path) -> None:
+    (tree / "class-0" / "bad.jpg").write_text("x")
+    (tree / "class-0" / "notes.txt").write_text("x")
+    done = run("shard", tree, "--max-bad", "10%", "-q")
+    assert done.stdout == ""
+    assert done.stderr == f"feeder: 1 of 13 images left out, see {tmp_path}/images-shards/rejected.jsonl\n"
+
+
+def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
+    done = run("shard", tmp_path / "missing", code=1)
+    assert done.stderr.startswith("feeder: ")
+    assert "no such file or folder" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shard-size", "huge"], "is no size"),
+        (["--max-bad", "200%"], "is no share"),
+        (["--shard-size", "1MB", "--samples-per-shard", "3"], "not allowed with"),
+        (["--json", "-q"], "not allowed with"),
+    ],
+)
+def test_wrong_usage_ends_with_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    assert message in run("shard", tmp_path, *arguments, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1000", 1000), ("256MiB", 256 << 20), ("1.5 GB", 1_500_000_000), ("4k", 4000), ("2KiB", 2048)]
+)
+def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
+    assert common.size(text) == size
+
+
+INTERRUPTED = """
+import os, signal, sys
+import feeder.tools.cli, feeder.system.progress
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+feeder.system.progress.LineProgress.advance = lambda *a: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(feeder.tools.cli.main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_leaves_a_resumable_folder_and_says_how_to_go_on(tree: Path, tmp_path: Path) -> None:
+    arguments = ["shard", tree, "--samples-per-shard", "2", "--workers", "1"]
+    done = run(*arguments, code=130, program=["-c", INTERRUPTED])
+    assert "Traceback" not in done.stderr
+    assert "the same command goes on from there" in done.stderr
+    done = run(*arguments)
+    assert "resuming" in done.stderr
+    assert inspect(str(tmp_path / "images-shards")).samples == 12
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_plain_lines(tree: Path) -> None:
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "feeder", "shard", str(tree)]
+    with subprocess.Popen(command, stdout=follower, stderr=follower) as process:
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                chunk = os.read(leader, 4096)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not chunk:
+                break
+            shown += chunk
+    os.close(leader)
+    assert process.returncode == 0
+    assert b"0/12 [" in shown
+    piped = run("shard", tree, "--out", tree.parent / "b")
+    assert "\r" not in piped.stdout + piped.stderr
+
+
+def test_slow_formats_get_a_line_of_advice_with_measured_costs(tree: Path) -> None:
+    for i in range(6):
+        (tree / "class-0" / f"{i}.png").write_bytes(encode(pixels(i, 200, 200), "PNG"))
+    done = run("shard", tree)
+    assert "advice: 6 of 18 images are no JPEGs; a png took" in done.stderr
+    assert "ms to decode here" in done.stderr
+
+
+def test_index_from_the_command_line(tree: Path, tmp_path: Path) -> None:
+    run("shard", tree, "-q")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (tmp_path / "images-shards" / "shard-000000.tar").rename(foreign / "x.tar")
+    assert "12 samples in 1 tar" in run("index", foreign).stdout
+    assert json.loads(run("index", foreign / "x.tar", "--json").stdout)["samples"] == 12
+    write_tar(tmp_path / "y.tar", [("a.jpg", encode(pixels(1))), ("a.cls", b"cat")])
+    assert "labels are class names, as the cls field holds 'cat'" in run("index", tmp_path / "y.tar").stderr
+
+
+def test_a_quiet_index_says_what_it_leaves_out(tmp_path: Path) -> None:
+    members = [(f"{i}.jpg", encode(pixels(1))) for i in range(3)]
+    write_tar(tmp_path / "t.tar", [*members, ("broken.jpg", b"\xff\xd8\xff")])
+    done = run("index", tmp_path / "t.tar", "-q", "--max-bad", "0.5")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "feeder: 1 of 4 samples left out of the index\n"
+
+
+def test_index_ends_with_3_on_too_many_bad_samples(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", encode(pixels(1))), ("b.jpg", b"no image")])
+    assert "x.tar/b: not an image" in run("index", tmp_path / "x.tar", code=3).stdout
+    run("index", tmp_path / "x.tar", "--max-bad", "50%")
+
+
+def test_parity_from_the_command_line(tree: Path) -> None:
+    done = run("parity", tree, "--backend", "pillow", "--images", "4")
+    assert "pillow" in done.stdout
+    assert json.loads(run("parity", tree, "--backend", "pillow", "--images", "4", "--json").stdout)
+    assert "no-such" in run("parity", tree, "--backend", "no-such", code=2).stderr
+
+
+def test_public_names_are_sorted_and_all_load() -> None:
+    assert feeder.__all__ == sorted(feeder.__all__)
+    for name in feeder.__all__:
+        assert getattr(feeder, name) is not None
+        assert name in dir(feeder)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        feeder.nothing  # noqa: B018
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").stdout == f"feeder {feeder.__version__}\n"

@@ -1,0 +1,268 @@
+"""feeder doctor on the machine: faults are put in, and must be found with a way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeder.errors import ArgumentError
+from feeder.system.nvml import GpuSample, Nvml, open_nvml
+from feeder.tools.doctor import Finding, check_machine, render
+from feeder.tools.doctor.limits import check_cores, check_gpus, check_memory, check_shared_memory
+from feeder.tools.doctor.packages import Driver, check_packages, driver_of
+from feeder.tools.doctor.pagecache import cached_bytes
+from feeder.tools.doctor.storage import ReadRate, _disk, check_data, read_rate, survey
+from tests.support import ROOT, fake_nvml
+from tests.support.images import make_tree
+
+PILLOW = {
+    "distribution": "pillow-simd",
+    "version": "12.1.1.post0",
+    "folder": "/site/PIL",
+    "simd": "AVX2",
+    "libjpeg": "libjpeg-turbo 3.1.0",
+    "libjpeg_path": "/usr/lib/libjpeg.so.62.4.0",
+    "overlaid": "12.1.1",
+    "absent_codecs": (),
+}
+FOUND = {
+    "feeder": "0.1.0",
+    "native": True,
+    "torch": "2.9.0",
+    "torch_cuda": "12.8",
+    "dali": "2.4.0",
+    "dali_package": "nvidia-dali-cuda120",
+    "pillow": PILLOW,
+}
+
+
+def levels(findings: Any) -> dict[str, str]:
+    return {finding.name: finding.level for finding in findings}
+
+
+def doctor(*arguments: str, before: str = "", path: Path = ROOT) -> tuple[int, dict[str, Finding]]:
+    """What the command says in a process of its own, after some code."""
+    code = (
+        f"{before}\nimport sys\nfrom feeder.tools.cli import main\nsys.exit(main({['doctor', '--json', *arguments]!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.stderr == ""
+    return done.returncode, {f["name"]: Finding(**f) for f in json.loads(done.stdout)["findings"]}
+
+
+def test_every_finding_above_ok_says_why_and_the_way_out() -> None:
+    found = check_machine()
+    assert {"GPU", "cores", "memory", "/dev/shm", "open files", "kernels", "Pillow", "torch", "DALI"} <= {
+        f.name for f in found
+    }
+    assert all(f.why for f in found if f.level != "ok")
+    assert all(f.remedy for f in found if f.level in ("warning", "problem"))
+    assert max(map(len, render(found, 80).splitlines())) <= 80
+
+
+def test_few_open_files_are_a_warning_and_very_few_a_problem_with_an_exit_code() -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({}, 2048))"
+    code, found = doctor(before=limit.format(1024))
+    assert found["open files"].level == "warning"
+    assert "ulimit -n 2048" in found["open files"].remedy
+    assert code == (1 if "problem" in levels(found.values()).values() else 0)
+    code, found = doctor(before=limit.format(256))
+    assert (code, found["open files"].level) == (1, "problem")
+
+
+def test_warnings_fail_only_when_strict(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from feeder.tools.cli import main
+
+    monkeypatch.setattr(
+        "feeder.tools.doctor.check_machine", lambda data: [Finding("disk", "warning", "slow", "w", "r")]
+    )
+    assert main(["doctor"]) == 0
+    assert main(["doctor", "--strict"]) == 1
+    assert capsys.readouterr().out.endswith("0 problems, 1 warning, 0 notes\n")
+
+
+def test_locked_memory_counts_where_there_is_a_gpu(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))"
+    assert doctor(before=limit)[1]["locked memory"].level == "ok"
+    found = doctor(before=limit, path=fake_nvml.install(tmp_path))[1]["locked memory"]
+    assert (found.level, found.found) == ("note", "64 KiB (ulimit -l)")
+
+
+def group(root: Path, quota: str, memory: int = 0) -> str:
+    cpu = root / "sys/fs/cgroup"
+    cpu.mkdir(parents=True)
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    (root / "proc/self/mountinfo").write_text("30 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n")
+    (cpu / "cpu.max").write_text(quota)
+    if memory:
+        (cpu / "memory.max").write_text(str(memory))
+        (cpu / "memory.current").write_text(str(memory - 1000))
+        (cpu / "memory.stat").write_text("inactive_file 0\n")
+    return str(root)
+
+
+def test_a_quota_that_nproc_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    root = group(tmp_path, "600000 100000")
+    (finding,) = check_cores(root, {})
+    assert finding.level == "warning"
+    assert "6 given, 64 seen" in finding.found
+    assert "num_workers of 6" in finding.remedy
+    (finding,) = check_cores(root, {"LOCAL_WORLD_SIZE": "4"})
+    assert "shared by 4 ranks" in finding.found
+    assert "take turns" in finding.why
+    (finding,) = check_cores("/nothing", {"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "8"})
+    assert (finding.level, finding.found) == ("note", "8 given, 64 seen (by SLURM)")
+    (finding,) = check_cores("/nothing", {})
+    assert (finding.level, finding.found) == ("ok", "64 given, 64 seen")
+
+
+def test_a_memory_limit_that_is_nearly_used_up(tmp_path: Path) -> None:
+    (finding,) = check_memory(group(tmp_path, "max 100000", 1 << 30))
+    assert finding.level == "warning"
+    assert "of the control group's 1.0 GiB" in finding.found
+
+
+def test_shared_memory_too_small_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert levels(check_shared_memory(str(tmp_path / "none"))) == {"/dev/shm": "warning"}
+    real = os.statvfs("/dev/shm")
+    small = os.statvfs_result((4096, 4096, 16384, 16384, 16384, *real[5:10]))  # docker's 64 MiB
+    monkeypatch.setattr(os, "statvfs", lambda path: small)
+    (finding,) = check_shared_memory()
+    assert finding.level == "warning"
+    assert finding.found.startswith("64 MiB")
+    assert "--shm-size" in finding.remedy
+
+
+def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.doctor.packages._distributions", lambda: {"torch", "nvidia-dali-cuda120"})
+    new, old = Driver("580.65", (13, 0)), Driver("470.57", (11, 4))
+    assert set(levels(check_packages(new, FOUND)).values()) == {"ok"}
+    assert levels(check_packages(old, FOUND)) | {"torch": "problem", "DALI": "problem"} == levels(
+        check_packages(old, FOUND)
+    )
+    assert levels(check_packages(new, {**FOUND, "torch_cuda": None}))["torch"] == "problem"
+    assert levels(check_packages(Driver(), FOUND))["torch"] == "note"
+    assert levels(check_packages(Driver(), {**FOUND, "torch_cuda": None}))["torch"] == "ok"
+    assert levels(check_packages(new, {**FOUND, "dali": None, "dali_package": None}))["DALI"] == "note"
+    assert levels(check_packages(new, {**FOUND, "torch": None, "native": False})) == {
+        **levels(check_packages(new, FOUND)),
+        "torch": "problem",
+        "kernels": "problem",
+    }
+    monkeypatch.setattr(
+        "feeder.tools.doctor.packages._distributions", lambda: {"nvidia-dali-cuda130", "nvidia-dali-cuda120"}
+    )
+    assert levels(check_packages(new, FOUND))["DALI"] == "problem"
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "level"),
+    [
+        ({"distribution": "pillow", "version": "12.1.1", "simd": None, "overlaid": None}, "Pillow", "warning"),
+        ({"simd": "SSE4"}, "Pillow", "note"),
+        ({"overlaid": "13.0.0"}, "Pillow", "problem"),
+        ({"libjpeg": "libjpeg 9.5"}, "libjpeg", "warning"),
+        ({"libjpeg": None}, "libjpeg", "problem"),
+    ],
+)
+def test_pillow(change: dict[str, Any], name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    found = {**FOUND, "pillow": {**PILLOW, **change}}
+    assert levels(check_packages(Driver(), found))[name] == level
+
+
+def test_a_pillow_that_does_not_load_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "PIL").mkdir()
+    (tmp_path / "PIL" / "__init__.py").write_text("raise ImportError('libjpeg.so.62: cannot open')")
+    code, found = doctor(path=tmp_path)
+    assert (code, found["Pillow"].level) == (1, "problem")
+
+
+def test_nvml_is_read_and_absence_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(fake_nvml.install(tmp_path)))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    nvml = open_nvml()
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert isinstance(nvml, Nvml)
+    assert driver_of(nvml) == Driver("535.104.05", (12, 2))
+    assert nvml.sample(nvml.gpus[0]) == GpuSample(0.35, 3 << 30, 2_001_000, 2_000_000)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [f.level for f in check_gpus(nvml, "535")] == ["ok"]
+    assert [g.index for g in nvml.visible({"CUDA_VISIBLE_DEVICES": "GPU-1000,0"})] == [1, 0]
+    assert [g.index for g in nvml.visible({"CUDA_VISIBLE_DEVICES": "0,-1,1"})] == [0]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    first, second = check_gpus(nvml, "535")
+    assert (first.level, second.level) == ("warning", "ok")
+    assert "4 of 16 PCIe lanes" in first.found
+    assert [f.level for f in check_gpus("nvidia-ml-py is not installed", "535.1")] == ["warning"]
+    assert [f.level for f in check_gpus("nvidia-ml-py is not installed", None)] == ["note"]
+
+
+def test_a_driver_is_seen_without_nvml(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:03:44 UTC 2025\n"
+    (tmp_path / "proc/driver/nvidia/version").write_text(text)
+    assert driver_of("absent", str(tmp_path)) == Driver("580.65.06")
+    assert driver_of("absent", str(tmp_path / "sys")) == Driver()
+
+
+def test_page_cache_share_follows_the_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "data.bin"
+    file.write_bytes(os.urandom(1 << 20))
+    with open(file, "rb") as opened:
+        os.fsync(opened.fileno())
+        for use_cachestat in (True, False):
+            opened.seek(0)
+            opened.read()
+            assert cached_bytes(str(file), use_cachestat=use_cachestat) == 1 << 20
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for use_cachestat in (True, False):
+        assert cached_bytes(str(file), use_cachestat=use_cachestat) in (0, None) or _is_in_memory(tmp_path)
+
+
+def _is_in_memory(folder: Path) -> bool:
+    return survey(str(folder)).kind in ("tmpfs", "ramfs", "overlay")
+
+
+def test_a_data_set_is_surveyed_and_its_disk_read(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", 2, 5)
+    data = survey(str(tmp_path / "images"))
+    assert (len(data.files), data.samples, data.complete) == (10, 10, True)
+    assert data.size_bytes == sum(p.stat().st_size for p in (tmp_path / "images").rglob("*.jpg"))
+    rate = read_rate(data, 0.1)
+    assert rate is not None
+    assert rate.bytes_s > 0
+    assert {"data set"} <= {f.name for f in check_data(str(tmp_path / "images"), seconds=0.1)}
+    _, found = doctor("--data", str(tmp_path / "images"))
+    assert "10 images" in found["data set"].found
+    with pytest.raises(ArgumentError, match="found nothing at"):
+        survey(str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArgumentError, match="found no file"):
+        survey(str(tmp_path / "empty"))
+
+
+def test_a_slow_disk_is_named_with_the_rate_that_it_allows(tmp_path: Path) -> None:
+    make_tree(tmp_path, 1, 4)
+    data = survey(str(tmp_path))
+    mean = data.size_bytes / 4
+    assert _disk(data, ReadRate(100 * mean, 100, direct=True)).level == "warning"
+    assert "100 images/s at most" in _disk(data, ReadRate(100 * mean, 100, direct=True)).found
+    assert _disk(data, ReadRate(5000 * mean, 5000, direct=True)).level == "ok"
+    assert "page cache included" in _disk(data, ReadRate(100 * mean, 100, direct=False)).found

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from feeder.dataset.datasets import ShardDataset
+from feeder.errors import FormatError, ShardError, SourceError
+from feeder.shard.format.index import Index, ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import Progress, ShardOptions
+from feeder.shard.write.shards import shard
+from feeder.tools.inspect import Damage, inspect, render, verify
+from tests.shard.test_index import damage_row, header_of, with_header
+from tests.shard.test_source import write_tar
+from tests.support.images import encode, make_tree, pixels
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    tree = make_tree(tmp_path / "images", 3, 8)
+    (tree / "class-1" / "tall.png").write_bytes(encode(pixels(9, 10, 40), "PNG", orientation=6))
+    (tree / "class-1" / "bad.jpg").write_bytes(b"x")
+    shard(str(tree), str(tmp_path / "shards"), ShardOptions(samples_per_shard=9, max_bad=1))
+    return tmp_path / "shards"
+
+
+def test_the_report_counts_what_is_there(shards: Path) -> None:
+    report = inspect(str(shards))
+    assert (report.samples, report.shards, report.rejected, report.unlabelled) == (25, 3, 1, 0)
+    assert report.classes == [("class-0", 8), ("class-1", 9), ("class-2", 8)]
+    assert report.fields == {"jpg": 24, "png": 1, "cls": 25}
+    assert report.orientations == {"1": 24, "6": 1}
+    assert (report.width_px[0], report.width_px[2], report.height_px[4]) == (10, 24, 40)
+    assert report.bytes == sum(p.stat().st_size for p in shards.glob("*.tar"))
+    text = render(report)
+    assert max(map(len, text.splitlines())) <= 80 or str(shards) in text.splitlines()[0]
+    assert "class-1" in text
+
+
+def test_a_sound_set_verifies(shards: Path) -> None:
+    assert verify(str(shards)) == []
+
+
+class Heard(Progress):
+    """Sums up what it is told."""
+
+    def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
+        self.expected, self.done = (samples, size_bytes), (done_samples, done_bytes)
+
+    def advance(self, samples: int, size_bytes: int) -> None:
+        self.done = (self.done[0] + samples, self.done[1] + size_bytes)
+
+
+def test_verifying_and_indexing_tell_how_far_they_are(shards: Path, foreign: Path) -> None:
+    heard = Heard()
+    verify(str(shards), progress=heard)
+    assert heard.done == heard.expected == (25, sum(p.stat().st_size for p in shards.glob("*.tar")))
+    index_tars(str(foreign), progress=heard)
+    assert heard.done == heard.expected
+    assert heard.done[0] == 8
+
+
+def test_a_flipped_bit_is_traced_to_its_sample(shards: Path) -> None:
+    index = Index(shards / "index.bin")
+    victim = 11
+    path = index.shard_path(int(index.shard[victim]))
+    with open(path, "r+b") as file:
+        file.seek(int(index.offset[victim]) + 100)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    found = verify(str(shards))
+    assert [(d.shard, d.sample) for d in found] == [
+        ("shard-000001.tar", None),
+        ("shard-000001.tar", index.key(victim)),
+    ]
+    assert "its bytes changed" in found[1].reason
+
+
+def test_a_changed_label_is_traced_too(shards: Path) -> None:
+    index = Index(shards / "index.bin")
+    ((_, offset, _),) = index.members(0)
+    with open(shards / "shard-000000.tar", "r+b") as file:
+        file.seek(offset)
+        file.write(b"9")
+    assert ("shard-000000.tar", index.key(0)) in [(d.shard, d.sample) for d in verify(str(shards))]
+
+
+def test_a_truncated_and_a_missing_shard_are_named_with_their_samples(shards: Path) -> None:
+    index = Index(shards / "index.bin")
+    os.truncate(shards / "shard-000002.tar", int(index.offset[24]) + 10)
+    (shards / "shard-000000.tar").unlink()
+    found = verify(str(shards))
+    assert Damage("shard-000000.tar", None, "can't be read: No such file or directory") in found
+    assert {d.sample for d in found if d.shard == "shard-000002.tar"} == {None, index.key(24)}
+    assert all("shard-000001" not in d.shard for d in found)
+
+
+def test_a_changed_index_is_noticed(shards: Path) -> None:
+    data = bytearray((shards / "index.bin").read_bytes())
+    data[-200] ^= 1
+    (shards / "index.bin").write_bytes(data)
+    assert any(d.shard == "index.bin" for d in verify(str(shards)))
+
+
+@pytest.mark.parametrize(
+    ("column", "fields"),
+    [
+        ("label", []),
+        ("orientation", []),
+        ("field", []),
+        ("width", []),
+        ("offset", []),
+        ("path_data", ["path"]),
+        ("key_data", ["key"]),
+        ("member_offset", ["cls"]),
+        ("member_length", ["cls"]),
+        ("crc32", None),
+        ("source_bytes", None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["shard", "index"])
+def test_one_changed_bit_of_an_index_is_noticed(
+    shards: Path, foreign: Path, kind: str, column: str, fields: list[str] | None
+) -> None:
+    folder = shards if kind == "shard" else foreign
+    if kind == "index":
+        index_tars(str(foreign))
+    path = folder / "index.bin"
+    data = bytearray(path.read_bytes())
+    data[header_of(data)["columns"][column]["offset"] + 1] ^= 1
+    path.write_bytes(data)
+    message = f"column {column!r} do not match their checksum"
+    assert [d for d in verify(str(folder)) if d.shard == "index.bin" and message in d.reason]
+    with pytest.raises(FormatError, match=message):
+        inspect(str(folder))
+    if fields is None:  # nothing that a dataset gives depends on it
+        assert len(ShardDataset(folder)) == len(Index(path))
+        return
+    with pytest.raises(FormatError, match=rf"index\.bin.*{message}"):
+        ShardDataset(folder, fields=fields)
+    if fields:
+        assert len(ShardDataset(folder)) == len(Index(path))
+
+
+def test_an_index_without_checksums_is_noted_when_it_is_verified(foreign: Path) -> None:
+    index_tars(str(foreign))
+    path = foreign / "index.bin"
+    data = path.read_bytes()
+    path.write_bytes(with_header(data, header_of(data), checksums=False))
+    notes: list[str] = []
+
+    class Notes(Progress):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    assert verify(str(foreign), progress=Notes()) == []
+    assert ["has no checksums of its own" in note for note in notes] == [True]
+    assert len(ShardDataset(foreign)) == len(Index(path))
+    index_tars(str(foreign))
+    assert Index(path).has_checksums
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "reason"),
+    [
+        ("shard", 5, 7, "names shard 7, the index has 3"),
+        ("shard", 5, 2**32 - 1, "names shard 4294967295, the index has 3"),
+        ("field", 5, 9, "names field 9, the index has 3"),
+        ("member_field", 5, 9, "names field 9, the index has 3"),
+        ("orientation", 5, 9, "has orientation 9, expected 1 to 8"),
+        ("member_start", 6, 0, "ends before it starts in column member_start"),
+    ],
+)
+@pytest.mark.parametrize("name", ["index.bin", "other.bin"])
+def test_a_damaged_index_row_is_traced_and_the_others_are_verified(
+    shards: Path, name: str, column: str, row: int, value: int, reason: str
+) -> None:
+    key = Index(shards / "index.bin").key(5)
+    (shards / "index.bin").rename(shards / name)  # by another name it is read without the manifest's checksums
+    damage_row(str(shards / name), column, row, value)
+    victim = Index(shards / name)
+    with open(shards / "shard-000001.tar", "r+b") as file:
+        file.seek(int(victim.offset[10]) + 100)
+        file.write(b"\0" * 8)
+    path = str(shards if name == "index.bin" else shards / name)
+    found = verify(path)
+    assert Damage(name, key, reason) in found
+    assert [d.shard for d in found if d.sample == victim.key(10)] == ["shard-000001.tar"]
+    assert all(d.sample in (None, key, victim.key(10), victim.key(6)) for d in found)
+    if column in ("orientation", "member_start"):
+        inspect(path)
+    else:
+        with pytest.raises(FormatError, match=name):
+            inspect(path)
+
+
+def test_a_damaged_manifest_is_an_error_that_names_it(shards: Path) -> None:
+    for text in ("{", "[]", '{"format": "feeder-shards"}', '{"format": "other", "format_version": 1}'):
+        (shards / "manifest.json").write_text(text)
+        with pytest.raises(FormatError, match=r"manifest\.json"):
+            inspect(str(shards))
+
+
+def test_a_changed_class_name_is_noticed(shards: Path) -> None:
+    path = shards / "manifest.json"
+    text = path.read_text()
+    path.write_text(text.replace("class-1", "class-7"))
+    assert verify(str(shards)) == [Damage("manifest.json", None, "its bytes do not match its checksum; restore it")]
+    with pytest.raises(FormatError, match=r"manifest\.json.*checksum.*remove its line"):
+        ShardDataset(shards)
+    path.write_text(re.sub(r' "crc32": "[0-9a-f]{8}",\n', "", text))  # as older ones are
+    assert verify(str(shards)) == []
+    assert ShardDataset(shards).classes == ["class-0", "class-1", "class-2"]
+
+
+def test_a_folder_without_an_index_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="feeder shard"):
+        inspect(str(tmp_path))
+    with pytest.raises(FormatError, match="feeder shard"):
+        inspect(str(tmp_path / "missing"))
+
+
+def test_windowed_shuffles_are_scored_against_the_full_one(tmp_path: Path) -> None:
+    builder = IndexBuilder(0)
+    for i in range(20_000):
+        row = {"label": -1, "width": 1, "height": 1, "orientation": 1, "source_bytes": 1, "crc32": 0}
+        builder.add(key=b"k", path=b"p", field="jpg", offset=i, length=1, members=[], **row)  # type: ignore[arg-type]
+    builder.write(str(tmp_path / "index.bin"), [ShardEntry("x.tar", 20_000)])
+    scores = inspect(str(tmp_path)).window_scores
+    assert list(scores) == [1024, 8192]  # a window of 65,536 is a full shuffle here
+    assert scores[1024] == pytest.approx(1024 / 20_000, rel=0.1)
+    assert scores[1024] < scores[8192] < 1
+    assert "1,024 samples 0.05, 8,192 samples 0.3" in render(inspect(str(tmp_path)))
+
+
+# Tars that others wrote
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for number in range(2):
+        members = []
+        for i in range(4):
+            image = encode(pixels(number * 4 + i, 20 + i, 30), "PNG" if i == 2 else "JPEG", orientation=3)
+            members += [(f"a/{i}.cls", b"%d" % i), (f"a/{i}.{'png' if i == 2 else 'jpg'}", image), (f"a/{i}.txt", b"t")]
+        write_tar(folder / f"train-{number}.tar", members)
+    return folder
+
+
+def test_foreign_tars_are_indexed_where_they_are(foreign: Path) -> None:
+    before = {p.name: p.read_bytes() for p in foreign.glob("*.tar")}
+    summary = index_tars(str(foreign / "train-{0..1}.tar"))
+    assert (summary.samples, summary.shards, summary.rejected) == (8, 2, [])
+    index = Index(summary.path)
+    assert summary.path == str(foreign / "index.bin")
+    assert [s.name for s in index.shards] == ["train-0.tar", "train-1.tar"]
+    assert [index.key(i) for i in range(4)] == ["a/0", "a/1", "a/2", "a/3"]
+    assert index.label.tolist() == [0, 1, 2, 3] * 2
+    assert index.width.tolist() == [20, 21, 22, 23] * 2
+    assert index.orientation.tolist() == [3] * 8
+    for i in range(8):
+        data = (foreign / index.shards[int(index.shard[i])].name).read_bytes()
+        start = int(index.offset[i])
+        image = data[start : start + int(index.length[i])]
+        assert image == encode(pixels(i, 20 + i % 4, 30), "PNG" if i % 4 == 2 else "JPEG", orientation=3)
+    assert {p.name: p.read_bytes() for p in foreign.glob("*.tar")} == before
+    assert verify(str(foreign)) == []
+    assert inspect(str(foreign)).settings is None
+
+
+def test_a_foreign_index_is_replaced_only_for_the_same_tars(foreign: Path, tmp_path: Path) -> None:
+    index_tars(str(foreign))
+    index_tars(str(foreign))
+    with pytest.raises(ShardError, match=r"is an index for other tars \(train-0.tar"):
+        index_tars(str(foreign / "train-1.tar"))
+    index_tars(str(foreign / "train-1.tar"), str(foreign / "second.bin"))
+    assert len(Index(foreign / "second.bin")) == 4
+    assert len(Index(foreign / "index.bin")) == 8
+    with pytest.raises(ShardError, match="must lie in"):
+        index_tars(str(foreign), str(tmp_path / "elsewhere" / "index.bin"))
+
+
+def test_an_own_shard_set_keeps_its_index(shards: Path) -> None:
+    before = (shards / "index.bin").read_bytes()
+    with pytest.raises(ShardError, match="nothing to do"):
+        index_tars(str(shards))
+    assert (shards / "index.bin").read_bytes() == before
+
+
+def test_bad_samples_of_foreign_tars_are_left_out_and_listed(foreign: Path) -> None:
+    write_tar(foreign / "train-2.tar", [("b.jpg", b"no image"), ("c.txt", b"x"), ("d.jpg", encode(pixels(1)))])
+    summary = index_tars(str(foreign))
+    assert summary.samples == 9
+    assert sorted(r.path for r in summary.rejected) == ["train-2.tar/b", "train-2.tar/c"]
+
+
+def test_compressed_or_empty_tars_cannot_be_indexed(foreign: Path, tmp_path: Path) -> None:
+    import gzip
+
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "t.tar.gz").write_bytes(gzip.compress((foreign / "train-0.tar").read_bytes()))
+    with pytest.raises(SourceError, match="is compressed"):
+        index_tars(str(packed))
+    shutil.rmtree(packed)
+    packed.mkdir()
+    write_tar(packed / "t.tar", [])
+    with pytest.raises(SourceError, match=r"no sample found, 0 inputs rejected$"):
+        index_tars(str(packed))
+    write_tar(packed / "t.tar", [("a.jpg", b"x")])
+    with pytest.raises(SourceError, match=r"no sample found, 1 input rejected, the first t\.tar/a: not an image"):
+        index_tars(str(packed))

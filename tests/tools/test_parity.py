@@ -1,0 +1,167 @@
+"""The certificate: its figures are right, and a backend that is off does not pass."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from feeder.decode import registry
+from feeder.decode.pillow.decoder import PillowDecoder
+from feeder.errors import ArgumentError, DecodeError, SourceError
+from feeder.shard.write.shards import shard
+from feeder.tools.parity.differences import BOUNDS, Comparison, crop_ratio
+from feeder.tools.parity.parity import parity
+from tests.support.conformance import encode, natural_image
+from tests.support.loader_data import without_tables
+
+
+class Off(PillowDecoder):
+    """The reference with a fault."""
+
+    name = "off"
+    fault = ""
+
+    def decode(self, buffers: Any, orientations: Any, recipe: Any, draws: Any, out: Any) -> Any:
+        errors = super().decode(buffers, orientations, recipe, draws, out)
+        if self.fault == "shifted":
+            out[...] = np.roll(out, 1, axis=-1)
+        elif self.fault == "biased":
+            out[:, 0] = np.minimum(out[:, 0], 254) + (np.arange(out.shape[-1]) % 5 == 0)
+        elif self.fault == "spiky":
+            out[..., ::20, ::20] ^= 32
+        elif self.fault == "picky":
+            return [DecodeError("don't like it") for _ in errors]
+        return errors
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    for i in range(6):
+        folder = root / f"class-{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.jpg").write_bytes(encode(natural_image(i, 180, 260)))
+    return root
+
+
+@pytest.mark.parametrize("backend", ["pillow", "cpu"])
+def test_a_right_backend_passes_on_a_folder_and_on_its_shards(images: Path, backend: str) -> None:
+    if backend not in registry.available_decoders():
+        pytest.skip(f"backend {backend!r} is not installed")
+    shard(os.fspath(images), os.fspath(images.parent / "shards"))
+    for path in (images, images.parent / "shards", images.parent / "shards" / "index.bin"):
+        report = parity(os.fspath(path), backend=backend)
+        assert report.passed, report.render()
+        assert report.images == 6
+        assert sum(bucket.images for bucket in report.buckets) == 30
+        assert all(bucket.images for bucket in report.buckets[:3])
+        assert report.backend == backend
+        assert "passed" in report.render()
+        assert json.loads(json.dumps(report.to_json(), allow_nan=False))["passed"] is True
+
+
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
+def test_dali_passes_on_seekable_shards(images: Path, fidelity: str) -> None:
+    if "dali" not in registry.available_decoders():
+        pytest.skip("DALI is not installed")
+    shards = os.fspath(images.parent / "shards")
+    shard(os.fspath(images), shards)
+    report = parity(shards, backend="dali", fidelity=fidelity)
+    assert report.passed, report.render()
+    assert (report.backend, report.device) == ("dali", "cpu")
+
+
+@pytest.mark.parametrize("fault", ["shifted", "biased", "spiky", "picky"])
+def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setitem(registry._BUILT_IN, "off", registry._BuiltIn(f"{__name__}:Off", "none"))
+    assert parity(os.fspath(images), backend="off").passed
+    monkeypatch.setattr(Off, "fault", fault)
+    report = parity(os.fspath(images), backend="off")
+    assert not report.passed
+    assert "NOT PASSED" in report.render()
+    if fault == "picky":
+        assert len(report.failures) == 6
+        assert "only 'pillow' decodes class-" in report.render()
+        assert "don't like it" in report.render()
+    else:
+        assert "OUT OF BOUNDS" in report.render()
+
+
+def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "dali" not in registry.available_decoders():
+        pytest.skip("DALI is not installed")
+    from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
+
+    bad = (images / "class-0" / "0.jpg").read_bytes()
+    (images / "class-0" / "bad.jpg").write_bytes(without_tables(bad))
+    report = parity(os.fspath(images), backend="dali")
+    assert report.redone == 0
+
+    def fail(*_: object) -> None:
+        raise PipelineError("no engine")
+
+    monkeypatch.setattr(DaliPipeline, "collect", fail)
+    report = parity(os.fspath(images), backend="dali")
+    assert (report.images, report.redone, report.passed) == (6, 6, False)
+    assert "'dali' failed on 6 images" in report.render()
+
+
+def test_images_that_neither_can_decode_are_counted_and_passed_over(images: Path) -> None:
+    whole = (images / "class-0" / "0.jpg").read_bytes()
+    (images / "class-0" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (images / "class-0" / "text.jpg").write_text("no image")
+    report = parity(os.fspath(images), backend="pillow")
+    assert (report.images, report.unreadable) == (6, 2)
+    assert report.passed
+    assert "2 images that neither can decode" in report.render()
+
+
+def test_nothing_to_compare_does_not_pass(tmp_path: Path) -> None:
+    (tmp_path / "class-0").mkdir()
+    (tmp_path / "class-0" / "text.jpg").write_text("no image")
+    assert not parity(os.fspath(tmp_path), backend="pillow").passed
+    with pytest.raises(SourceError):
+        parity(os.fspath(tmp_path / "missing"), backend="pillow")
+    with pytest.raises(ArgumentError, match="at least 1"):
+        parity(os.fspath(tmp_path), images=0)
+
+
+def test_a_given_number_of_images_is_chosen_by_the_seed(images: Path) -> None:
+    first, again = (parity(os.fspath(images), backend="pillow", images=3) for _ in range(2))
+    assert first == again
+    assert first.images == 3
+
+
+def test_figures_are_those_of_the_differences() -> None:
+    reference: npt.NDArray[np.uint8] = np.full((3, 10, 100), 100, np.uint8)
+    found = reference.copy()
+    found[0] += 2
+    found[2, 0, :2] -= 50
+    comparison = Comparison()
+    comparison.add(reference, found, 1.5)
+    comparison.add(reference, reference, 4.0)
+    below, low, middle, high = comparison.figures()
+    assert (below.images, low.images, middle.images, high.images) == (0, 1, 0, 1)
+    assert low.bias == (2.0, 0.0, -0.1)
+    assert low.mean == pytest.approx((2 * 1000 + 2 * 50) / 3000)
+    assert low.max == 50
+    # 2 of 3,000 values differ by 50: fewer than 0.1 %.
+    assert low.percentile_999 == 2
+    assert (high.mean, high.max, high.percentile_999) == (0, 0, 0)
+    assert not low.within(BOUNDS["fast"])
+    assert below.within(BOUNDS["fast"])
+    assert high.within(BOUNDS["exact"])
+    with pytest.raises(ArgumentError):
+        comparison.add(reference, found[:, :5], 1.0)
+
+
+def test_the_ratio_is_the_geometric_mean_of_both_sides() -> None:
+    assert crop_ratio(np.array([10.0, 20.0, 410.0, 120.0]), np.array([50, 50], np.int32)) == pytest.approx(4.0)

@@ -1,0 +1,278 @@
+"""feeder profile as a user runs it: the script's output, exit code and errors stay its own, and the report is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.loader_data import write_shards
+
+
+def profile(
+    folder: Path, script: str, *arguments: str, options: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "feeder", "profile", *options, "train.py", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+
+
+SLOW_LOADER = """
+import argparse
+import pickle
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Images(Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.ones(3, 4, 4), index % 3
+
+
+class Mine:
+    pass
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float)
+    args = parser.parse_args()
+    assert type(pickle.loads(pickle.dumps(Mine()))) is Mine
+    loader = DataLoader(Images(), batch_size=4)
+    val_loader = DataLoader(Images(), batch_size=20)
+    model = torch.nn.Linear(48, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+    for epoch in range(2):
+        for x, y in loader:
+            loss = torch.nn.functional.cross_entropy(model(x.flatten(1)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x, y in val_loader:
+                model(x.flatten(1))
+    print("trained with", sys.argv, __file__)
+    sys.exit(7)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_script_slowed_at_the_loader(tmp_path: Path) -> None:
+    done = profile(tmp_path, SLOW_LOADER, "--lr", "0.1", options=("--trace", "t.json", "--trace-steps", "5"))
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "trained with ['train.py', '--lr', '0.1'] train.py\n"
+    assert "Input-bound" in done.stderr
+    assert re.search(r"torch, train\.py:34 +training +0 +29", done.stderr)
+    assert re.search(r"torch, train\.py:40 +evaluation +0 +5", done.stderr)
+    assert re.search(r"1\. num_workers=\d+ \([\d.]+x\)", done.stderr)
+    assert re.search(r"\d\d% for\s+storage", done.stderr)
+    assert "line 29, 30: the loader has no workers" in done.stderr
+    assert "GPU: not measured" in done.stderr or "GPU: busy" in done.stderr
+    page = (tmp_path / "feeder-profile.html").read_text()
+    assert "Input-bound" in page
+    assert "exit code 7" in page
+    _check_trace(json.loads((tmp_path / "t.json").read_text()))
+
+
+def _check_trace(trace: dict[str, Any]) -> None:
+    events = trace["traceEvents"]
+    assert {"wait for batch", "training step", "data set", "collate", "start of an epoch"} <= {
+        e["name"] for e in events
+    }
+    # torch's own event of a step lies inside the step that feeder saw: one axis of time. Half a millisecond is what the
+    # clock of a busy machine may be off.
+    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "training step"]
+    backwards = [e for e in events if e["name"] == "autograd::engine::evaluate_function: AddmmBackward0"]
+    assert backwards
+    for event in backwards:
+        assert any(start - 500 <= event["ts"] and event["ts"] + event["dur"] <= end + 500 for start, end in steps)
+
+
+LOADERS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(8, 1)
+
+def run(loader):
+    for x in loader:
+        if len(loader) == 6:
+            model(x[0]).sum().backward()
+
+held = DataLoader(TensorDataset(torch.ones(30, 8)), batch_size=5)
+for epoch in range(3):
+    run(DataLoader(TensorDataset(torch.ones(30, 8)), batch_size=5))
+    run(DataLoader(TensorDataset(torch.ones(20, 8)), batch_size=5))
+run(held)
+again = DataLoader(held.dataset, batch_size=5)
+run(again)
+"""
+
+
+def test_a_loader_that_each_epoch_makes_anew_is_one_loader(tmp_path: Path) -> None:
+    done = profile(tmp_path, LOADERS)
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"torch, train\.py:8 +(\w+) +0 +(\d+)", done.stderr)
+    # All batches of a record but its first. The last loader, made while a like one is there, is another.
+    assert rows == [("training", "23"), ("evaluation", "11"), ("training", "5")]
+
+
+SLOW_STEP = """
+import time
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+# Python 3.14's server of processes complains of a parent that ends by an error.
+options = {"batch_size": 5, "num_workers": 1, "multiprocessing_context": "fork"}
+loader = DataLoader(TensorDataset(torch.ones(60, 8), torch.ones(60, 1)), **options)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x, y in loader:
+    loss = (model(x) - y).square().mean()
+    loss.backward()
+    optimizer.step()
+    time.sleep(0.3)
+raise KeyError("at the end")
+"""
+
+
+def test_a_script_slowed_at_the_step_and_an_error_at_its_end(tmp_path: Path) -> None:
+    done = profile(tmp_path, SLOW_STEP, options=("--out", "sub/report.html"))
+    assert done.returncode == 1
+    trace, _, summary = done.stderr.partition("\nfeeder profile\n")
+    assert trace == 'Traceback (most recent call last):\n  File "train.py", line 17, in <module>\n    ' + (
+        "raise KeyError(\"at the end\")\nKeyError: 'at the end'\n"
+    )
+    assert summary.startswith("Compute-bound")
+    assert "gradients are never cleared [zero-grad]" in summary
+    assert "Compute-bound" in (tmp_path / "sub/report.html").read_text()
+
+
+FEEDER = """
+import os
+import signal
+
+import torch
+
+import feeder
+from feeder import transforms as T
+
+dataset = feeder.ShardDataset("shards", transform=T.Compose([T.Resize((16, 16)), T.ToDtype(torch.float32, scale=True)]))
+loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1, backend="pillow")
+model = torch.nn.Linear(768, 7)
+step = 0
+while True:
+    for images, labels in loader:
+        torch.nn.functional.cross_entropy(model(images.flatten(1)), labels).backward()
+        step += 1
+        if step == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_feeder_loader_and_an_interrupt_that_leaves_a_report_of_what_there_is(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", 32)
+    done = profile(tmp_path, FEEDER)
+    assert done.returncode == 130, done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert re.search(r"feeder, train\.py:15 +training +1 +19", done.stderr)
+    assert "of the loader's own time: " in done.stderr
+    assert (tmp_path / "feeder-profile.html").exists()
+
+
+CHILDREN = """
+import sys
+
+import torch
+import torch.multiprocessing
+from torch.utils.data import DataLoader
+
+
+def work(rank, start):
+    import os
+
+    os.environ["RANK"] = str(rank)
+    model = torch.nn.Linear(2, 1)
+    for x in DataLoader(torch.ones(12 + 4 * rank, 2), batch_size=2):
+        model(x).sum().backward()
+    sys.stdout.write(f"rank {rank} {start}\\n")  # at once, as both write to one pipe
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), nprocs=2, start_method=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_processes_that_the_script_starts_are_profiled_too(tmp_path: Path, start: str) -> None:
+    done = profile(tmp_path, CHILDREN, start)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank 0 {start}", f"rank 1 {start}"]
+    assert re.search(r"torch, train\.py:14 +training +0 +5", done.stderr)  # rank 0
+    assert "rank 1: " in done.stderr
+    assert "rank 1" in (tmp_path / "feeder-profile.html").read_text()
+
+
+def test_each_rank_of_a_launcher_writes_its_own_report(tmp_path: Path) -> None:
+    done = profile(tmp_path, "print('hi')", RANK="1", WORLD_SIZE="2")
+    assert (done.returncode, done.stdout) == (0, "hi\n")
+    assert (tmp_path / "feeder-profile.rank1.html").exists()
+    assert not (tmp_path / "feeder-profile.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "output"),
+    [
+        ("import sys\nprint(sys.path[0])", 0, "No loader was iterated over"),
+        ("raise SystemExit('no data here')", 1, "no data here\n"),
+        ("def f():\n    return 1 / 0\nf()", 1, "line 2, in f\n"),
+        ("for x in\n", 1, "feeder: train.py is no valid Python: invalid syntax"),
+        ("raise SystemExit", 0, "No loader was iterated over"),
+    ],
+)
+def test_scripts_that_never_iterate_or_fail(tmp_path: Path, script: str, code: int, output: str) -> None:
+    done = profile(tmp_path, script)
+    assert done.returncode == code
+    assert output in done.stderr
+    assert "launch.py" not in done.stderr
+    if "sys.path" in script:
+        assert done.stdout == f"{tmp_path}\n"
+
+
+def test_wrong_ways(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "feeder", "profile"]
+    run: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "cwd": ROOT}
+    done = subprocess.run([*command, "--out", str(tmp_path / "r.html"), str(tmp_path / "none.py")], **run)
+    assert done.returncode == 1
+    assert "can't read the script" in done.stderr
+    (tmp_path / "train.py").write_text("print('must not run')")
+    (tmp_path / "file").touch()
+    done = subprocess.run([*command, "--out", str(tmp_path / "file/r.html"), str(tmp_path / "train.py")], **run)
+    assert (done.returncode, done.stdout) == (2, "")
+    done = subprocess.run([*command, "--trace-steps", "0", str(tmp_path / "train.py")], **run)
+    assert (done.returncode, done.stdout) == (2, "")

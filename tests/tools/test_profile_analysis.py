@@ -1,0 +1,326 @@
+"""From measurements that are known to the verdict and the advice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeder.dataset.datasets import FolderDataset
+from feeder.tools.instrument.hooks import Meter, _class_folders
+from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
+from feeder.tools.profile.analysis import analyse
+from feeder.tools.profile.page import render_page
+from feeder.tools.profile.text import render
+from tests.support.images import make_tree
+
+MS = 1_000_000
+
+
+def loader(
+    waits_ms: list[float],
+    step_ms: float,
+    *,
+    workers: int = 0,
+    start_ms: float = 0,
+    epoch: int = 0,
+    trained: bool = True,
+    made_ms: float = 0,
+    **options: object,
+) -> LoaderRecord:
+    """A loader whose batches of 10 come after these waits, each followed by a step of that length."""
+    record = LoaderRecord("train.py:9", "torch", workers, 10, True, False)
+    for name, value in options.items():
+        setattr(record, name, value)
+    extend(record, waits_ms, step_ms, start_ms=start_ms, epoch=epoch, trained=trained, made_ms=made_ms)
+    return record
+
+
+def extend(
+    record: LoaderRecord,
+    waits_ms: list[float],
+    step_ms: float,
+    *,
+    start_ms: float,
+    epoch: int,
+    trained: bool = True,
+    made_ms: float = 0,
+) -> float:
+    record.made_ns.append((int(start_ms * MS), int((start_ms + made_ms) * MS)))
+    now = start_ms + made_ms
+    for at, wait in enumerate(waits_ms):
+        record.batches.append(Batch(int(now * MS), int((now + wait) * MS), 10, epoch, trained and at > 0))
+        now += wait + step_ms
+    record.batches.append(Batch(int(now * MS), int(now * MS), 0, epoch, trained))
+    return now
+
+
+def process(*loaders: LoaderRecord, cores: float = 0, gpu: float | None = None) -> ProcessRecord:
+    end = max((loader.batches[-1].got_ns for loader in loaders), default=MS)
+    reading = () if gpu is None else (GpuReading(0, gpu, 1 << 30, 10, 10),)
+    samples = [Sample(at, cores / 2, cores / 2, 1 << 30, reading) for at in range(MS, end + 1, max(1, end // 20))]
+    return ProcessRecord(1, None, 0, end, list(loaders), samples)
+
+
+def fetches(count: int, total_ms: float, cpu: float, queued: float, workers: int = 1) -> list[Fetch]:
+    """Batches that took so long in the data set, so much of it computing or queued, and a tenth more in collate."""
+    dataset = int(total_ms * MS)
+    return [
+        Fetch(100 + n % workers, n * dataset, dataset, int(cpu * dataset), int(queued * dataset), dataset // 10)
+        for n in range(count)
+    ]
+
+
+def test_a_loop_that_makes_its_batches_itself_is_told_the_gain_of_workers() -> None:
+    record = loader([30.0] * 21, 10, fetches=fetches(21, 27, 1.0, 0.0))
+    found = analyse(process(record), cores=8)
+    assert found.bound == "input"
+    assert found.input_share == pytest.approx(0.75)
+    assert found.images_s == pytest.approx(250)
+    (advice,) = found.advice[:1]
+    # Four workers make a batch of 29.7 ms in less than the step of 10 ms: 40 ms become 10 ms.
+    assert (advice.title, advice.is_bound) == ("num_workers=3", False)
+    assert advice.gain == pytest.approx(4.0)
+    assert "Input-bound: 250 images/s in training, waiting for data 75%" in found.headline()
+
+
+def test_one_core_can_not_do_both_at_once() -> None:
+    record = loader([30.0] * 21, 10, fetches=fetches(21, 27, 1.0, 0.0))
+    assert [a.title for a in analyse(process(record), cores=1).advice] == [
+        "Make each image cheaper: feeder shard, feeder.DataLoader"
+    ]
+
+
+def test_batches_that_wait_for_storage_want_more_workers_than_there_are_cores() -> None:
+    record = loader([30.0] * 21, 10, fetches=fetches(21, 27, 0.1, 0.0))
+    (advice,) = analyse(process(record), cores=2).advice
+    # Three of them make a batch of 29.7 ms in less than the step of 10 ms, and take 3 ms of a core for it.
+    assert (advice.title, advice.gain) == ("num_workers=3", pytest.approx(4.0))
+
+
+def test_a_step_that_computes_on_all_cores_leaves_workers_less_of_them() -> None:
+    record = loader([50.0] * 21, 100, fetches=fetches(21, 45, 1.0, 0.0))
+    # 50 ms on one core and 100 ms on two of them are 250 ms of work: 125 ms a batch where there are two.
+    found = analyse(process(record, cores=2 * 250 / 150), cores=2)  # half of it in the process itself
+    gains = {advice.title: advice.gain for advice in found.advice}
+    assert gains["num_workers=1"] == pytest.approx(150 / 125)
+
+
+def test_a_loop_that_hardly_waits_is_compute_bound() -> None:
+    found = analyse(process(loader([1.0] * 21, 99, workers=4)), cores=8)
+    assert (found.bound, found.advice) == ("compute", [])
+    assert found.input_share == pytest.approx(0.01)
+
+
+def test_busy_workers_beside_free_cores() -> None:
+    record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 1.0, 0.0, workers=2))
+    found = analyse(process(record, cores=3.0), cores=8)
+    (advice,) = found.advice
+    assert advice.title == "num_workers=7"
+    assert advice.gain == pytest.approx(40 / (40 * 2 / 7))
+
+
+def test_all_cores_taken_leave_cheaper_images() -> None:
+    record = loader([30.0] * 21, 10, workers=8, fetches=fetches(21, 280, 0.6, 0.4, workers=8))
+    found = analyse(process(record, cores=8.0), cores=8)
+    (advice,) = found.advice
+    assert "feeder shard" in advice.title
+    assert (advice.gain, advice.is_bound) == (pytest.approx(4.0), True)
+    assert "60% computing, 40% waiting for a core, 0% for storage" in found.stage
+
+
+class DatasetFolder:
+    """What torchvision's has, as far as it is looked at."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+
+class ImageFolder(DatasetFolder):
+    pass
+
+
+class Wrapper:
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+
+@pytest.mark.parametrize(
+    ("dataset", "folder"),
+    [
+        (ImageFolder("photos"), "photos"),
+        (Wrapper(Wrapper(ImageFolder("photos"))), "photos"),
+        (Wrapper([1, 2]), None),
+        ([1, 2], None),
+    ],
+)
+def test_a_data_set_of_class_folders_is_known_by_its_root(dataset: Any, folder: str | None) -> None:
+    assert _class_folders(dataset) == folder
+
+
+def test_a_feeder_folder_dataset_is_known_by_its_root(tmp_path: Path) -> None:
+    make_tree(tmp_path / "photos", 1, 1)
+    assert _class_folders(FolderDataset(tmp_path / "photos")) == str(tmp_path / "photos")
+
+
+@pytest.mark.parametrize(("wait_ms", "is_told"), [(30.0, True), (0.1, False)])
+def test_a_loop_that_waits_for_files_in_class_folders_is_told_of_shards(wait_ms: float, is_told: bool) -> None:
+    """Beside more workers, which may help, too."""
+    record = loader([wait_ms] * 21, 10, workers=2, fetches=fetches(21, 70, 1.0, 0.0, workers=2), folder="photos")
+    titles = [advice.title for advice in analyse(process(record, cores=3.0), cores=8).advice]
+    assert ("feeder shard photos, and feeder.DataLoader on the shards" in titles) is is_told
+    assert ("num_workers=7" in titles) is is_told
+
+
+@pytest.mark.parametrize("busy", [0.1, 0.9])
+@pytest.mark.parametrize("step_ms", [0, 0.01])
+def test_a_loop_that_does_nothing_with_its_batches_is_promised_no_factor(step_ms: float, busy: float) -> None:
+    record = loader([30.0] * 21, step_ms, workers=8, fetches=fetches(21, 230 * busy, 1.0, 0.0, workers=8))
+    found = analyse(process(record, cores=8.0), cores=8)
+    assert {advice.expected() for advice in found.advice} == {"no bound: the step takes hardly any time"}
+
+
+def test_workers_that_wait_for_cores_that_others_have() -> None:
+    record = loader([30.0] * 21, 10, workers=2, fetches=fetches(21, 70, 0.2, 0.8, workers=2))
+    (advice,) = analyse(process(record, cores=0.5), cores=8).advice
+    assert advice.title.startswith("More cores")
+    assert "wait for a core 80%" in advice.text
+
+
+def test_workers_that_wait_for_storage() -> None:
+    record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 140, 0.1, 0.1, workers=4))
+    (advice,) = analyse(process(record, cores=0.5), cores=8).advice
+    assert advice.title == "num_workers=8"
+    assert "wait for storage 80%" in advice.text
+
+
+def test_idle_workers_and_a_waiting_loop() -> None:
+    record = loader([30.0] * 21, 10, workers=4, fetches=fetches(21, 20, 1.0, 0.0, workers=4))
+    (advice,) = analyse(process(record, cores=0.5), cores=8).advice
+    assert "prefetch_factor" in advice.title
+
+
+@pytest.mark.parametrize("decode_ms", [0, 25])
+def test_decoding_in_the_training_process_is_none_of_the_workers_time(decode_ms: float) -> None:
+    """Workers are busy half the time; if what the caller decodes were theirs, they would seem busy throughout."""
+    stages = {"read": int(21 * 40 * MS), TRAINER_DECODE: int(21 * decode_ms * MS)}
+    record = loader([30.0] * 21, 10, workers=2, stage_ns=stages)
+    found = analyse(process(record, cores=2), cores=8)
+    assert found.loaders[0].workers_busy == pytest.approx(0.5, rel=0.05)
+    (advice,) = found.advice
+    if decode_ms:
+        assert "Less to decode" in advice.title
+        assert advice.gain == pytest.approx(40 / (40 - 25 * 21 / 20), rel=0.01)
+        assert "decode in the training process 38%" in found.stage
+    else:
+        assert "prefetch_factor" in advice.title
+
+
+@pytest.mark.parametrize("in_trainer", [False, True])
+def test_decoding_in_the_training_process_is_told_apart(in_trainer: bool, tmp_path: Path) -> None:
+    class Loader:
+        def stats(self) -> dict[str, Any]:
+            stages = {name: {"total_ns": 3} for name in ("read", "decode", "consumer")}
+            return {"stages": stages, "bottleneck": None} | ({"dali_images": 7} if in_trainer else {})
+
+    meter, each, record = Meter(str(tmp_path)), Loader(), loader([30.0] * 3, 10)
+    meter._records[each] = record
+    meter._note_stats(each)
+    assert record.stage_ns == {"read": 3, TRAINER_DECODE if in_trainer else "decode": 3}
+
+
+@pytest.mark.parametrize(("wait_ms", "gain"), [(30.0, 4.0), (0.1, None)])
+def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
+    tmp_path: Path, wait_ms: float, gain: float | None
+) -> None:
+    class Loader:
+        def stats(self) -> dict[str, Any]:
+            return {"stages": {}, "path": "generic", "path_reason": "batch_size is None: give batch_size"}
+
+    meter, each, record = Meter(str(tmp_path)), Loader(), loader([wait_ms] * 21, 10, workers=8)
+    meter._records[each] = record
+    meter._note_stats(each)
+    found = analyse(process(record), cores=8)
+    (advice,) = [advice for advice in found.advice if advice.title == "feeder's fast path"]
+    assert advice.text.endswith("batch_size is None: give batch_size.")
+    assert advice.gain == pytest.approx(gain)
+    assert "give batch_size" in render(found, [], [], None, 200)
+    assert "give batch_size" in render_page("train.py", found, [], [], None, 0)
+
+
+def test_the_starts_of_epochs_are_worth_persistent_workers() -> None:
+    record = loader([1.0] * 10, 99, workers=4, made_ms=500)
+    for epoch in range(1, 4):
+        start = record.batches[-1].got_ns / MS
+        extend(record, [501.0] + [1.0] * 9, 99, start_ms=start, epoch=epoch, made_ms=500)
+    found = analyse(process(record), cores=8)
+    assert found.main is not None
+    assert found.main.epoch_start_s == pytest.approx(3.0, rel=0.01)
+    (advice,) = found.advice  # neither more workers nor more batches ahead: but for the starts nothing waits
+    assert (found.bound, advice.title) == ("input", "persistent_workers=True")
+    assert advice.gain == pytest.approx(found.main.total_s / (found.main.total_s - 3.0), rel=0.01)
+    kept = loader([1.0] * 10, 99, workers=4, persistent=True)
+    extend(kept, [51.0] + [1.0] * 9, 99, start_ms=kept.batches[-1].got_ns / MS, epoch=1)
+    assert analyse(process(kept), cores=8).advice == []
+
+
+def test_the_gpu_sets_a_bound_to_what_waiting_costs() -> None:
+    waits = loader([30.0] * 21, 10, workers=2)
+    assert analyse(process(waits, gpu=0.4), 8).input_share == pytest.approx(0.6)
+    assert analyse(process(waits, gpu=0.95), 8).bound == "compute"
+    steps = loader([1.0] * 21, 99, workers=2)
+    (advice,) = analyse(process(steps, gpu=0.5), 8).advice
+    assert "Keep the GPU supplied" in advice.title
+    assert (advice.gain, advice.is_bound) == (2.0, True)
+
+
+def test_evaluation_inside_a_step_is_not_part_of_the_step() -> None:
+    train = loader([10.0] * 4, 100)
+    evaluate = loader([10.0] * 4, 10, start_ms=130, trained=False)  # ends at 210, in the second step of 120 to 220
+    evaluate.place = "train.py:20"
+    found = analyse(process(train, evaluate), 8)
+    assert [times.trains for times in found.loaders] == [True, False]
+    assert found.main is found.loaders[0]
+    assert found.loaders[0].step_s == pytest.approx((100 - 80 + 100 + 100) / 1e3, abs=1e-3)
+
+
+def test_two_loaders_in_one_step_do_not_count_each_others_waits() -> None:
+    first, second = loader([10.0] * 5, 70), loader([20.0] * 5, 60, start_ms=10)
+    for times in analyse(process(first, second), 8).loaders:
+        assert times.step_s / times.batches == pytest.approx(0.05, abs=0.006)
+
+
+def test_loaders_one_after_another_have_steps_of_their_own() -> None:
+    record = loader([30.0] * 21, 10)
+    after = loader([30.0] * 21, 10, start_ms=1000)
+    assert analyse(process(record, after), cores=8).input_share == pytest.approx(0.75, abs=0.01)
+
+
+def test_the_first_batch_of_the_run_does_not_count() -> None:
+    found = analyse(process(loader([5000.0] + [1.0] * 10, 99, workers=2)), 8)
+    assert found.bound == "compute"
+    assert found.parts_s["first batch and start of workers"] == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("loaders", [[], [loader([10.0], 5)], [loader([], 5)]])
+def test_too_little_is_said(loaders: list[LoaderRecord]) -> None:
+    found = analyse(process(*loaders), 8)
+    assert found.bound is None
+    assert "nothing to meter" in found.headline() or "too little" in found.headline()
+    assert render(found, [], [], "absent").startswith("No loader")
+    assert "<!doctype html>" in render_page("train.py", found, [], [], "absent", 1)
+
+
+def test_what_the_script_is_called_is_escaped_in_the_report() -> None:
+    record = loader([30.0] * 21, 10, place="<script>alert(1)</script>.py:3")
+    text = render_page("<b>.py --x '<i>'", analyse(process(record, gpu=0.4), 8), [], [], None, 0)
+    assert "<script>" not in text
+    assert "<i>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_record_survives_the_way_through_json() -> None:
+    record = process(loader([30.0] * 3, 10, fetches=fetches(3, 27, 1.0, 0.0), stage_ns={"read": 3}))
+    record.samples = []
+    assert ProcessRecord.from_json(record.to_json()) == record
