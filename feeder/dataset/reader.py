@@ -12,7 +12,6 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError, DecodeError
 
 __all__ = [
-    "NUMBER_FIELDS",
     "REFUSED_FIELDS",
     "SWAPPING_ORIENTATIONS",
     "Encoded",
@@ -24,9 +23,6 @@ __all__ = [
 ]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
-# Integers: "index" is the sample id; "width" and "height" are of the image before the recipe, upright if orientation is
-# applied, pixels; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its manifest, from 0.
-NUMBER_FIELDS = ("index", "width", "height", "orientation", "row")
 SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # of EXIF: those that turn width into height
 
 # Takes orientations (uint8 [N]) and upright sizes (int32 [N, 2], (height, width)); gives the rows that are wanted,

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import NUMBER_FIELDS, SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 from feeder.decode.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, FormatError
-from feeder.shard.format.index import Index
+from feeder.shard.format.index import NUMBER_FIELDS, Index
 from feeder.shard.format.jpeg_rows import extents
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.system.files import open_regular

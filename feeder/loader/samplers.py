@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from feeder.order.epoch import Order
-
-if TYPE_CHECKING:
-    from feeder.loader.dataloader import DataLoader
 
 __all__ = ["show_order", "tell_epoch"]
 

@@ -6,15 +6,15 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.meters import batch_rows
-from feeder.tools.tune.setting import Trial
 
-__all__ = ["family_cpu_s", "run", "step_rate"]
+__all__ = ["Trial", "family_cpu_s", "run", "step_rate"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A run goes on past its time until it has so many batches: fewer say nothing.
@@ -134,3 +134,28 @@ def _pss_bytes(pid: int) -> int:
 def _synchronize() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run.
+
+    Attributes:
+        images_per_s: From the first batch on.
+        cpu_ms: CPU time of all processes an image, milliseconds; the step's too, if there is one.
+        memory_bytes: Of the workers and the batches.
+        first_batch_s: From asking for the first batch to having it.
+        make_ms: Time a worker has an image in hand, milliseconds; None where the loader does not meter it.
+        read_share: Of that time, the part spent in reading, 0-1.
+        busy_share: Part of the time that workers have work in hand, 0-1.
+        skipped: Samples that could not be decoded.
+    """
+
+    images_per_s: float
+    cpu_ms: float
+    memory_bytes: int
+    first_batch_s: float
+    make_ms: float | None = None
+    read_share: float | None = None
+    busy_share: float | None = None
+    skipped: int = 0

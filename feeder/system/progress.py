@@ -6,13 +6,28 @@ import sys
 import time
 from typing import TextIO
 
-from feeder.shard.write.options import Progress
 from feeder.system.bar import make_bar
 from feeder.text import printable, say
 
-__all__ = ["BarProgress", "LineProgress", "terminal_progress"]
+__all__ = ["BarProgress", "LineProgress", "Progress", "terminal_progress"]
 
 _LINE_INTERVAL_S = 5.0
+
+
+class Progress:
+    """Hears how a run goes on; this one keeps silent."""
+
+    def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
+        """The work is known: totals, and what an earlier run has done of them."""
+
+    def advance(self, samples: int, size_bytes: int) -> None:
+        """So much more is done. Called from one thread."""
+
+    def note(self, line: str) -> None:
+        """Something that the user should know."""
+
+    def end(self) -> None:
+        """No more is to come."""
 
 
 class BarProgress(Progress):

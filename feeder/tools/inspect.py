@@ -18,9 +18,9 @@ from feeder.shard.format.index import INDEX_NAME, Index
 from feeder.shard.format.jpeg_rows import row_data
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.shard.source.image_file import MAX_FILE_BYTES
-from feeder.shard.write.options import Progress
 from feeder.system.cores import cores
 from feeder.system.files import file_sha256, open_regular
+from feeder.system.progress import Progress
 from feeder.text import count, printable
 
 __all__ = ["Damage", "Report", "inspect", "render", "verify"]

@@ -149,7 +149,7 @@ def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
         moved.append(value[1].clone())
         return move(value, device)
 
-    monkeypatch.setattr("feeder.loader.device.nested.move", has_room_for_one)
+    monkeypatch.setattr("feeder.loader.device.feed.move", has_room_for_one)
     loader = DataLoader(_dataset(shards), batch_size=8, device="cpu", prefetch_to_device=2)
     monkeypatch.setattr("feeder.loader.fast.iterator.FastIterator._ready", lambda self: True)
     for batch in loader:
@@ -167,7 +167,7 @@ def test_a_copy_that_finds_no_room_in_its_turn_is_an_error_and_the_batch_is_not_
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return move(value, device)
 
-    monkeypatch.setattr("feeder.loader.device.nested.move", full_at_times)
+    monkeypatch.setattr("feeder.loader.device.feed.move", full_at_times)
     numbers = iter(range(4))
     feed = DeviceFeed(lambda: (next(numbers), torch.zeros(2)), torch.device("cpu"), 0)
     assert [next(feed)[0] for _ in range(2)] == [0, 1]

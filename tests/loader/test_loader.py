@@ -389,7 +389,7 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
     assert repr(plain) == "DataLoader(range, batch_size=1, shuffle=True, num_workers=0, path='generic')"
     batches = DataLoader(range(9), batch_sampler=[[1, 2]])  # type: ignore[arg-type]
     assert repr(batches) == "DataLoader(range, batch_sampler=list, num_workers=0, path='generic')"
-    assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.DataLoader object")
+    assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.loader.dataloader.DataLoader object")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

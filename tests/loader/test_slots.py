@@ -176,7 +176,7 @@ def test_plan_keeps_to_the_limit() -> None:
 def test_without_a_limit_half_of_the_memory_is_left_to_others(
     monkeypatch: pytest.MonkeyPatch, available: int, plan: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("feeder.system.memory.available_bytes", lambda: available * LAYOUT.slot_bytes)
+    monkeypatch.setattr("feeder.loader.slots.ring.available_bytes", lambda: available * LAYOUT.slot_bytes)
     assert plan_slots(LAYOUT, 4, 2, None) == plan
     assert plan_slots(LAYOUT, 4, 2, 99 * LAYOUT.slot_bytes) == (min(6, available), max(1, min(4, available - 1)))
 

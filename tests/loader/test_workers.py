@@ -642,7 +642,7 @@ def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         place = frame.f_code.co_filename, frame.f_lineno
-        if not place[0].endswith(("/assembly.py", "/batch.py")) or _in_finalizer(frame):
+        if not place[0].endswith(("/fast/batches.py", "/slots/slots.py", "/slots/ring.py")) or _in_finalizer(frame):
             return None
         if event == "line" and place not in seen:
             seen.add(place)

@@ -18,6 +18,7 @@ import torch
 from feeder.dataset.datasets import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
+from tests.support import ROOT
 from tests.support.loader_data import write_shards
 
 _SIZE = 50
@@ -347,7 +348,7 @@ def test_accelerate_on_two_processes(shards: Path, tmp_path: Path) -> None:
     """Whoever splits, each sample is counted once: Accelerate, torch's DistributedSampler, or the loader."""
     pytest.importorskip("accelerate")
     (tmp_path / "ranks.py").write_text(_ACCELERATE_RANKS)
-    root = Path(__file__).resolve().parent.parent
+    root = ROOT
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launch, str(root / "tests/support/whole_exit.py"), str(tmp_path / "ranks.py"), str(shards), str(tmp_path)],

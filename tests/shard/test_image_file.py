@@ -21,8 +21,8 @@ from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.source import source as base
 from feeder.shard.source import tars
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import Progress
 from feeder.shard.write.shards import shard
+from feeder.system.progress import Progress
 from feeder.tools.inspect import Damage, verify
 from tests.shard.test_shard import kept
 from tests.shard.test_source import rejected, tar_members, write_tar

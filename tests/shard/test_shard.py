@@ -24,9 +24,10 @@ from feeder.order.permutation import permute
 from feeder.shard.format.index import INDEX_NAME, Index
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import Progress, ShardOptions
+from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.shards import default_out, shard, write_shards
 from feeder.system.files import exclusive_lock
+from feeder.system.progress import Progress
 from tests.support.images import encode, make_tree, pixels
 
 KEEP = EncodeOptions("keep")

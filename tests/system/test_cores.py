@@ -120,5 +120,5 @@ def test_ranks_that_share_the_cores() -> None:
 
 
 def test_batches_get_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.loader.slots.slots.memory_limit", lambda: MemoryLimit(5 << 20, 2 << 20))
+    monkeypatch.setattr("feeder.system.memory.memory_limit", lambda: MemoryLimit(5 << 20, 2 << 20))
     assert available_bytes() == 3 << 20

@@ -12,8 +12,9 @@ from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.index import Index, ShardEntry
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import Progress, ShardOptions
+from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.shards import shard
+from feeder.system.progress import Progress
 from feeder.tools.inspect import Damage, inspect, render, verify
 from tests.shard.test_index import damage_row, header_of, with_header
 from tests.shard.test_source import write_tar

@@ -19,13 +19,13 @@ from torch.utils.data import Dataset, IterableDataset
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from feeder.loader.trial import family_cpu_s, run
+from feeder.loader.trial import Trial, family_cpu_s, run
 from feeder.shard.write.shards import shard
 from feeder.system.cores import cores
 from feeder.tools import cli
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import Outcome
-from feeder.tools.tune.setting import Gain, Point, Setting, Trial
+from feeder.tools.tune.setting import Gain, Point, Setting
 from tests.support.images import make_tree
 
 WORK = ["--image-size", "16", "--batch-size", "8", "--dtype", "uint8"]

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from feeder.errors import BackendError
+from feeder.loader.trial import Trial
 from feeder.tools.tune.search import Outcome, Search, Space
-from feeder.tools.tune.setting import Gain, Point, Setting, Trial, cheaper, gain
+from feeder.tools.tune.setting import Gain, Point, Setting, cheaper, gain
 
 BASELINE = Setting(0, backend="cpu")
 

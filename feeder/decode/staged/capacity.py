@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.decode.staged.staged import ROW
 from feeder.order.permutation import permute
 
-if TYPE_CHECKING:
-    from feeder.dataset.reader import Reader
-
-__all__ = ["Room", "plan_room"]
+__all__ = ["Room", "looked_at", "plan_room"]
 
 _PEEK = 1024
 # Where a look at a sample reads a file.
@@ -38,20 +36,41 @@ class Room(NamedTuple):
     preallocate: tuple[int, int] | None
 
 
-def plan_room(reader: Reader, size: tuple[int, int], part_rows: int) -> Room:
-    """Plans from a sample of the images; the same for the same dataset.
+class Known(Protocol):
+    """Facts of N images that need no decoding: see :class:`feeder.dataset.reader.Peek`."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def is_jpeg(self) -> npt.NDArray[np.bool_]: ...
+
+
+def looked_at(samples: int, *, in_shards: bool) -> npt.NDArray[np.int64]:
+    """Returns the samples to plan from, int64 [N]; the same for the same dataset.
 
     Args:
-        reader: Where they come from.
+        samples: Number of samples in the dataset.
+        in_shards: Whether an index knows them; otherwise each is a file to open, and fewer are taken.
+    """
+    count = min(samples, _PEEK if in_shards else _PEEK_AT_FILES)
+    return permute(np.arange(count), samples, 0) if samples else np.zeros(0, np.int64)
+
+
+def plan_room(found: Known, size: tuple[int, int], part_rows: int) -> Room:
+    """Plans the memory for staged images.
+
+    Args:
+        found: A sample of the images, see :func:`looked_at`.
         size: (height, width) of the output: what is not decoded by the trainer's decoder travels as pixels.
         part_rows: How many images share their memory, at least 1.
     """
-    samples = len(reader)
     pixels_bytes = 3 * size[0] * size[1]
-    if samples == 0:
+    if not len(found.lengths):
         return Room(_aligned(ROW.itemsize + pixels_bytes), _OUTLIER_LEAST, None)
-    count = min(samples, _PEEK if reader.shard_sizes() else _PEEK_AT_FILES)
-    found = reader.peek(permute(np.arange(count), samples, 0))
     pixels = found.sizes.prod(axis=1)
     usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
     outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from feeder.dataset.reader import NUMBER_FIELDS
 from feeder.errors import ArgumentError, stop_in_a_batch
 from feeder.loader.device.feed import feed_device
 from feeder.loader.device.nested import map_tensors
@@ -25,6 +24,7 @@ from feeder.loader.fast.trainer_decode import Decoded, DecodeFeed
 from feeder.loader.path_reason import explain_sizes
 from feeder.loader.workers.iterator_lock import Use
 from feeder.order.split import Split
+from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.system.callers import warn
 from feeder.system.limits import explained
 from feeder.text import count, printable

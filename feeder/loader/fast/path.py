@@ -25,7 +25,7 @@ from feeder.decode.decoder import Decoder, TrainerDecoder
 from feeder.decode.device.fused import split_for_device
 from feeder.decode.image_header import clipped_warning
 from feeder.decode.registry import get_decoder
-from feeder.decode.staged.capacity import plan_room
+from feeder.decode.staged.capacity import looked_at, plan_room
 from feeder.errors import ArgumentError
 from feeder.loader.agreement import Agreement
 from feeder.loader.device.page_lock import slot_guard
@@ -39,10 +39,10 @@ from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.trainer_decode import Decoded
-from feeder.loader.generic.worker import introduce
 from feeder.loader.group_store import is_initialized
 from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.loader.workers.seeding import introduce
 from feeder.order.epoch import Order, Window
 from feeder.order.split import Split
 from feeder.system.callers import warn
@@ -128,7 +128,9 @@ class FastPath:
         assert recipe.output_size is not None
         rows = loader.batch_size or 1
         parts = part_rows(rows, loader.num_workers) if loader.num_workers else [(0, rows)]
-        room = plan_room(self.dataset.reader, recipe.output_size, min(rows for _, rows in parts))
+        reader = self.dataset.reader
+        found = reader.peek(looked_at(len(reader), in_shards=bool(reader.shard_sizes())))
+        room = plan_room(found, recipe.output_size, min(rows for _, rows in parts))
         decoder.prepare(rows, room.preallocate, room.outlier_pixels)
         self.work.stager = decoder.stager.with_threads(loader.worker_threads)
         self.work.share_bytes = room.share_bytes

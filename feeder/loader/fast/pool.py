@@ -26,7 +26,7 @@ from feeder.errors import WorkerError
 from feeder.loader.fast.part_report import Report
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
-from feeder.loader.fast.worker import FAILED_START, HEAD
+from feeder.loader.fast.worker import FAILED_START, HEAD, work_loop
 from feeder.loader.slots.ring import Ring
 from feeder.loader.slots.shared_pickle import pack
 from feeder.loader.workers.process import Forked, InContext, Process, failed_start
@@ -305,7 +305,7 @@ class Pool:
         with handing_over() as (mine, theirs):
             context = self.options.context
             job = self._work, self.options.init
-            process: Process = Forked(theirs) if context is None else InContext(context, theirs, job)
+            process: Process = Forked(theirs) if context is None else InContext(context, work_loop, theirs, job)
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
         hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.errors import ArgumentError
-from feeder.loader.generic.state_dict import Stateful
 from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
+from feeder.loader.stateful import Stateful
 from feeder.text import count
 
 __all__ = ["Replay", "check_replay_state"]

@@ -11,10 +11,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from feeder.errors import stop_in_a_batch
 from feeder.loader.generic.position import without_workers
-from feeder.loader.generic.state_dict import IndexIterator, load_if_stateful
+from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import never_ending, worker_state
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.path_reason import explain_sizes
+from feeder.loader.stateful import load_if_stateful
 from feeder.system.limits import explained
 
 if TYPE_CHECKING:

@@ -8,43 +8,21 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
+from feeder.loader.stateful import Stateful, load_if_stateful, state_of
 
 __all__ = [
     "IndexIterator",
     "ResumableRandomSampler",
-    "Stateful",
     "draw_seed",
-    "load_if_stateful",
     "make_resumable",
-    "state_of",
 ]
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A dataset, sampler or iterator that can say where it is, and go there."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-def state_of(obj: Any) -> dict[str, Any] | None:
-    """The object's state; None if it has none to give."""
-    return obj.state_dict() if isinstance(obj, Stateful) else None
-
-
-def load_if_stateful(obj: Any, state: dict[str, Any] | None) -> None:
-    """Puts an object into a state, if it takes one."""
-    if state is not None and isinstance(obj, Stateful):
-        obj.load_state_dict(state)
 
 
 class ResumableRandomSampler(RandomSampler):

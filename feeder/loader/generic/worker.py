@@ -7,7 +7,6 @@ import collections
 import contextlib
 import os
 import pickle
-import random
 import select
 import socket
 import struct
@@ -27,9 +26,10 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.errors import stop_in_a_batch
 from feeder.loader.generic.meters import Spent
-from feeder.loader.generic.state_dict import load_if_stateful, state_of
 from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
+from feeder.loader.stateful import load_if_stateful, state_of
+from feeder.loader.workers.seeding import introduce
 
 __all__ = [
     "HEAD_BYTES",
@@ -40,7 +40,6 @@ __all__ = [
     "Task",
     "decode_head",
     "encode_task",
-    "introduce",
     "never_ending",
     "worker_main",
     "worker_state",
@@ -212,15 +211,6 @@ def worker_main(connection: socket.socket, job: Job) -> None:
     _thread.start_new_thread(_watch, (connection.fileno(), os.getppid()))
     with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
         _run(Channel(connection), job)
-
-
-def introduce(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
-    """Seeds a worker and tells ``get_worker_info()`` of it, as torch does before it calls ``worker_init_fn``."""
-    seed = base_seed + worker
-    random.seed(seed)
-    torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
-    torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
 
 def _run(channel: Channel, job: Job) -> None:

@@ -20,20 +20,28 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.loader.observe.metrics_server import HttpServer
 from feeder.loader.observe.stats import stage_histograms
-
-if TYPE_CHECKING:
-    from feeder.loader.dataloader import DataLoader
 
 __all__ = ["Metrics"]
 
 _servers: dict[tuple[str, int], _Server] = {}
 _lock = threading.Lock()
 _leaving: collections.deque[tuple[_Server, int]] = collections.deque()
+
+
+class Metered(Protocol):
+    """A loader as its meters see it."""
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def stage_words(self) -> npt.NDArray[np.int64]: ...
 
 
 class Metrics:
@@ -48,7 +56,7 @@ class Metrics:
         ArgumentError: if ``prometheus_client`` is missing, or the address or port can't be had.
     """
 
-    def __init__(self, loader: DataLoader[Any], port: int, address: str) -> None:
+    def __init__(self, loader: Metered, port: int, address: str) -> None:
         try:
             with _lock:
                 server = _servers.get((address, port)) if port else None
@@ -112,7 +120,7 @@ class _Server:
                 "metrics_port needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave "
                 "metrics_port out"
             ) from None
-        self.loaders: dict[int, weakref.ref[DataLoader[Any]]] = {}
+        self.loaders: dict[int, weakref.ref[Metered]] = {}
         self._numbers = itertools.count()
         registry = prometheus_client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self))
@@ -131,7 +139,7 @@ class _Server:
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
 
-    def add(self, loader: DataLoader[Any]) -> int:
+    def add(self, loader: Metered) -> int:
         number = next(self._numbers)
         self.loaders[number] = weakref.ref(loader)
         return number

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
-from feeder.loader.fast.worker import work_loop
 from feeder.loader.workers.fork_server import ForkServer
 
 __all__ = ["Forked", "InContext", "Process", "failed_start", "start_in", "wait_for"]
@@ -59,8 +58,8 @@ class Forked:
 class InContext:
     """A worker of a multiprocessing context."""
 
-    def __init__(self, context: Any, channel: socket.socket, job: tuple[Any, ...]) -> None:
-        self._process = start_in(context, _main, (channel, job))
+    def __init__(self, context: Any, target: Callable[..., None], channel: socket.socket, job: tuple[Any, ...]) -> None:
+        self._process = start_in(context, _main, (target, channel, job))
 
     def pid(self) -> int | None:
         pid: int | None = self._process.pid
@@ -125,7 +124,7 @@ def wait_for(processes: Sequence[Any], timeout_s: float) -> list[Any]:
     return running
 
 
-def _main(channel: socket.socket, job: tuple[Any, ...]) -> None:
+def _main(target: Callable[..., None], channel: socket.socket, job: tuple[Any, ...]) -> None:
     """A worker under a multiprocessing context."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    work_loop(channel, *job)
+    target(channel, *job)

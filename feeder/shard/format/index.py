@@ -42,12 +42,20 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import NUMBER_FIELDS
 from feeder.errors import FormatError
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.limits import explained
 
-__all__ = ["COLUMNS", "INDEX_NAME", "OPTIONAL_COLUMNS", "ImageOf", "Index", "ShardEntry", "write_index"]
+__all__ = [
+    "COLUMNS",
+    "INDEX_NAME",
+    "NUMBER_FIELDS",
+    "OPTIONAL_COLUMNS",
+    "ImageOf",
+    "Index",
+    "ShardEntry",
+    "write_index",
+]
 
 INDEX_NAME = "index.bin"
 _T = TypeVar("_T")
@@ -467,3 +475,8 @@ def _is_as_written(raw: bytes, header: dict[str, Any]) -> bool:
     start = raw.find(_HEADER_CRC) + len(_HEADER_CRC)
     zeroed = raw[:start] + _NO_CRC.encode() + raw[start + len(_NO_CRC) :]
     return bool(header["header_crc32"] == _crc32(zlib.crc32(zeroed)))
+
+
+# Integers: "index" is the sample id; "width" and "height" are of the image before the recipe, upright if orientation is
+# applied, pixels; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its manifest, from 0.
+NUMBER_FIELDS = ("index", "width", "height", "orientation", "row")

@@ -16,7 +16,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import open_tars
-from feeder.shard.write.options import Progress
+from feeder.system.progress import Progress
 from feeder.text import count
 
 __all__ = ["IndexSummary", "index_tars"]

@@ -12,7 +12,7 @@ from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.text import count
 
-__all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary"]
+__all__ = ["REJECTED_NAME", "ShardOptions", "ShardSummary"]
 
 REJECTED_NAME = "rejected.jsonl"
 
@@ -146,19 +146,3 @@ class ShardSummary:
         if self.unreadable_folders:
             lost.append(f"{self.unreadable_folders:,} unreadable folder" + "s" * (self.unreadable_folders > 1))
         return f"{' and '.join(lost)} left out, see {self.out}/{REJECTED_NAME}" if lost else None
-
-
-class Progress:
-    """Hears how a run goes on; this one keeps silent."""
-
-    def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
-        """The work is known: totals, and what an earlier run has done of them."""
-
-    def advance(self, samples: int, size_bytes: int) -> None:
-        """So much more is done. Called from one thread."""
-
-    def note(self, line: str) -> None:
-        """Something that the user should know."""
-
-    def end(self) -> None:
-        """No more is to come."""

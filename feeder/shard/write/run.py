@@ -20,12 +20,13 @@ from feeder.shard.format.manifest import Manifest, ShardRecord
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.format_advice import decode_advice
-from feeder.shard.write.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
+from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import CHUNK, plan_shards, sample_ids, shard_name
 from feeder.shard.write.shard_writer import ShardWriter
 from feeder.system.cores import cores
 from feeder.system.files import atomic_file, file_sha256, open_regular
+from feeder.system.progress import Progress
 from feeder.text import count
 
 __all__ = ["Run"]

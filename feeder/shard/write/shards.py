@@ -15,12 +15,13 @@ from feeder.shard.source.labels import check_classes
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.write.encode import EncodeOptions, check_encoder
-from feeder.shard.write.options import REJECTED_NAME, Progress, ShardOptions, ShardSummary
+from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run
 from feeder.system.callers import warn
 from feeder.system.files import DISK_FULL
+from feeder.system.progress import Progress
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
 

@@ -22,7 +22,7 @@ from feeder.shard.format.index import INDEX_NAME, Index
 from feeder.shard.source.open import open_source
 from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.shard.write.options import Progress
+from feeder.system.progress import Progress
 from feeder.text import count, printable
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Comparison, crop_ratio
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize

@@ -8,11 +8,12 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+from feeder.loader.trial import Trial
 from feeder.system.cores import Cores
 from feeder.text import count
 from feeder.tools.bench.result_file import spread, table
 from feeder.tools.tune.search import Outcome
-from feeder.tools.tune.setting import ROUNDS_TO_TELL, Point, Setting, Trial
+from feeder.tools.tune.setting import ROUNDS_TO_TELL, Point, Setting
 
 __all__ = ["Budget", "Tuning"]
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feeder.errors import BackendError, WorkerError
-from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Point, Setting, Trial, cheaper, gain
+from feeder.loader.trial import Trial
+from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Point, Setting, cheaper, gain
 
 __all__ = ["MARGIN", "Outcome", "Search", "Space"]
 

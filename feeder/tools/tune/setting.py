@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ROUNDS_TO_TELL", "Gain", "Point", "Setting", "Trial", "cheaper", "gain"]
+from feeder.loader.trial import Trial
+
+__all__ = ["ROUNDS_TO_TELL", "Gain", "Point", "Setting", "cheaper", "gain"]
 
 # Differences below this are not worth another setting, however certain they are.
 _NOTICEABLE = 0.03
@@ -36,31 +38,6 @@ class Setting:
     def cores(self) -> int:
         """How many cores it can keep busy."""
         return max(1, self.num_workers) * self.worker_threads
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run.
-
-    Attributes:
-        images_per_s: From the first batch on.
-        cpu_ms: CPU time of all processes an image, milliseconds; the step's too, if there is one.
-        memory_bytes: Of the workers and the batches.
-        first_batch_s: From asking for the first batch to having it.
-        make_ms: Time a worker has an image in hand, milliseconds; None where the loader does not meter it.
-        read_share: Of that time, the part spent in reading, 0-1.
-        busy_share: Part of the time that workers have work in hand, 0-1.
-        skipped: Samples that could not be decoded.
-    """
-
-    images_per_s: float
-    cpu_ms: float
-    memory_bytes: int
-    first_batch_s: float
-    make_ms: float | None = None
-    read_share: float | None = None
-    busy_share: float | None = None
-    skipped: int = 0
 
 
 @dataclass

@@ -14,14 +14,14 @@ from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batches import HELD_BATCHES
 from feeder.loader.slots.ring import Layout
-from feeder.loader.trial import run, step_rate
+from feeder.loader.trial import Trial, run, step_rate
 from feeder.order.epoch import Order, Window
 from feeder.system.cores import Cores, cores
 from feeder.system.memory import available_bytes
 from feeder.text import count
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
-from feeder.tools.tune.setting import Point, Setting, Trial
+from feeder.tools.tune.setting import Point, Setting
 from feeder.transforms import Recipe
 
 __all__ = ["tune"]
