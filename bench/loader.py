@@ -48,9 +48,11 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.datasets import FeederDataset, ShardDataset
+from feeder.decode.registry import get_decoder
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.iterator import Place
+from feeder.loader.fast.sample_maker import Work
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.order.epoch import Order
 from feeder.order.split import Split
@@ -139,9 +141,14 @@ def _loader_cpu_s(loader: Any) -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def make_work(dataset: FeederDataset) -> Work:
+    """How a worker makes the dataset's samples with the backend that "auto" chooses."""
+    return Work(dataset.reader, dataset.recipe, get_decoder("auto", dataset.recipe).name, dataset.fields)
+
+
 def _decode_loop(path: str, half: int, passes: int, start: Any, done: Any) -> None:
     dataset = ShardDataset(path, RECIPE)
-    work = dataset.work()
+    work = make_work(dataset)
     ids = np.tile(np.arange(half, len(dataset), 2), passes)
     images = np.empty((32, 3, 224, 224), np.uint8)
     labels = np.empty(32, np.int64)
@@ -254,7 +261,7 @@ def rows(path: str, extent: Extent) -> dict[str, Any]:
 
 def _cold_read(path: str, passes: int) -> tuple[float, float]:
     """Microseconds of reading, and bytes from the disk, for a sample, with the shards out of the page cache."""
-    work = ShardDataset(path, RECIPE).work()
+    work = make_work(ShardDataset(path, RECIPE))
     count = len(work.reader)
     images, labels = np.empty((64, 3, 224, 224), np.uint8), np.empty(64, np.int64)
     spent_ns = 0

@@ -18,6 +18,8 @@ import numpy as np
 
 from bench.smoke import arguments
 from feeder.dataset.datasets import ShardDataset
+from feeder.decode.registry import get_decoder
+from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
 from feeder.tools.bench.result_file import save, spread, table
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -36,7 +38,7 @@ class _Nothing(Meter):
 def main() -> None:
     options = arguments(__doc__, "meter", smoke={"repeats": 2}, shards=None, repeats=40)
     dataset = ShardDataset(options.shards, Compose([RandomResizedCrop(224), RandomHorizontalFlip()]))
-    work = dataset.work()
+    work = Work(dataset.reader, dataset.recipe, get_decoder("auto", dataset.recipe).name)
     meters = {"with": Meter(), "without": _Nothing()}
     images = np.empty((_PART, *work.sample_shape), work.sample_dtype)
     labels = np.empty(_PART, np.int64)

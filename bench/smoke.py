@@ -2,8 +2,8 @@
 
 Every ``bench/*.py`` that knows ``--smoke`` is run as ``python -m bench.NAME --smoke DIR --json OUT``. DIR holds
 ``images/`` (class folders, small JPEGs) and ``shards/`` (the same, sharded). The script answers all its questions at
-the least size and writes OUT with :func:`feeder.tools.bench.result_file.save`, or ``{"skipped": why}`` in it where a device is missing.
-``feeder bench`` is run likewise, and its report and a comparison with itself are made.
+the least size and writes OUT with :func:`feeder.tools.bench.result_file.save`, or ``{"skipped": why}`` in it where a
+device is missing. ``feeder bench`` is run likewise, and its report and a comparison with itself are made.
 
     python -m bench.smoke [NAME...]
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 _HOMES = {
@@ -18,3 +20,20 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+class _Moved(ModuleType):
+    """A module by the name that pickles of earlier versions know it by."""
+
+    def __init__(self, old: str, new: str) -> None:
+        super().__init__(old)
+        self.__dict__["new"] = new
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__dict__["new"]), name)
+
+
+for _old, _new in {"read_shards": "shard_reader", "read_folder": "folder_reader", "read_part": "subset_reader"}.items():
+    sys.modules.setdefault(f"feeder.{_old}", _Moved(f"feeder.{_old}", f"{__name__}.{_new}"))

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feeder._gpu.tensors import as_samples
+from feeder.dataset.decoding import decode_samples
 from feeder.dataset.field_index import index_of_field
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader, shared_classes
@@ -30,12 +31,12 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
-from feeder.loader.fast.sample_maker import Work
 from feeder.shard.format.index import INDEX_NAME
 from feeder.shard.format.manifest import manifest_bytes, matches_checksum
 from feeder.text import count
 
 if TYPE_CHECKING:
+    from feeder.decode.decoder import Decoder
     from feeder.transforms import Recipe
 
 __all__ = [
@@ -73,6 +74,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     recipe: Recipe
     fields: tuple[str, ...]
     _targets: list[Any] | None = None
+    _decoder: Decoder | None = None
 
     def __init__(self, reader: Reader, transform: Any, fields: Sequence[str]) -> None:
         from feeder.transforms import Recipe
@@ -80,7 +82,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         self.reader = reader
         self.recipe = Recipe.of(transform)
         self.fields = check_fields(fields)
-        self._work: Work | None = None
+        self._decoder: Decoder | None = None
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -112,13 +114,14 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             if not -size <= i < size:
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
-        work = self.work()
+        if self._decoder is None:
+            self._decoder = get_decoder("auto", self.recipe)
         seed = int(torch.empty((), dtype=torch.int64).random_())
-        images, labels, fields = work.samples(seed, ids)
+        images, labels, fields = decode_samples(self.reader, self.recipe, self._decoder, self.fields, seed, ids)
         return as_samples(images, labels, fields, self.recipe.output_dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_work": None} | ({"_targets": None} if _keeps_samples(self, FeederDataset) else {})
+        return self.__dict__ | {"_decoder": None} | ({"_targets": None} if _keeps_samples(self, FeederDataset) else {})
 
     if not TYPE_CHECKING:  # for which it would give every name
 
@@ -185,12 +188,6 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             for name in names:
                 if name not in known:
                     raise ArgumentError(f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}")
-
-    def work(self) -> Work:
-        """Reading and decoding with the backend that "auto" chooses; made once in each process."""
-        if self._work is None:
-            self._work = Work(self.reader, self.recipe, get_decoder("auto", self.recipe).name, self.fields)
-        return self._work
 
 
 class ShardDataset(FeederDataset):

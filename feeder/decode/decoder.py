@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,36 +18,55 @@ if TYPE_CHECKING:
     from feeder.transforms import Draws, Recipe
     from feeder.transforms.op import Params
 
-__all__ = ["FIDELITIES", "MAX_PIXELS", "Buffer", "Decoder", "TrainerDecoder", "check_batch", "check_options"]
+__all__ = [
+    "ALL_IN_DECODE",
+    "FIDELITIES",
+    "MAX_PIXELS",
+    "Buffer",
+    "Decoder",
+    "TrainerDecoder",
+    "check_batch",
+    "check_options",
+]
 
 Buffer = bytes | bytearray | memoryview
 
 # The largest image that is decoded unless the caller says otherwise: Pillow's own limit, 256 MiB of RGB.
 MAX_PIXELS = 89_478_485
 
+# All stages of a backend that does not meter them one by one.
+ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
+
 # "exact" is for those who want Pillow's pixels to the level; "fast" may differ by what no training notices.
 FIDELITIES = ("exact", "fast")
 
 
 class Decoder(Protocol):
-    """One way to turn encoded images into a batch.
+    """One way to turn encoded images into a batch; a backend derives from it and gets its defaults.
 
     A decoder holds no state that changes a pixel: the same buffers and draws give the same output, whatever came
     before, and whatever the batch size or thread count. Backends are made by
-    ``factory(max_pixels=..., threads=..., fidelity=...)``, see :func:`feeder.decode.registry.get_decoder`.
+    ``factory(max_pixels=..., threads=..., fidelity=...)``, see :func:`feeder.decode.registry.get_decoder` and
+    docs/new-backend.md.
 
-    A decoder may say what the last call took: ``spent_ns``, int64 [N, 3], for each image the time of decode, transform
-    and write (zeros where a stage is not done by itself), and ``fused``, by such a stage the one whose time has it.
-    Without them all is decode.
-
-    It may also count: ``clipped`` is how many images of the last call lost range, because their samples have more than
-    8 bits, and ``slow`` how many JPEGs were not for its usual way and were decoded by a slower one.
-
-    One whose ``takes_rows`` is true decodes seekable JPEGs that lack the rows which are not needed: its ``decode``
-    takes ``first_rows`` as well, int32 [N], see :class:`feeder.dataset.reader.Encoded`. What it can't decode so, it gets whole.
+    Attributes:
+        name: The name that ``backend=`` knows it by.
+        takes_rows: Whether :meth:`decode` takes seekable JPEGs without the rows that the crop does not need.
+        spent_ns: int64 [N, 3], nanoseconds that each image of the last call took in decode, transform and write, 0
+            where a stage is not done by itself; None: the whole call is decode.
+        fused: By stage without a time of its own the stage whose time contains it.
+        clipped: Number of images in the last call that lost range, as their samples have more than 8 bits.
+        slow: Number of JPEGs in the last call of a kind that is decoded in a slower way.
+        redone_images: Number of images so far that the CPU decoded after this backend had failed on them.
     """
 
     name: str
+    takes_rows: bool = False
+    spent_ns: npt.NDArray[np.int64] | None = None
+    fused: Mapping[str, str] = ALL_IN_DECODE
+    clipped: int = 0
+    slow: int = 0
+    redone_images: int = 0
 
     def check(self, recipe: Recipe) -> None:
         """Refuses, by the op's name, a recipe that this backend can't run.
@@ -63,6 +82,7 @@ class Decoder(Protocol):
         recipe: Recipe,
         draws: Draws,
         out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``.
 
@@ -72,6 +92,9 @@ class Decoder(Protocol):
             recipe: What is done to every image.
             draws: What was drawn for these N images; boxes are in upright coordinates (after orientation).
             out: [N, C, H, W], C-contiguous, of ``recipe.output_dtype``: uint8 0-255, or normalized floats.
+            first_rows: int32 [N], the first pixel row that each buffer holds, -1 for a whole image, see
+                :class:`feeder.dataset.reader.Encoded`; None: all are whole. Never given unless ``takes_rows``; an image
+                that can't be decoded so is given again, whole.
 
         Returns:
             One entry per image: None, or why it could not be decoded (its part of ``out`` is then undefined).

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder import _native
-from feeder.decode.decoder import MAX_PIXELS, Buffer, check_batch
+from feeder.decode.decoder import MAX_PIXELS, Buffer, Decoder, check_batch
 from feeder.decode.pillow.decoder import PillowDecoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
@@ -20,7 +20,7 @@ __all__ = ["CpuDecoder"]
 _FIDELITIES = ("exact", "fast")
 
 
-class CpuDecoder:
+class CpuDecoder(Decoder):
     """Decodes with feeder's own kernels.
 
     A recipe that ends with the base path (crop, resize, flip, normalize) is done in one native pass. Where other ops
@@ -43,7 +43,8 @@ class CpuDecoder:
 
     name = "cpu"
     takes_rows = True
-    fused: ClassVar[dict[str, str]] = {"cut": "decode", "write": "transform"}
+    spent_ns: npt.NDArray[np.int64]
+    fused: Mapping[str, str] = {"cut": "decode", "write": "transform"}
 
     def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
         if max_pixels < 1:

@@ -17,6 +17,7 @@ from feeder.dataset.datasets import as_feeder
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import Choice, choose
 from feeder.loader.device.feed import checked_device
+from feeder.loader.device.options import DeviceOptions
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath, current_ranks
 from feeder.loader.generic.meters import GenericMeters
@@ -382,6 +383,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def target_device(self) -> torch.device | None:
         """The device that batches go to; None: they stay where they are made."""
         return self._target_device
+
+    @property
+    def device_options(self) -> DeviceOptions:
+        """How batches get to the device."""
+        stream, static = self.feeding_stream, self.static_places
+        return DeviceOptions(self.target_device, self.prefetch_to_device, stream, static, self.pin_memory)
 
     @_Cached
     def feeding_stream(self) -> Any:

@@ -469,7 +469,7 @@ def test_a_page_locked_slot_waits_for_the_copies_to_every_gpu_in_use(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[torch.device(device).index])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda number: number != 2, raising=False)
-    guard = slot_guard(DataLoader(_dataset(shards), pin_memory=True, backend="cpu"))
+    guard = slot_guard(DataLoader(_dataset(shards), pin_memory=True, backend="cpu").device_options)
     assert guard is not None
     slots = Slots(1 << 12, 1, guard)
     slots.acquire()

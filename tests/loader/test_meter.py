@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from feeder.decode.decoder import Decoder
 from feeder.loader.observe.meter import METER_WORDS, STAGES, Meter, bucket_ns, bucket_of
 from feeder.loader.observe.stats import stage_table
 
@@ -38,20 +39,24 @@ def test_meters_add_up_and_stages_that_never_ran_are_absent() -> None:
     assert (table["read"]["count"], table["read"]["mean_ns"], table["read"]["bytes"]) == (2, 2000, 30)
 
 
+class Quiet(Decoder):
+    """Says nothing of its time."""
+
+
 def test_images_of_a_decoder_that_says_nothing_share_its_time() -> None:
     meter = Meter()
-    meter.add_images(9000, 3, 300, object())
+    meter.add_images(9000, 3, 300, Quiet())
     table = stage_table(meter.words)
     assert list(table) == ["decode"]
     assert (table["decode"]["count"], table["decode"]["total_ns"], table["decode"]["bytes"]) == (3, 9000, 300)
 
 
 def test_pixels_count_for_the_stage_that_wrote_them() -> None:
-    class Decoder:
+    class Spending(Decoder):
         spent_ns = np.array([[500, 200, 0], [700, 0, 0]])
 
     meter = Meter()
-    meter.add_images(1500, 2, 64, Decoder())
+    meter.add_images(1500, 2, 64, Spending())
     table = stage_table(meter.words)
     assert {name: (row["count"], row["bytes"]) for name, row in table.items()} == {
         "decode": (2, 0),

@@ -44,7 +44,8 @@ def test_help_does_not_import_what_is_slow() -> None:
 
 
 def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
-    code = f"import sys, feeder.tools.cli; feeder.tools.cli.main(['shard', {str(tree)!r}, '-q']); assert 'torch' not in sys.modules"
+    code = f"from feeder.tools.cli import main; main(['shard', {str(tree)!r}, '-q']); import sys"
+    code += "; assert 'torch' not in sys.modules"
     run(program=["-c", code])
 
 

@@ -27,8 +27,8 @@ class Off(PillowDecoder):
     name = "off"
     fault = ""
 
-    def decode(self, buffers: Any, orientations: Any, recipe: Any, draws: Any, out: Any) -> Any:
-        errors = super().decode(buffers, orientations, recipe, draws, out)
+    def decode(self, buffers: Any, orientations: Any, recipe: Any, draws: Any, out: Any, first_rows: Any = None) -> Any:
+        errors = super().decode(buffers, orientations, recipe, draws, out, first_rows)
         if self.fault == "shifted":
             out[...] = np.roll(out, 1, axis=-1)
         elif self.fault == "biased":

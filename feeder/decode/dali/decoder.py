@@ -14,7 +14,7 @@ from feeder._gpu import Mix
 from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decode.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decode.dali.queue import PIXEL_BYTES, DaliQueue, Part
-from feeder.decode.decoder import MAX_PIXELS, Buffer, check_batch, check_options
+from feeder.decode.decoder import MAX_PIXELS, Buffer, TrainerDecoder, check_batch, check_options
 from feeder.decode.device.finisher import Finisher
 from feeder.decode.device.ops import check_device_ops
 from feeder.decode.staged.redo import decode_on_cpu
@@ -28,7 +28,7 @@ __all__ = ["DaliDecoder"]
 _log = logging.getLogger(__name__)
 
 
-class DaliDecoder:
+class DaliDecoder(TrainerDecoder):
     """Decodes with NVIDIA DALI.
 
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
@@ -143,6 +143,7 @@ class DaliDecoder:
         recipe: Recipe,
         draws: Draws,
         out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decode.decoder.Decoder`."""
         check_batch(buffers, orientations, recipe, draws, out)

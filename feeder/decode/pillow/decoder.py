@@ -6,15 +6,15 @@ import io
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from feeder.decode.decoder import MAX_PIXELS, Buffer, check_batch, check_options
+from feeder.decode.decoder import MAX_PIXELS, Buffer, Decoder, check_batch, check_options
 from feeder.decode.image_header import quiet_pillow
 from feeder.decode.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -44,7 +44,7 @@ _VALUE_OPS = (ToDtype, Normalize)
 _NPY_MAGIC = b"\x93NUMPY"
 
 
-class PillowDecoder:
+class PillowDecoder(Decoder):
     """Decodes with Pillow (or pillow-simd) in the calling thread.
 
     Args:
@@ -59,7 +59,8 @@ class PillowDecoder:
     """
 
     name = "pillow"
-    fused: ClassVar[dict[str, str]] = {}
+    spent_ns: npt.NDArray[np.int64]
+    fused: Mapping[str, str] = {}
 
     def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
         check_options(max_pixels, threads, fidelity)
@@ -92,6 +93,7 @@ class PillowDecoder:
         recipe: Recipe,
         draws: Draws,
         out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decode.decoder.Decoder`."""
         check_batch(buffers, orientations, recipe, draws, out)

@@ -319,12 +319,12 @@ class Stager:
         height, width = draws.base_size[0].tolist()
         out = np.empty((1, 3, height, width), np.uint8)
         drawn = replace(draws, ops=tuple(params for _, params in kept), output_size=draws.base_size)
-        further: dict[str, Any] = {} if first_row == _WHOLE else {"first_rows": np.array([first_row], np.int32)}
-        (error,) = self._here.decode([data], orientations, base, drawn, out, **further)
+        first_rows = None if first_row == _WHOLE else np.array([first_row], np.int32)
+        (error,) = self._here.decode([data], orientations, base, drawn, out, first_rows)
         if error is not None:
             raise error
-        self.clipped += getattr(self._here, "clipped", 0)
-        self.slow += getattr(self._here, "slow", 0)
+        self.clipped += self._here.clipped
+        self.slow += self._here.slow
         return np.ascontiguousarray(out[0].transpose(1, 2, 0)).tobytes()
 
 

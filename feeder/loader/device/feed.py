@@ -1,15 +1,4 @@
-"""Batches onto the device, a few ahead of the caller, from page-locked slots on a stream of their own.
-
-Note [Reuse of page-locked slots]
-    torch's allocator delays the reuse of memory that it allocated itself until the copies that read it are done. Slots
-    are not its memory. So when a slot's last tensor is gone, an event is recorded on the consumer's current stream and
-    on the stream that feeds the device, and the slot is filled again only after both have passed. That covers copies
-    that the caller made with ``non_blocking=True`` on its current stream and then let go of the source. Where batches
-    are only page-locked, the loader isn't told which GPU they go to: then it is the current stream of every GPU in use.
-    The memory is unlocked, and goes, after the last of those events, too. While the caller captures a CUDA graph none
-    is recorded, as CUDA never says of an event on a captured stream whether it has passed, and none is asked, as that
-    ends the capture: both are done when it is over.
-"""
+"""Batches onto the device, a few ahead of the caller, on a stream of their own."""
 
 from __future__ import annotations
 
@@ -17,17 +6,15 @@ import collections
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.loader.observe.meter import Meter
-
-if TYPE_CHECKING:
-    from feeder.loader.dataloader import DataLoader
 from feeder.loader.device.nested import move
+from feeder.loader.device.options import DeviceOptions
 from feeder.loader.device.static_buffers import StaticBuffers
+from feeder.loader.observe.meter import Meter
 
 __all__ = ["DeviceFeed", "checked_device", "feed_device"]
 
@@ -57,7 +44,7 @@ def checked_device(device: str | torch.device | None) -> torch.device | None:
 
 
 def feed_device(
-    loader: DataLoader[Any],
+    options: DeviceOptions,
     source: Callable[[], tuple[_T, Any]],
     ready: Callable[[], bool] | None = None,
     meter: Meter | None = None,
@@ -66,17 +53,17 @@ def feed_device(
     """The feed of a loader's device; None without one.
 
     Args:
-        loader: The loader.
+        options: The loader's.
         source: A method of the iterator that owns the feed; held weakly, so that the iterator goes when it is let go.
         ready: Another, which says whether the source has the next batch at hand.
         meter: Has the copies.
         complete: What :class:`DeviceFeed` takes.
     """
-    if loader.target_device is None:
+    if options.target is None:
         return None
     give, ask = _weak(source), _weak(ready) if ready is not None else None
-    target, ahead, stream = loader.target_device, loader.prefetch_to_device, loader.feeding_stream
-    return DeviceFeed(give, target, ahead, stream, ask, meter, complete, loader.static_places)
+    target, ahead, stream = options.target, options.ahead, options.stream
+    return DeviceFeed(give, target, ahead, stream, ask, meter, complete, options.static)
 
 
 def _weak(method: Callable[[], _R]) -> Callable[[], _R]:

@@ -1,4 +1,4 @@
-"""Batches onto the device, a few ahead of the caller, from page-locked slots on a stream of their own.
+"""Page-locked slots, and the guard that says when copies are done with them.
 
 Note [Reuse of page-locked slots]
     torch's allocator delays the reuse of memory that it allocated itself until the copies that read it are done. Slots
@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from feeder.errors import ArgumentError
+from feeder.loader.device.options import DeviceOptions
 from feeder.loader.slots.slots import Slots
-
-if TYPE_CHECKING:
-    from feeder.loader.dataloader import DataLoader
 
 __all__ = ["CudaGuard", "page_lock", "slot_guard"]
 
@@ -85,10 +83,10 @@ def page_lock(slots: Slots) -> None:
     slots.before_end(runtime.cudaHostUnregister, address)
 
 
-def slot_guard(loader: DataLoader[Any]) -> CudaGuard | None:
+def slot_guard(options: DeviceOptions) -> CudaGuard | None:
     """The guard of a loader's slots, where they are to be page-locked; else None."""
-    if loader.target_device is not None and loader.target_device.type == "cuda":
-        return CudaGuard(loader.target_device, loader.feeding_stream)
-    if loader.pin_memory and torch.cuda.is_available():
+    if options.target is not None and options.target.type == "cuda":
+        return CudaGuard(options.target, options.stream)
+    if options.pin_memory and torch.cuda.is_available():
         return CudaGuard(None)
     return None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from feeder.errors import ArgumentError
-
-if TYPE_CHECKING:
-    pass
 from feeder.loader.device.nested import map_tensors
 
 __all__ = ["StaticBuffers"]

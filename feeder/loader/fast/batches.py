@@ -58,7 +58,8 @@ class Finished:
         parts: (first row, number of rows) of the parts that it was made in.
         left_over: Staged images that found no room in the slot, by row.
         collated: The batch that a collate_fn made, in place of images, labels and fields; else None.
-        clipped, slow: How many images were decoded with a loss of range, or slowly; see :class:`feeder.loader.fast.part_report.Report`.
+        clipped, slow: How many images were decoded with a loss of range, or slowly; see
+            :class:`feeder.loader.fast.part_report.Report`.
     """
 
     arrays: SlotView

@@ -152,7 +152,7 @@ class FastIterator:
             self._batches = assemble_here(path.work, requests, path.meters_here)
         # Pixels that workers make stand in page-locked slots; what a collate_fn makes need not.
         made_here = not loader.num_workers or path.decoder is not None or path.collates
-        self._pins = made_here and not path.is_on_device and slot_guard(loader) is not None
+        self._pins = made_here and not path.is_on_device and slot_guard(loader.device_options) is not None
         if path.decoder is not None:
             self._batches = self._decoding = DecodeFeed(
                 self._batches,
@@ -164,7 +164,7 @@ class FastIterator:
                 stream=loader.feeding_stream,
                 meter=path.meter,
             )
-        self._feed = feed_device(loader, self._next_finished, self._ready, path.meter, path.complete)
+        self._feed = feed_device(loader.device_options, self._next_finished, self._ready, path.meter, path.complete)
 
     def __iter__(self) -> FastIterator:
         return self

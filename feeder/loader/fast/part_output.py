@@ -84,7 +84,7 @@ class PixelSink:
     ) -> None:
         self._decoder, self._split, self._images, self._meter = decoder, split, images, meter
         self._recipe = recipe if split is None else split.cpu
-        self.takes_rows = getattr(decoder, "takes_rows", False)
+        self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
 
     def add(
@@ -100,12 +100,11 @@ class PixelSink:
             draws = self._split.draws(draws)
         whole = len(rows) == len(self._images)
         images = self._images if whole else np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
-        further: dict[str, Any] = {} if first_rows is None else {"first_rows": first_rows}
         started = time.perf_counter_ns()
-        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images, **further)
+        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images, first_rows)
         self._meter.add_images(time.perf_counter_ns() - started, len(buffers), images.nbytes, self._decoder)
-        self.clipped += getattr(self._decoder, "clipped", 0)
-        self.slow += getattr(self._decoder, "slow", 0)
+        self.clipped += self._decoder.clipped
+        self.slow += self._decoder.slow
         if not whole:
             self._images[rows] = images
         return errors
@@ -127,7 +126,7 @@ class SampleSink:
 
     def __init__(self, decoder: Decoder, recipe: Recipe, images: list[Any], meter: Meter) -> None:
         self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
-        self.takes_rows = getattr(decoder, "takes_rows", False)
+        self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
 
     def add(

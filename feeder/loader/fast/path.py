@@ -58,8 +58,6 @@ _LEDGER_ENTRIES = 10_000
 _ORDERED_AT_ONCE = 2048
 _NO_METERS = dict.fromkeys(("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes"), 0)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
-# Where a backend does not say what it does together.
-_ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
 
 class FastPath:
@@ -88,7 +86,7 @@ class FastPath:
         seed = loader.seed or 0
         self.order = Order(len(dataset), seed, shuffle, sizes)
         decoder = _decoder(loader, dataset)
-        self.backend, self._fused = decoder.name, getattr(decoder, "fused", _ALL_IN_DECODE)
+        self.backend, self._fused = decoder.name, decoder.fused
         skip = loader.on_error == "skip"
         threads = loader.worker_threads
         fields, fidelity = dataset.fields, loader.fidelity
@@ -374,7 +372,7 @@ class FastPath:
             held += 1
         else:
             held += loader.prefetch_to_device if loader.target_device is not None else 0
-            guard = slot_guard(loader)
+            guard = slot_guard(loader.device_options)
         options = EngineOptions(ahead, loader.persistent_workers, limit, pool, held, guard)
         engine = Engine(self.work, options)
         if self._engine is None:

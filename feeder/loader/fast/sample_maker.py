@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.decoding import problem_of
 from feeder.dataset.reader import Encoded, Reader
-from feeder.decode.image_header import clipped_warning
 from feeder.decode.registry import get_decoder
 from feeder.decode.staged.staged import stored_rows
 from feeder.errors import DecodeError
@@ -152,41 +152,8 @@ class Work:
         return StagedSink(self.stager, self.recipe, images, self.meter)
 
     def samples_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The samples that a request's ids name, see :class:`feeder.loader.fast.batches.Request`; int64 of any shape."""
+        """Samples that a request's ids name: int64 of any shape; see :class:`feeder.loader.fast.batches.Request`."""
         return ids % len(self.reader)
-
-    def samples(
-        self, seed: int, ids: npt.NDArray[np.int64]
-    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int64], list[list[Any]]]:
-        """Samples of whatever sizes, each [C, H, W] in memory of its own, with their labels and fields.
-
-        Warns of the first image that loses range, as nobody counts them here.
-
-        Args:
-            seed: Of the augmentation of this call; any integer.
-            ids: int64 [N].
-
-        Raises:
-            DecodeError: for a bad sample.
-        """
-        encoded = self.reader.read(ids)
-        images = []
-        for row, i in enumerate(ids.tolist()):
-            problem = _problem(encoded, row)
-            if problem is None:
-                one = slice(row, row + 1)
-                draws = self.recipe.draw(seed % (1 << 64), 0, np.array([row]), encoded.sizes[one])
-                image = np.empty((1, 3, *draws.output_size[0].tolist()), self.recipe.storage_dtype)
-                found = self.decoder.decode(encoded.buffers[one], encoded.orientations[one], self.recipe, draws, image)
-                problem = found[0]
-                images.append(image[0])
-                if getattr(self.decoder, "clipped", 0) and not self._has_warned:
-                    self._has_warned = True
-                    key = self.reader.field(i, "key")
-                    warn(f"sample {key!r}: {clipped_warning(1)}; images after it are not named")
-            if problem is not None:
-                raise self.reader.at(problem, i)
-        return images, encoded.labels, [[self.reader.field(i, name) for i in ids.tolist()] for name in self.fields]
 
     def _make(
         self,
@@ -295,7 +262,7 @@ class _Drawing:
 
 def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
     """Gives what was read to the sink; one entry each: None, or what is wrong."""
-    errors = [_problem(encoded, row) for row in range(len(rows))]
+    errors = [problem_of(encoded, row) for row in range(len(rows))]
     buffers, orientations, first_rows = encoded.buffers, encoded.orientations, encoded.first_rows
     if not any(errors):
         return sink.add(rows, buffers, orientations, draws, first_rows)
@@ -306,10 +273,3 @@ def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws
         for row, error in zip(good, found, strict=True):
             errors[row] = error
     return errors
-
-
-def _problem(encoded: Encoded, row: int) -> DecodeError | None:
-    if encoded.errors[row] is None and encoded.sizes[row].min() < 1:
-        height, width = encoded.sizes[row].tolist()
-        return DecodeError(f"the index gives its size as {width}x{height}; rebuild it with `feeder index`")
-    return encoded.errors[row]

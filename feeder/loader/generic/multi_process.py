@@ -98,7 +98,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             raise AssertionError("prefetch_factor must be greater than 0")
         self._in_order = loader.in_order
         self._interval = loader.snapshot_every_n_steps or 0
-        self._guard = slot_guard(loader)
+        self._guard = slot_guard(loader.device_options)
         self._memory_limit_bytes = loader.memory_limit_bytes
         context = loader.multiprocessing_context or torch.multiprocessing
         self._processes = Processes(context, loader.hang_timeout_s)

@@ -158,7 +158,7 @@ class _OnDevice:
         self._iterator = iterator
         self._meters = loader.generic_meters
         self.view: LiveView | None = None
-        self._feed = feed_device(loader, self._next, meter=self._meters.here)
+        self._feed = feed_device(loader.device_options, self._next, meter=self._meters.here)
 
     def __iter__(self) -> _OnDevice:
         return self

@@ -108,7 +108,7 @@ class Meter:
         """
         if not images:
             return
-        spent = getattr(decoder, "spent_ns", None)
+        spent = decoder.spent_ns
         if spent is None:
             spent = np.zeros((images, 3), np.int64)
             spent[:, 0] = max(1, time_ns // images)

@@ -140,7 +140,7 @@ class Encoder:
         (error,) = self._decoder.decode([data], np.ones(1, np.uint8), _LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
         if error is not None:
             raise ValueError(f"damaged or unsupported {info.extension}: {error.reason}")
-        return getattr(self._decoder, "clipped", 0) > 0
+        return self._decoder.clipped > 0
 
 
 def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> Encoded:

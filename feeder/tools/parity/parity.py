@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import PIL
 
-from feeder.decode.decoder import Decoder
+from feeder.decode.decoder import Decoder, TrainerDecoder
 from feeder.decode.image_header import image_info
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, SourceError
@@ -171,10 +171,10 @@ def parity(
         progress.begin(count, 0, 0, 0)
         for sample in chosen:
             image = source.read(sample)
-            before = getattr(decoder, "redone_images", 0)
+            before = decoder.redone_images
             failure = _compare(comparison, decoder, reference, recipes, image, seed, sample) if image else _NEITHER
             compared += failure is None
-            redone += failure is None and getattr(decoder, "redone_images", 0) > before
+            redone += failure is None and decoder.redone_images > before
             unreadable += failure is _NEITHER
             if failure is not None and failure is not _NEITHER:
                 failures.append(failure)
@@ -183,7 +183,7 @@ def parity(
     return ParityReport(
         backend=decoder.name,
         fidelity=fidelity,
-        device=str(getattr(decoder, "device", "cpu")),
+        device=str(decoder.device) if isinstance(decoder, TrainerDecoder) else "cpu",
         versions=f"Pillow {PIL.__version__}",
         images=compared,
         unreadable=unreadable,
