@@ -1,0 +1,95 @@
+"""Which of feeder's modules does one warm batch enter, in the trainer and in a worker?
+
+Python's profiling hook notes the module of every function that is called while one batch is made and handed out, after
+the first few. Fewer modules are a shorter walk for whoever reads the code. Counts only; says nothing about speed.
+
+    python -m bench.walk --shards SHARDS [--json OUT]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import feeder
+from bench.smoke import arguments
+from feeder.tools.bench.result_file import save, spread, table
+from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
+
+ROOT = os.path.dirname(os.path.abspath(feeder.__file__)) + os.sep
+WARM = 3  # batches before the one that counts
+
+
+class Walk:
+    """The modules that are entered from :meth:`start` on.
+
+    Args:
+        note: Gets their names whenever there is a new one; None: nowhere.
+    """
+
+    def __init__(self, note: Path | None = None) -> None:
+        self.modules: set[str] = set()
+        self._note = note
+
+    def start(self) -> None:
+        self.modules.clear()
+        sys.setprofile(self._see)
+
+    def _see(self, frame: FrameType, event: str, argument: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(ROOT) and name[len(ROOT) :] not in self.modules:
+            self.modules.add(name[len(ROOT) :])
+            if self._note is not None:
+                self._note.write_text("\n".join(sorted(self.modules)))
+
+
+class WatchedWorker:
+    """A ``worker_init_fn`` that watches its worker."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __call__(self, number: int) -> None:
+        Walk(Path(self._folder) / str(number)).start()
+
+
+def walk(shards: str) -> tuple[set[str], set[str]]:
+    """The modules that a batch enters in the trainer and in a worker."""
+    steps = [RandomResizedCrop(64), RandomHorizontalFlip(), ToDtype(torch.float32, scale=True)]
+    dataset = feeder.ShardDataset(shards, transform=Compose([*steps, Normalize((0.5,) * 3, (0.5,) * 3)]))
+    with tempfile.TemporaryDirectory(prefix="feeder-walk-") as folder:
+        watched = WatchedWorker(folder)
+        loader: Any = feeder.DataLoader(
+            dataset, 4, shuffle=True, num_workers=1, worker_init_fn=watched, multiprocessing_context="fork"
+        )
+        batches = iter(loader)
+        for _ in range(WARM):
+            next(batches)
+        trainer = Walk()
+        trainer.start()
+        next(batches)
+        sys.setprofile(None)
+        loader.close()
+        return trainer.modules, set((Path(folder) / "0").read_text().split("\n"))
+
+
+def main() -> None:
+    options = arguments(__doc__, "walk", smoke={}, shards=None)
+    trainer, worker = walk(options.shards)
+    modules = {"trainer": trainer, "worker": worker, "together": trainer | worker}
+    print(table([["modules", "entered"], *([where, str(len(names))] for where, names in modules.items())]))
+    for where in ("trainer", "worker"):
+        print(f"\n{where}: {', '.join(sorted(name.removesuffix('.py') for name in modules[where]))}")
+    results = {where: spread([len(names)]) for where, names in modules.items()}
+    names = {where: sorted(names) for where, names in modules.items() if where != "together"}
+    print(f"\nwritten to {save('walk', {'modules': results, 'names': names}, options.json)}")
+
+
+if __name__ == "__main__":
+    main()

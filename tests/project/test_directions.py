@@ -1,0 +1,110 @@
+"""Imports go one way: from a room to those before it, TYPE_CHECKING and imports inside functions included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support import ROOT
+
+# Each line may import from itself and from the lines before it. Of the two in one line neither may import the other.
+ROOMS = (
+    ("text",),
+    ("errors",),
+    ("_native", "_gpu"),
+    ("system",),
+    ("order",),
+    ("transforms",),
+    ("decode",),
+    ("shard.format",),
+    ("shard.source",),
+    ("shard.write",),
+    ("dataset",),
+    ("loader.stateful", "loader.random_state", "loader.group_store", "loader.path_reason"),
+    ("loader.agreement",),
+    ("loader.observe",),
+    ("loader.slots",),
+    ("loader.workers",),
+    ("loader.samplers",),
+    ("loader.device",),
+    ("loader.fast", "loader.generic"),
+    ("loader.trial",),
+    ("loader.auto_workers",),
+    ("loader.dataloader",),
+    ("tools",),
+)
+# Packages that workers and the fork server import below, without torch: nothing is imported on the way.
+WITHOUT_IMPORTS = ("decode", "dataset", "loader", "order", "shard", "system")
+LAZY = {"importlib", "sys", "types", "typing", "__future__"}
+# What is left of the loader's own knot: the paths take the whole loader where they need values of it.
+KNOWN = [
+    ("feeder.loader.fast.iterator", "feeder.loader.dataloader"),
+    ("feeder.loader.fast.path", "feeder.loader.dataloader"),
+    ("feeder.loader.generic.multi_process", "feeder.loader.dataloader"),
+    ("feeder.loader.generic.path", "feeder.loader.dataloader"),
+    ("feeder.loader.generic.single_process", "feeder.loader.dataloader"),
+]
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in (ROOT / "feeder").rglob("*.py"):
+        if "_gpu" in path.parts:
+            continue
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imported(path: Path, names: set[str]) -> Iterator[str]:
+    """The modules of feeder that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in names else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def room(module: str) -> tuple[int, str] | None:
+    """The line of a module's room, and the room."""
+    inside = module.removeprefix("feeder.")
+    for line, rooms in enumerate(ROOMS):
+        for name in rooms:
+            if inside == name or inside.startswith(name + "."):
+                return line, name
+    return None
+
+
+def test_imports_go_one_way() -> None:
+    found = modules()
+    wrong = []
+    for name, path in sorted(found.items()):
+        place = room(name)
+        for other in sorted(set(imported(path, set(found)))):
+            to = room(other)
+            if place is None or to is None:  # a package of rooms, or the whole, see the tests below
+                continue
+            if to[0] > place[0] or (to[0] == place[0] and to[1] != place[1]):
+                wrong.append((name, other))
+    assert wrong == KNOWN
+
+
+def test_every_module_has_a_room() -> None:
+    packages = {name.rpartition(".")[0] for name in modules()}
+    without = [name for name in modules() if room(name) is None and name not in packages]
+    assert without == ["feeder.__main__"]
+
+
+def test_packages_that_workers_import_below_import_nothing() -> None:
+    for name in WITHOUT_IMPORTS:
+        for path in (ROOT / "feeder" / name).rglob("__init__.py"):
+            found = {other.partition(".")[0] for other in imported(path, set())}
+            assert found <= LAZY, path
+
+
+def test_the_top_folder_stays_small() -> None:
+    tracked = [path for path in (ROOT / "feeder").iterdir() if path.name != "__pycache__" and path.suffix != ".so"]
+    assert len(tracked) <= 16
