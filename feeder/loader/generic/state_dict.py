@@ -5,7 +5,7 @@ The keys are those of torchdata's StatefulDataLoader, so that states pass betwee
 
 from __future__ import annotations
 
-import collections
+import abc
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -38,14 +38,19 @@ class ResumableRandomSampler(RandomSampler):
         return _ResumableRandomIterator(self)
 
 
-class _ResumableRandomIterator:
-    def __init__(self, sampler: ResumableRandomSampler) -> None:
-        self._sampler = sampler
+class _ResumableIterator(abc.ABC):
+    """An iterator over sample numbers that is resumed by beginning it again from the random state that it began with.
+
+    Attributes:
+        _start: That random state; None before the first number.
+    """
+
+    def __init__(self) -> None:
         self._yielded = 0
         self._start: torch.Tensor | None = None
         self._indices: Iterator[int] | None = None
 
-    def __iter__(self) -> _ResumableRandomIterator:
+    def __iter__(self) -> _ResumableIterator:
         return self
 
     def __next__(self) -> int:
@@ -58,10 +63,19 @@ class _ResumableRandomIterator:
         return {"yielded": self._yielded, "generator": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start = state["generator"]
-        self._indices = None
+        self._start, self._indices = state["generator"], None
         _pass_over(self._begun(), state["yielded"])
         self._yielded = state["yielded"]
+
+    @abc.abstractmethod
+    def _begun(self) -> Iterator[int]:
+        """The plain iterator; begins it if need be."""
+
+
+class _ResumableRandomIterator(_ResumableIterator):
+    def __init__(self, sampler: ResumableRandomSampler) -> None:
+        super().__init__()
+        self._sampler = sampler
 
     def _begun(self) -> Iterator[int]:
         if self._indices is None:
@@ -99,7 +113,7 @@ class ResumableWeightedSampler(WeightedRandomSampler):
         return _DrawnAtOnce(self, super().__iter__)
 
 
-class _DrawnAtOnce:
+class _DrawnAtOnce(_ResumableIterator):
     """The iterator of a sampler that draws an epoch at once, from its generator or the global one.
 
     Args:
@@ -108,27 +122,8 @@ class _DrawnAtOnce:
     """
 
     def __init__(self, sampler: Any, iterate: Callable[[], Iterator[int]]) -> None:
+        super().__init__()
         self._own, self._iterate = sampler.generator, iterate
-        self._yielded = 0
-        self._start: torch.Tensor | None = None
-        self._indices: Iterator[int] | None = None
-
-    def __iter__(self) -> _DrawnAtOnce:
-        return self
-
-    def __next__(self) -> int:
-        value = next(self._begun())
-        self._yielded += 1
-        return value
-
-    def state_dict(self) -> dict[str, Any]:
-        self._begun()
-        return {"yielded": self._yielded, "generator": self._start}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start, self._yielded = state["generator"], state["yielded"]
-        self._indices = None
-        collections.deque(itertools.islice(self._begun(), self._yielded), maxlen=0)
 
     def _begun(self) -> Iterator[int]:
         if self._indices is None:
