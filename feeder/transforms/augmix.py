@@ -61,8 +61,10 @@ class AugMix(Op):
     ) -> None:
         if not 1 <= severity <= _BINS:
             raise ArgumentError(f"severity must be from 1 to {_BINS}, got {severity}")
-        if mixture_width < 1:
-            raise ArgumentError(f"mixture_width must be at least 1, got {mixture_width}")
+        if not isinstance(mixture_width, int) or mixture_width < 1:
+            raise ArgumentError(f"mixture_width must be an integer of at least 1, got {mixture_width}")
+        if not isinstance(chain_depth, int):
+            raise ArgumentError(f"chain_depth must be an integer, got {chain_depth}")
         if not 0.0 < alpha < np.inf:
             raise ArgumentError(f"alpha must be a positive number, got {alpha}")
         self._set(

@@ -249,6 +249,8 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: AugMix(0), "severity"),
         (lambda: AugMix(11), "severity"),
         (lambda: AugMix(mixture_width=0), "mixture_width"),
+        (lambda: AugMix(mixture_width=2.5), "mixture_width"),  # type: ignore[arg-type]
+        (lambda: AugMix(chain_depth=1.5), "chain_depth"),  # type: ignore[arg-type]
         (lambda: AugMix(alpha=0.0), "alpha"),
         (lambda: MixUp(alpha=0.0), "alpha"),
         (lambda: Lambda(3), "function"),  # type: ignore[arg-type]
