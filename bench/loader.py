@@ -326,7 +326,7 @@ def _order_ms(path: str, size: int) -> float:
     fast = loader._path
     assert fast is not None
     fast.order = Order(_IMAGENET, 0, True)
-    requests = fast.requests(Place(), Split(_IMAGENET, size))
+    requests = fast.requests(Place(), Split(_IMAGENET, size), None)
     before = time.process_time()
     count = sum(1 for _ in itertools.islice(requests, 512))
     return 1000 * (time.process_time() - before) / count

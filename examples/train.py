@@ -67,15 +67,15 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[Any]:
     """Batches of (images, labels); a process of ddp gets its part of each."""
     size, path = args.image_size, args.train if training else args.val
-    crop: list[T.Op] = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()]
-    if not training:
-        crop = [T.Resize(round(size * 256 / 224)), T.CenterCrop(size)]
+    train, val = (
+        [T.RandomResizedCrop(size), T.RandomHorizontalFlip()],
+        [T.Resize(round(size * 8 / 7)), T.CenterCrop(size)],
+    )
+    split = {} if training else {"rank": rank(), "world_size": world_size()}  # validate() knows what pads batches
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
-    # Validation counts what is repeated to fill all processes' batches, see validate(): the split is meant.
-    split = {} if training else {"rank": rank(), "world_size": world_size()}
     kind = feeder.ShardDataset if (Path(path) / "index.bin").exists() else feeder.FolderDataset
     return feeder.DataLoader(
-        kind(path, T.Compose([*crop, *values])),
+        kind(path, T.Compose([*(train if training else val), *values])),
         args.batch_size // world_size(),
         shuffle=training,
         drop_last=training,

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feeder._gpu.tensors import as_samples
-from feeder.dataset.decoding import decode_samples
+from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.field_index import index_of_field
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader, shared_classes
@@ -29,14 +29,12 @@ from feeder.dataset.relabel import (
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
-from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, FormatError
 from feeder.shard.format.index import INDEX_NAME
 from feeder.shard.format.manifest import manifest_bytes, matches_checksum
 from feeder.text import count
 
 if TYPE_CHECKING:
-    from feeder.decode.decoder import Decoder
     from feeder.transforms import Recipe
 
 __all__ = [
@@ -74,7 +72,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     recipe: Recipe
     fields: tuple[str, ...]
     _targets: list[Any] | None = None
-    _decoder: Decoder | None = None
+    _decoder: SampleDecoder | None = None
 
     def __init__(self, reader: Reader, transform: Any, fields: Sequence[str]) -> None:
         from feeder.transforms import Recipe
@@ -82,7 +80,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         self.reader = reader
         self.recipe = Recipe.of(transform)
         self.fields = check_fields(fields)
-        self._decoder: Decoder | None = None
+        self._decoder: SampleDecoder | None = None
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -115,9 +113,9 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
         if self._decoder is None:
-            self._decoder = get_decoder("auto", self.recipe)
+            self._decoder = SampleDecoder(self.reader, self.recipe, self.fields)
         seed = int(torch.empty((), dtype=torch.int64).random_())
-        images, labels, fields = decode_samples(self.reader, self.recipe, self._decoder, self.fields, seed, ids)
+        images, labels, fields = self._decoder.decode(seed, ids)
         return as_samples(images, labels, fields, self.recipe.output_dtype)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,48 +9,66 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import Encoded, Reader
+from feeder.decode.image_header import clipped_warning
+from feeder.decode.registry import get_decoder
 from feeder.errors import DecodeError
+from feeder.system.callers import warn
 
 if TYPE_CHECKING:
-    from feeder.decode.decoder import Decoder
     from feeder.transforms import Recipe
 
-__all__ = ["decode_samples", "problem_of"]
+__all__ = ["SampleDecoder", "problem_of"]
 
 
-def decode_samples(
-    reader: Reader, recipe: Recipe, decoder: Decoder, fields: Sequence[str], seed: int, ids: npt.NDArray[np.int64]
-) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any], list[list[Any]]]:
-    """Reads, decodes and augments samples whose images may differ in size.
+class SampleDecoder:
+    """Decodes samples one by one, whose images may differ in size, with the backend that "auto" chooses.
 
     Args:
         reader: The samples' encoded bytes.
         recipe: What is done to every image.
-        decoder: The backend.
         fields: Names of the further fields.
-        seed: Of the augmentation of this call; any integer.
-        ids: int64 [N].
-
-    Returns:
-        N images [C, H, W] of the recipe's ``storage_dtype``, each in memory of its own; their labels [N]; and for each
-        field a list of N values.
-
-    Raises:
-        DecodeError: for the first bad sample, naming it.
     """
-    encoded = reader.read(ids)
-    images = []
-    for row, i in enumerate(ids.tolist()):
-        problem = problem_of(encoded, row)
-        if problem is None:
-            one = slice(row, row + 1)
-            draws = recipe.draw(seed % (1 << 64), 0, np.array([row]), encoded.sizes[one])
-            image = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
-            problem = decoder.decode(encoded.buffers[one], encoded.orientations[one], recipe, draws, image)[0]
-            images.append(image[0])
-        if problem is not None:
-            raise reader.at(problem, i)
-    return images, encoded.labels, [[reader.field(i, name) for i in ids.tolist()] for name in fields]
+
+    def __init__(self, reader: Reader, recipe: Recipe, fields: Sequence[str]) -> None:
+        self._reader, self._recipe, self._fields = reader, recipe, fields
+        self._decoder = get_decoder("auto", recipe)
+        self._has_warned = False
+
+    def decode(
+        self, seed: int, ids: npt.NDArray[np.int64]
+    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any], list[list[Any]]]:
+        """Reads, decodes and augments samples. Warns of the first image that loses range, as nobody counts them here.
+
+        Args:
+            seed: Of the augmentation of this call; any integer.
+            ids: int64 [N].
+
+        Returns:
+            N images [C, H, W] of the recipe's ``storage_dtype``, each in memory of its own; their labels [N]; and for
+            each field a list of N values.
+
+        Raises:
+            DecodeError: for the first bad sample, naming it.
+        """
+        reader, recipe = self._reader, self._recipe
+        encoded = reader.read(ids)
+        images = []
+        for row, i in enumerate(ids.tolist()):
+            problem = problem_of(encoded, row)
+            if problem is None:
+                one = slice(row, row + 1)
+                draws = recipe.draw(seed % (1 << 64), 0, np.array([row]), encoded.sizes[one])
+                image = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
+                buffers, turns = encoded.buffers[one], encoded.orientations[one]
+                problem = self._decoder.decode(buffers, turns, recipe, draws, image)[0]
+                images.append(image[0])
+                if self._decoder.clipped and not self._has_warned:
+                    self._has_warned = True
+                    key = reader.field(i, "key")
+                    warn(f"sample {key!r}: {clipped_warning(1)}; images after it are not named")
+            if problem is not None:
+                raise reader.at(problem, i)
+        return images, encoded.labels, [[reader.field(i, name) for i in ids.tolist()] for name in self._fields]
 
 
 def problem_of(encoded: Encoded, row: int) -> DecodeError | None:

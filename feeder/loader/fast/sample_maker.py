@@ -70,7 +70,6 @@ class Work:
     split: DeviceSplit | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
-    _has_warned: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "meter"} | {"_decoder": None}
