@@ -67,22 +67,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[Any]:
     """Batches of (images, labels); a process of ddp gets its part of each."""
     size, path = args.image_size, args.train if training else args.val
-    train, val = (
-        [T.RandomResizedCrop(size), T.RandomHorizontalFlip()],
-        [T.Resize(round(size * 8 / 7)), T.CenterCrop(size)],
-    )
-    split = {} if training else {"rank": rank(), "world_size": world_size()}  # validate() knows what pads batches
+    val = [T.Resize(round(size * 8 / 7)), T.CenterCrop(size)]
+    ops = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()] if training else val
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     kind = feeder.ShardDataset if (Path(path) / "index.bin").exists() else feeder.FolderDataset
     return feeder.DataLoader(
-        kind(path, T.Compose([*(train if training else val), *values])),
+        kind(path, T.Compose([*ops, *values])),
         args.batch_size // world_size(),
         shuffle=training,
         drop_last=training,
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         seed=args.seed,
-        **split,
+        **({} if training else {"rank": rank(), "world_size": world_size()}),  # validate() knows what pads batches
         # dp copies each part of a batch to its own device, straight from where the workers decoded it.
         device="cuda" if args.device == "cuda" and args.parallel != "dp" else None,
         pin_memory=args.device == "cuda",
