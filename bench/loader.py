@@ -142,7 +142,7 @@ def _loader_cpu_s(loader: Any) -> float:
 
 
 def make_work(dataset: FeederDataset) -> Work:
-    """How a worker makes the dataset's samples with the backend that "auto" chooses."""
+    """Returns the work of a dataset with the backend that "auto" chooses."""
     return Work(dataset.reader, dataset.recipe, get_decoder("auto", dataset.recipe).name, dataset.fields)
 
 
