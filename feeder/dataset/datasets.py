@@ -52,7 +52,7 @@ FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif",
 
 
 class FeederDataset(Dataset[tuple[Any, ...]]):
-    """What :class:`ShardDataset` and :class:`FolderDataset` share.
+    """Base of :class:`ShardDataset` and :class:`FolderDataset`.
 
     ``dataset[i]`` is ``(image, label, *fields)``: a tensor [C, H, W], uint8 0-255 unless the recipe has ToDtype or
     Normalize; an int, or of a set with targets a tensor, float32 [] or [K]; the fields in the order asked for. Under
@@ -365,7 +365,7 @@ def joined_in(reader: Reader) -> list[Reader]:
 
 
 def _keeps_samples(dataset: Any, base: type) -> bool:
-    """Whether the samples and the length of a dataset are what its base class makes of them."""
+    """Returns whether the samples and the length of a dataset are what its base class makes of them."""
     names = ("__getitem__", "__getitems__", "__len__")
     return all(getattr(type(dataset), name, None) is getattr(base, name, None) for name in names)
 

@@ -62,7 +62,7 @@ def index_of_field(path: str, image_field: str) -> str:
 
 
 def _fits(path: str, index: Index) -> bool:
-    """Whether the file at ``path`` was made from this index, and is whole."""
+    """Returns whether the file at ``path`` was made from this index, and is whole."""
     try:
         made = Index(path)
         made.check()

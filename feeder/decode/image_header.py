@@ -1,4 +1,4 @@
-"""What an encoded image is, from its header: format, size and orientation, without decoding a pixel."""
+"""Facts of an encoded image from its header: format, size and orientation, without decoding a pixel."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ImageInfo(NamedTuple):
 
 
 def is_image_field(field: str) -> bool:
-    """Whether a WebDataset field name ("jpg", "left.png") holds an image by its last extension."""
+    """Returns whether a WebDataset field name ("jpg", "left.png") holds an image by its last extension."""
     return field.rpartition(".")[2].lower() in IMAGE_EXTENSIONS
 
 
@@ -126,12 +126,12 @@ def check_complete(data: bytes, info: ImageInfo) -> None:
 
 
 def jpeg_has_end(data: bytes) -> bool:
-    """Whether a JPEG whose header can be read has its end marker."""
+    """Returns whether a JPEG whose header can be read has its end marker."""
     return data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", _scan_start(data)) > 0
 
 
 def _png_is_whole(data: bytes) -> bool:
-    """Whether all chunks up to the end marker are there and have the right checksums."""
+    """Returns whether all chunks up to the end marker are there and have the right checksums."""
     position = 8
     while position + 12 <= len(data):
         length = int.from_bytes(data[position : position + 4], "big")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feeder.dataset.datasets import FeederDataset, as_feeder, differing_part
 from feeder.errors import ArgumentError
+from feeder.system.limits import explained
 from feeder.transforms import Resize
 
-__all__ = ["GenericReason", "explain_sizes", "generic_reason", "wrapped_dataset"]
+__all__ = ["GenericReason", "explain_sizes", "generic_reason", "raise_explained", "wrapped_dataset"]
 
 _STACK_ERROR = "stack expects each tensor to be equal size"
 _DEEPEST = 4  # wrappers around each other
@@ -34,7 +35,7 @@ class GenericReason(NamedTuple):
 
 
 def generic_reason(dataset: Any) -> GenericReason:
-    """What a loader that runs torch's path lacks for the fast one.
+    """Returns the reason why a loader runs torch's path, and the way to the fast one.
 
     Args:
         dataset: Of the loader.
@@ -67,6 +68,19 @@ def explain_sizes(dataset: Any, error: RuntimeError) -> None:
         f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop behind "
         "it, or Resize((height, width)), or give a collate_fn that takes different sizes"
     ) from error
+
+
+def raise_explained(dataset: Any, error: Exception) -> NoReturn:
+    """Raises a batch's error again, in clearer words where a limit or images of different sizes are the cause.
+
+    Args:
+        dataset: Of the loader.
+        error: What making the batch has raised.
+    """
+    if isinstance(error, RuntimeError):
+        explain_sizes(dataset, error)
+    with explained():
+        raise error
 
 
 def _foreign(dataset: Any) -> GenericReason:

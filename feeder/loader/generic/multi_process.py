@@ -33,11 +33,10 @@ from feeder.loader.generic.single_process import begin_torchs
 from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import Job, Result, Task
 from feeder.loader.observe.live_view import LiveView, end_view
-from feeder.loader.path_reason import explain_sizes
+from feeder.loader.path_reason import raise_explained
 from feeder.loader.slots.batch_message import unpack
 from feeder.loader.slots.slots import Slots
 from feeder.loader.workers.iterator_lock import Use
-from feeder.system.limits import explained
 from feeder.system.memory import available_bytes
 
 if TYPE_CHECKING:
@@ -163,10 +162,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             end_view(self)
             raise
         except (MemoryError, OSError, RuntimeError) as error:
-            if isinstance(error, RuntimeError):
-                explain_sizes(self._dataset, error)
-            with explained():
-                raise
+            raise_explained(self._dataset, error)
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:

@@ -14,9 +14,8 @@ from feeder.loader.generic.position import without_workers
 from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import never_ending, worker_state
 from feeder.loader.observe.live_view import LiveView, end_view
-from feeder.loader.path_reason import explain_sizes
+from feeder.loader.path_reason import raise_explained
 from feeder.loader.stateful import load_if_stateful
-from feeder.system.limits import explained
 
 if TYPE_CHECKING:
     from feeder.loader.dataloader import DataLoader
@@ -70,10 +69,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
             end_view(self)
             raise
         except (MemoryError, OSError, RuntimeError) as error:
-            if isinstance(error, RuntimeError):
-                explain_sizes(self._dataset, error)
-            with explained():
-                raise
+            raise_explained(self._dataset, error)
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:
