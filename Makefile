@@ -29,9 +29,10 @@ test: ## run the tests
 	@scripts/env.sh test
 	CUDA_VISIBLE_DEVICES= timeout --foreground --signal=ABRT --kill-after=60 3600 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: ## check style and types
+lint: ## check style, format and types
 	@scripts/env.sh test
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 fuzz: ## fuzz the native kernels under sanitizers for FUZZ_SECONDS (60); needs clang
