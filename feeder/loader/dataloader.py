@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data
+from typing_extensions import TypeVar
 
 from feeder.dataset.datasets import as_feeder
 from feeder.errors import ArgumentError
@@ -36,7 +37,7 @@ from feeder.transforms.mixing import check_mix
 __all__ = ["DataLoader"]
 
 _R = TypeVar("_R")
-_T_co = TypeVar("_T_co", covariant=True)
+_T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
 _DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 # What a fast path takes when it is made, and would not look at again.
