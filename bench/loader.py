@@ -48,7 +48,8 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from feeder.dataset.datasets import FeederDataset, ShardDataset
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import get_decoder
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.iterator import Place

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.smoke import arguments
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import get_decoder
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench.smoke import arguments
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset

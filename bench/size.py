@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 from bench.smoke import arguments
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index import INDEX_NAME, ShardEntry
 from feeder.shard.format.index_builder import IndexBuilder

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feeder import transforms
-    from feeder.dataset.datasets import FolderDataset, ShardDataset
+    from feeder.dataset.folders import FolderDataset
+    from feeder.dataset.shards import ShardDataset
     from feeder.errors import (
         ArgumentError,
         BackendError,
@@ -59,8 +60,8 @@ _HOMES = {
     "CsvWriter": "feeder.tools.training.device_log",
     "DataLoader": "feeder.loader.dataloader",
     "DeviceLog": "feeder.tools.training.device_log",
-    "FolderDataset": "feeder.dataset.datasets",
-    "ShardDataset": "feeder.dataset.datasets",
+    "FolderDataset": "feeder.dataset.folders",
+    "ShardDataset": "feeder.dataset.shards",
     "Window": "feeder.order.epoch",
     "find_batch_size": "feeder.tools.training.batch_size",
     "headroom": "feeder.tools.headroom.headroom",

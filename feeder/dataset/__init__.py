@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import Any
 
 _HOMES = {
-    "FOLDER_EXTENSIONS": "datasets",
-    "FeederDataset": "datasets",
-    "FolderDataset": "datasets",
-    "ShardDataset": "datasets",
-    "as_feeder": "datasets",
+    "FOLDER_EXTENSIONS": "folders",
+    "FeederDataset": "base",
+    "FolderDataset": "folders",
+    "ShardDataset": "shards",
+    "as_feeder": "subset",
 }
 
 
@@ -35,5 +35,10 @@ class _Moved(ModuleType):
         return getattr(importlib.import_module(self.__dict__["new"]), name)
 
 
-for _old, _new in {"read_shards": "shard_reader", "read_folder": "folder_reader", "read_part": "subset_reader"}.items():
-    sys.modules.setdefault(f"feeder.{_old}", _Moved(f"feeder.{_old}", f"{__name__}.{_new}"))
+for _old, _new in {
+    "feeder.read_shards": f"{__name__}.shard_reader",
+    "feeder.read_folder": f"{__name__}.folder_reader",
+    "feeder.read_part": f"{__name__}.subset_reader",
+    f"{__name__}.datasets": __name__,
+}.items():
+    sys.modules.setdefault(_old, _Moved(_old, _new))

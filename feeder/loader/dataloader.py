@@ -14,7 +14,7 @@ import torch
 import torch.utils.data
 from typing_extensions import TypeVar
 
-from feeder.dataset.datasets import as_feeder
+from feeder.dataset.subset import as_feeder
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import Choice, choose
 from feeder.loader.device.feed import checked_device

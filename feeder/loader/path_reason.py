@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from feeder.dataset.datasets import FeederDataset, as_feeder, differing_part
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.subset import as_feeder, differing_part
 from feeder.errors import ArgumentError
 from feeder.system.limits import explained
 from feeder.transforms import Resize

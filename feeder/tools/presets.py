@@ -6,7 +6,9 @@ import os
 from typing import Any
 
 from feeder import transforms as T
-from feeder.dataset.datasets import FeederDataset, FolderDataset, ShardDataset
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.shard.format.index import INDEX_NAME
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from feeder.dataset import shard_reader as read_shards
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index import COLUMNS, INDEX_NAME, Index, write_index

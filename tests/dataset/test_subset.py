@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, get_worker_info, random_split
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.epoch import Window

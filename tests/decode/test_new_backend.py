@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import decoder_names, get_decoder
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from feeder import _gpu
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import available_decoders
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import (

@@ -201,7 +201,7 @@ _RANK = """
 import gc, json, sys, warnings
 import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop

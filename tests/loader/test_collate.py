@@ -20,7 +20,8 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, Subset, get_worker_info
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.decoder import TrainerDecoder
 from feeder.errors import ArgumentError, DecodeError, WorkerError
 from feeder.loader.dataloader import DataLoader

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.device.feed import DeviceFeed, checked_device

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch.utils.data import _utils as torch_utils
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool as workers

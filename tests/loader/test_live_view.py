@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.observe import live_view as view
 from feeder.loader.observe.live_view import LiveView, Pace, bar_text, line_text

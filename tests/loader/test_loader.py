@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.iterator import FastIterator
@@ -677,7 +678,7 @@ def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeyp
 
 def test_a_script_without_a_main_guard_runs(shards: Path) -> None:
     script = f"""
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), batch_size=10, num_workers=2)

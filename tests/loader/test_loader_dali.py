@@ -21,7 +21,8 @@ import pytest
 import torch
 from PIL import Image
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.dali import decoder as dali_backend
 from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
 from feeder.decode.dali.queue import DaliQueue
@@ -505,7 +506,7 @@ def test_workers_have_neither_dali_nor_torch(shards: Path) -> None:
 
 def test_a_script_without_a_main_guard_that_closes_nothing_ends_well(shards: Path) -> None:
     script = f"""
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 loader = DataLoader(ShardDataset({str(shards)!r}, RandomResizedCrop(8)), 10, num_workers=2, backend="dali")

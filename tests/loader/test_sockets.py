@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.generic import processes as generic_processes
 from feeder.loader.workers import process as worker_process

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from feeder.dataset.datasets import FeederDataset, ShardDataset
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.pillow.decoder import PillowDecoder
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.generic.meters import batch_rows

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.workers.fork_server import ForkServer

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.loader.test_workers import _ended as ended
@@ -22,7 +22,7 @@ import gc, json, sys
 import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.support.whole_exit import left
@@ -109,7 +109,7 @@ def test_an_epoch_over_1_2_3_1_ranks_sees_every_sample_once(tmp_path: Path) -> N
 _LONE_RANK = """
 import json, os, signal, sys
 from torch import distributed
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 

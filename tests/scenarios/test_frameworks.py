@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.support import ROOT

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from feeder.dataset.datasets import ShardDataset
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index import INDEX_NAME

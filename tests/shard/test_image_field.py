@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from feeder.dataset.datasets import ShardDataset
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index import Index

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, ShardError, SourceError
 from feeder.shard.format.index import ShardEntry
 from feeder.shard.format.index_builder import IndexBuilder

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, FeederError, LockedError, ShardError, SourceError
 from feeder.order.permutation import permute
 from feeder.shard.format.index import INDEX_NAME, Index

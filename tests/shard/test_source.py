@@ -23,7 +23,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
 from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest

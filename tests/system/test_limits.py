@@ -17,7 +17,7 @@ from tests.support.loader_data import write_shards
 _LOAD = """
 import resource, sys
 import torch
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 

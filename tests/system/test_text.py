@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from feeder.dataset.datasets import FolderDataset, ShardDataset
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FeederError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.system.callers import warn

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import feeder
-from feeder.dataset.datasets import FeederDataset, ShardDataset
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import available_decoders
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader

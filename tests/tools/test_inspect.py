@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feeder.dataset.datasets import ShardDataset
+from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.index import Index, ShardEntry
 from feeder.shard.format.index_builder import IndexBuilder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feeder.dataset.datasets import FolderDataset
+from feeder.dataset.folders import FolderDataset
 from feeder.tools.instrument.hooks import Meter, _class_folders
 from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
 from feeder.tools.profile.analysis import analyse

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import distributed
 
-from feeder.dataset.datasets import FeederDataset, as_feeder, joined_in
+from feeder.dataset.base import FeederDataset
 from feeder.dataset.reader import Reader
+from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.decode.decoder import Decoder, TrainerDecoder
 from feeder.decode.device.fused import split_for_device

@@ -18,8 +18,8 @@ __all__ = [
     "Manifest",
     "ShardRecord",
     "is_shard_set",
-    "manifest_bytes",
     "matches_checksum",
+    "recorded_classes",
 ]
 
 MANIFEST_NAME = "manifest.json"
@@ -87,13 +87,10 @@ class Manifest:
             FormatError: if it is damaged or of another version.
         """
         path = os.path.join(folder, MANIFEST_NAME)
-        text = manifest_bytes(folder)
+        text = _text(path)
         if text is None:
             return None
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise FormatError(f"{path}: damaged: {error}; restore it, or shard the dataset again") from None
+        data = _parsed(path, text)
         try:
             if data["format"] != "feeder-shards" or data["format_version"] != _VERSION:
                 raise FormatError(
@@ -120,13 +117,41 @@ def matches_checksum(text: bytes) -> bool:
     return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
 
 
-def manifest_bytes(folder: str) -> bytes | None:
-    """The bytes of a shard set's manifest; None if it has none.
+def recorded_classes(folder: str) -> list[str] | None:
+    """Class names by label, from the manifest in a folder; None if it has none.
+
+    The manifest may be of another program, whose index is feeder's, or of another version: only its classes count.
+
+    Raises:
+        FormatError: if it is damaged.
+    """
+    path = os.path.join(folder, MANIFEST_NAME)
+    text = _text(path)
+    if text is None:
+        return None
+    data = _parsed(path, text)
+    if not matches_checksum(text):
+        raise FormatError(
+            f"{path}: damaged: its bytes do not match its checksum; restore it, or, if it was edited on purpose, "
+            "remove its line with crc32"
+        )
+    classes = data.get("classes") if isinstance(data, dict) else None
+    return classes if isinstance(classes, list) else None
+
+
+def _parsed(path: str, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"{path}: damaged: {error}; restore it, or shard the dataset again") from None
+
+
+def _text(path: str) -> bytes | None:
+    """Bytes of a manifest; None if the file is not there.
 
     Raises:
         FormatError: if it can't be read, or is larger than any manifest.
     """
-    path = os.path.join(folder, MANIFEST_NAME)
     try:
         with open(path, "rb", opener=open_regular) as file:
             size_bytes = os.fstat(file.fileno()).st_size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from feeder.dataset.datasets import FOLDER_EXTENSIONS
 from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.folders import FOLDER_EXTENSIONS
 from feeder.shard.format.index import INDEX_NAME, Index
 
 __all__ = ["image_fields", "listed", "open_index", "tars"]

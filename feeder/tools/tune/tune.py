@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feeder.dataset.datasets import FeederDataset, ShardDataset, as_feeder
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.shards import ShardDataset
+from feeder.dataset.subset import as_feeder
 from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader

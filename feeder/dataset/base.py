@@ -1,0 +1,172 @@
+"""The base of feeder's map-style datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from feeder._gpu.tensors import as_samples
+from feeder.dataset.decoding import SampleDecoder
+from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.reader import Reader, check_fields
+from feeder.dataset.sample_numbers import sample_numbers
+from feeder.errors import ArgumentError
+from feeder.text import count
+
+if TYPE_CHECKING:
+    from feeder.transforms import Recipe
+
+__all__ = ["FeederDataset", "applies_exif", "keeps_samples"]
+
+
+class FeederDataset(Dataset[tuple[Any, ...]]):
+    """Base of :class:`ShardDataset` and :class:`FolderDataset`.
+
+    ``dataset[i]`` is ``(image, label, *fields)``: a tensor [C, H, W], uint8 0-255 unless the recipe has ToDtype or
+    Normalize; an int, or of a set with targets a tensor, float32 [] or [K]; the fields in the order asked for. Under
+    :class:`feeder.DataLoader` augmentation is a function of (seed, epoch, sample id). Under torch's own loader, and
+    with ``dataset[i]``, it is drawn from torch's random state, so that workers and epochs differ as they do for any
+    dataset there.
+
+    Attributes:
+        reader: Where the bytes come from.
+        recipe: What is done to every image.
+        fields: Names of the further fields.
+        classes: Class names by label; None if they are not known.
+        class_to_idx: Label by class name; None if they are not known.
+    """
+
+    reader: Reader
+    recipe: Recipe
+    fields: tuple[str, ...]
+    _targets: list[Any] | None = None
+    _decoder: SampleDecoder | None = None
+
+    def __init__(self, reader: Reader, transform: Any, fields: Sequence[str]) -> None:
+        from feeder.transforms import Recipe
+
+        self.reader = reader
+        self.recipe = Recipe.of(transform)
+        self.fields = check_fields(fields)
+        self._decoder: SampleDecoder | None = None
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __repr__(self) -> str:
+        classes = "" if self.classes is None else f", classes={len(self.classes)}"
+        fields = f", fields={list(self.fields)}" if self.fields else ""
+        transform = f", transform={self.recipe!r}" if self.recipe.ops else ""
+        return f"{type(self).__name__}({self.reader.place!r}, samples={len(self)}{classes}{fields}{transform})"
+
+    def __getitem__(self, i: int | slice) -> tuple[Any, ...]:
+        if isinstance(i, slice):
+            numbers = range(*i.indices(len(self)))
+            raise TypeError(
+                f"a slice of a dataset is torch.utils.data.Subset(dataset, {numbers!r}), which a loader takes as it is"
+            )
+        return self._samples([i])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Several samples at once, as torch's loader asks for them."""
+        if type(self).__getitem__ is not FeederDataset.__getitem__:  # a class of the user's own, with its own samples
+            return [self[i] for i in indices]
+        return self._samples(indices)
+
+    def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
+        size = len(self)
+        ids = sample_numbers(indices)
+        for i in ids.tolist():
+            if not -size <= i < size:
+                raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
+        ids[ids < 0] += size
+        if self._decoder is None:
+            self._decoder = SampleDecoder(self.reader, self.recipe, self.fields)
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        images, labels, fields = self._decoder.decode(seed, ids)
+        return as_samples(images, labels, fields, self.recipe.output_dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_decoder": None} | ({"_targets": None} if keeps_samples(self, FeederDataset) else {})
+
+    if not TYPE_CHECKING:  # for which it would give every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = ""
+            if name in ("imgs", "samples"):  # which torchvision's ImageFolder has
+                hint = ": fields=['path'] gives each sample's path behind its label, targets the labels of all"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+    @property
+    def transform(self) -> Recipe:
+        """The recipe. It is there for good: loaders and their workers rely on it."""
+        return self.recipe
+
+    @transform.setter
+    def transform(self, value: object) -> NoReturn:
+        name = type(self).__name__
+        raise AttributeError(f"the transform of a {name} can't be changed; make another {name}(path, transform=...)")
+
+    @property
+    def classes(self) -> list[str] | None:
+        return self.reader.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int] | None:
+        return None if self.classes is None else {name: label for label, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> list[Any]:
+        """Labels of all samples, as torchvision's datasets have them: a list, made once, apart from the samples. Of a
+        set with targets a float each, or a list of K."""
+        if self._targets is None:  # scripts ask for it for each sample: [dataset.targets[i] for i in subset.indices]
+            self._targets = self.reader.labels().tolist()
+        return self._targets
+
+    @targets.setter
+    def targets(self, value: list[Any]) -> None:
+        if keeps_samples(self, FeederDataset):
+            name = type(self).__name__
+            way = "derive a class whose dataset[i] has the labels wanted"
+            raise AttributeError(f"the targets of a {name} can't be changed, as its samples keep their labels; {way}")
+        self._targets = value  # its own class's, with samples of its own
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """A field of all samples, without decoding an image: to filter by, or to split into folds.
+
+        Args:
+            name: As ``fields`` takes it; it need not be one of them.
+
+        Returns:
+            int64 [N] for "index", "width", "height", "orientation" and "row", else a list of N: text for "key" and
+            "path", parsed values for "json", bytes for any other member; None for a sample without the member.
+
+        Raises:
+            ArgumentError: for a field that no sample has, or that is refused.
+        """
+        self._check_known(*check_fields([name]))
+        return self.reader.column(name)
+
+    def _check_known(self, *names: str) -> None:
+        """Refuses fields that no sample has."""
+        for reader in self.reader.readers if isinstance(self.reader, JoinedReader) else [self.reader]:
+            known = reader.field_names()
+            for name in names:
+                if name not in known:
+                    raise ArgumentError(f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}")
+
+
+def keeps_samples(dataset: Any, base: type) -> bool:
+    """Returns whether the samples and the length of a dataset are what its base class makes of them."""
+    names = ("__getitem__", "__getitems__", "__len__")
+    return all(getattr(type(dataset), name, None) is getattr(base, name, None) for name in names)
+
+
+def applies_exif(exif_orientation: str) -> bool:
+    if exif_orientation not in ("apply", "ignore"):
+        raise ArgumentError(f"exif_orientation must be 'apply' or 'ignore', got {exif_orientation!r}")
+    return exif_orientation == "apply"

@@ -1,0 +1,53 @@
+"""A folder of images for each class, as a dataset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from feeder.dataset.base import FeederDataset, applies_exif
+from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.relabel import TargetTransform, named, transformed
+
+__all__ = ["FOLDER_EXTENSIONS", "FolderDataset"]
+
+# torchvision's IMG_EXTENSIONS
+FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
+
+
+class FolderDataset(FeederDataset):
+    """Images in a folder for each class, by torchvision's ImageFolder rule: classes are the subfolders, sorted.
+
+    Args:
+        path: The folder.
+        transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
+        fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
+            "height" or "orientation".
+        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
+        classes, target_transform: As :class:`ShardDataset` takes them.
+
+    Raises:
+        SourceError: if there is no class folder, or one without an image.
+        ArgumentError: for an unknown field or ``exif_orientation``; for labels that ``classes`` or
+            ``target_transform`` has no place for.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        transform: Any = None,
+        fields: Sequence[str] = (),
+        exif_orientation: str = "apply",
+        *,
+        classes: Sequence[str] | None = None,
+        target_transform: TargetTransform | None = None,
+    ) -> None:
+        root = os.path.abspath(os.fspath(path))
+        reader = FolderReader.scan(root, FOLDER_EXTENSIONS, exif=applies_exif(exif_orientation))
+        if classes is not None:
+            named(reader, classes)
+        if target_transform is not None:
+            reader.relabel(transformed(reader.labels(), target_transform), reader.classes)
+        super().__init__(reader, transform, fields)
+        self._check_known(*self.fields)

@@ -1,0 +1,138 @@
+"""Shard sets as datasets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from feeder.dataset.base import FeederDataset, applies_exif
+from feeder.dataset.field_index import index_of_field
+from feeder.dataset.joined_reader import JoinedReader, shared_classes
+from feeder.dataset.relabel import (
+    TargetTransform,
+    labels_from_json,
+    named,
+    refuse_unread_labels,
+    transformed,
+    without_labels,
+)
+from feeder.dataset.shard_reader import ShardReader
+from feeder.errors import ArgumentError
+from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.format.manifest import recorded_classes
+
+__all__ = ["ShardDataset"]
+
+
+class ShardDataset(FeederDataset):
+    """Samples of a shard set, as ``feeder shard`` or ``feeder index`` made it, or of several sets as of one.
+
+    The index is memory-mapped and opened again in each process: pickling costs the path, and workers share one copy in
+    the page cache.
+
+    Args:
+        path: The shards' folder, or its index file; or a list of these, whose samples follow one another.
+        transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
+        fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
+            (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
+            recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0).
+        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
+        image_field: Another field that holds the image, such as "mask.png", or several with ";" between them, of which
+            each sample has one; None takes the image that the index names. The first time, the headers of these images
+            are read, and kept in a file beside the index. Samples without one are left out, with a warning.
+        classes: Class names by label. Where the set has names of its own, or names in its ``cls`` fields, labels
+            follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``. Of several sets,
+            None asks for the same names in all, label by label; "merge" numbers classes by their names, in the order in
+            which they first appear, so that the first set's labels stay.
+        labels: True: those of the set. False: none, -1 for all. A key of the samples' ``json``: what it says, with
+            integers from 0 on as class numbers, text as class names (sorted) and other numbers as float32 targets;
+            several keys: their numbers as targets. The ``json`` of all samples is read when the dataset is made.
+        target_transform: What is made of a label: a function, or a mapping of all labels, to an integer, a float or a
+            row of numbers. It is asked once for each label that occurs, when the dataset is made; -1 stays.
+
+    Raises:
+        FormatError: if an index is missing or damaged.
+        ArgumentError: for a field that no sample of a set has, or that is refused; for an unknown
+            ``exif_orientation``; for ``cls`` fields that give no label; for labels that ``classes`` or
+            ``target_transform`` has no place for;
+            for an ``image_field`` in which no sample has an image, or whose file can't be written; for sets whose
+            classes differ, naming the first that does.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        transform: Any = None,
+        fields: Sequence[str] = (),
+        exif_orientation: str = "apply",
+        *,
+        image_field: str | None = None,
+        classes: Sequence[str] | Literal["merge"] | None = None,
+        labels: bool | str | Sequence[str] = True,
+        target_transform: TargetTransform | None = None,
+    ) -> None:
+        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        if not paths:
+            raise ArgumentError("path must be a folder of shards or a list of these, got an empty list")
+        wanted = None if classes == "merge" else classes
+        exif = applies_exif(exif_orientation)
+        readers = [_shard_reader(each, exif, image_field, wanted, labels) for each in paths]
+        if len(readers) > 1:
+            _share_classes(readers, merge=classes == "merge")
+        if target_transform is not None:
+            _transform_labels(readers, target_transform)
+        super().__init__(readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True), transform, fields)
+        self._check_known(*self.fields)
+        for reader in readers:
+            reader.index.check_fields(self.fields)
+
+
+def _shard_reader(
+    path: str | os.PathLike[str],
+    exif: bool,
+    image_field: str | None,
+    classes: Sequence[str] | None,
+    labels: bool | str | Sequence[str],
+) -> ShardReader:
+    """The reader of one set, with the labels that are asked for."""
+    folder = os.fspath(path)
+    index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
+    index = os.path.abspath(index)
+    if image_field is not None:
+        index = index_of_field(index, image_field)
+    reader = ShardReader(index, exif=exif)
+    names = reader.index.classes
+    reader.classes = recorded_classes(os.path.dirname(index)) if names is None else names
+    if labels is False:
+        if classes is not None:
+            raise ArgumentError("classes= names the classes of labels, and labels=False asks for none")
+        without_labels(reader)
+    elif labels is not True:
+        labels_from_json(reader, labels, classes)
+    if classes is not None:
+        named(reader, classes)
+    if labels is True:
+        refuse_unread_labels(reader)
+    return reader
+
+
+def _transform_labels(readers: Sequence[ShardReader], change: TargetTransform) -> None:
+    """Changes the labels of several sets as those of one, so that all have labels of one kind."""
+    if len({reader.label_dtype for reader in readers}) > 1:
+        return  # which is an error of its own
+    ends = np.cumsum([len(reader) for reader in readers])
+    labels = transformed(np.concatenate([reader.labels() for reader in readers]), change)
+    for reader, own in zip(readers, np.split(labels, ends[:-1]), strict=True):
+        reader.relabel(own, reader.classes)
+
+
+def _share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
+    """Gives several sets the same classes, or refuses sets whose classes differ."""
+    places = [reader.place for reader in readers]
+    classes = shared_classes([reader.classes for reader in readers], places, merge=merge)
+    if classes is not None and merge:
+        for reader in readers:
+            named(reader, classes)

@@ -1,0 +1,113 @@
+"""Torch's subsets and concatenations of feeder datasets, as one feeder dataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import ConcatDataset, Subset
+
+from feeder.dataset.base import FeederDataset, keeps_samples
+from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.reader import Reader
+from feeder.dataset.subset_reader import PartReader
+from feeder.errors import ArgumentError
+from feeder.text import count
+
+__all__ = ["as_feeder", "differing_part", "joined_in"]
+
+
+def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
+    """The samples of a dataset as a feeder dataset: of one itself, or of torch's ``Subset`` of one, or of torch's
+    ``ConcatDataset`` of several with equal recipes and fields.
+
+    None for any other, also for a class that derives from these and makes its own of ``dataset[i]`` or the length.
+
+    Args:
+        dataset: Any dataset.
+        stored_order: Whether samples are taken in the order that they are stored in, and not in a ``Subset``'s own.
+
+    Raises:
+        IndexError: if the ``Subset`` has a sample that its dataset has not.
+        ArgumentError: if its indices are not integers.
+    """
+    if isinstance(dataset, FeederDataset):
+        return dataset if keeps_samples(dataset, FeederDataset) else None
+    if isinstance(dataset, ConcatDataset):
+        return _concatenated(dataset, stored_order)
+    whole = as_feeder(dataset.dataset) if isinstance(dataset, Subset) and keeps_samples(dataset, Subset) else None
+    if whole is None:
+        return None
+    ids = _subset_ids(dataset.indices, len(whole))
+    if isinstance(whole.reader, PartReader):
+        ids, reader = whole.reader.ids[ids], whole.reader.whole
+    else:
+        reader = whole.reader
+    return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.fields)
+
+
+def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
+    """The first dataset of a ``ConcatDataset`` that can't be joined with those before it.
+
+    Returns:
+        Its number, and "samples" where it is no feeder dataset, else what differs from the first's: "transform",
+        "fields" or "kind of labels"; None if all can be joined.
+    """
+    first: FeederDataset | None = None
+    for number, each in enumerate(dataset.datasets):
+        part = as_feeder(each)
+        if part is None:
+            return number, "samples"
+        first = first or part
+        if part.recipe != first.recipe:
+            return number, "transform"
+        if part.fields != first.fields:
+            return number, "fields"
+        if part.reader.label_dtype != first.reader.label_dtype:
+            return number, "kind of labels"
+    return None
+
+
+def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederDataset | None:
+    if not keeps_samples(dataset, ConcatDataset) or differing_part(dataset) is not None:
+        return None
+    parts = [part for each in dataset.datasets if (part := as_feeder(each)) is not None]
+    readers: list[Reader] = []  # each once: what one has read lasts until it reads again
+    for part in parts:
+        readers += [reader for reader in joined_in(part.reader) if all(reader is not other for other in readers)]
+    starts = {id(reader): start for reader, start in zip(readers, np.cumsum([0, *map(len, readers)]), strict=False)}
+    chosen = []
+    for part in parts:
+        ids = np.concatenate([np.arange(len(reader)) + starts[id(reader)] for reader in joined_in(part.reader)])
+        chosen.append(ids[part.reader.ids] if isinstance(part.reader, PartReader) else ids)
+    joined: Reader = readers[0] if len(readers) == 1 else JoinedReader(readers)
+    ids = np.concatenate(chosen)
+    if len(ids) != len(joined) or (ids != np.arange(len(ids))).any():
+        joined = PartReader(joined, np.sort(ids) if stored_order else ids)
+    return FeederDataset(joined, parts[0].recipe, parts[0].fields)
+
+
+def joined_in(reader: Reader) -> list[Reader]:
+    """The readers whose samples a dataset's reader has, all or some of them."""
+    whole = reader.whole if isinstance(reader, PartReader) else reader
+    return whole.readers if isinstance(whole, JoinedReader) and not whole.own_index else [whole]
+
+
+def _subset_ids(indices: Any, size: int) -> npt.NDArray[np.int64]:
+    """Indices of a ``Subset`` of a dataset with so many samples, as numbers from 0 on."""
+    try:
+        found = np.asarray(indices)
+    except ValueError as error:  # as of both sides of a split at once
+        raise ArgumentError(f"the indices of a Subset must be integers in one row: {error}") from None
+    if found.size and (found.ndim != 1 or found.dtype.kind not in "iu"):
+        raise ArgumentError(
+            f"the indices of a Subset must be integers in one row, got {found.dtype} of shape {found.shape}"
+            + ("; of a mask, np.flatnonzero(mask) gives them" if found.dtype.kind == "b" else "")
+        )
+    ids = np.array(found, np.int64)
+    outside = ids[(ids < -size) | (ids >= size)]
+    if outside.size:
+        raise IndexError(f"sample {outside[0]} of a Subset is out of range: its dataset has {count(size, 'sample')}")
+    ids[ids < 0] += size
+    return ids
