@@ -104,7 +104,11 @@ fi
 if ! packages_done; then
     say "installing what feeder needs${extras:+ with $extras}"
     install_in_place -e ".$extras"
-    [ "$level" = run ] || install --no-deps fastai  # why without: pyproject.toml
+    if [ "$level" != run ]; then
+        install --no-deps fastai  # why without: pyproject.toml
+        rm -rf "$venv/torchvision"
+        install --no-deps --target "$venv/torchvision" torchvision
+    fi
 fi
 
 # The last step, as it overwrites files of pillow. -msse4 is in its build files, so x86 only. The wheels of both stay

@@ -1,13 +1,14 @@
 """Writes torchvision.npz: what torchvision makes of small images and given random numbers.
 
-Run it by hand, with torchvision installed, when a case is added: ``python -m tests.golden.make_torchvision``.
-The tests compare with the file, so they need no torchvision. Last written with torchvision 0.29.2 and Pillow 13.0.0.
+Run it when a case is added: ``python -m tests.support.with_torchvision tests/golden/make_torchvision.py [FILE]``.
+Most tests compare with the file, so they need no torchvision. Last written with torchvision 0.29.2 and Pillow 13.0.0.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 from unittest import mock
 
@@ -325,7 +326,7 @@ def mixing_cases(images: torch.Tensor) -> dict[str, Any]:
     return {name: np.asarray(value) for name, value in arrays.items()}
 
 
-def main() -> None:
+def main(path: str) -> None:
     pixels = natural_image(3, HEIGHT, WIDTH)
     image = Image.fromarray(pixels)
     cases = pixel_cases(image) + augment_cases(image) + augmix_cases(image)
@@ -342,11 +343,10 @@ def main() -> None:
         "zooms": zoom_cases(np.random.default_rng(3)),
     }
     batch = torch.from_numpy(np.random.default_rng(1).random((3, 3, 8, 24), np.float32))
-    path = os.path.join(os.path.dirname(__file__), "torchvision.npz")
     arrays |= {"input": pixels, "erased_floats": erased.numpy(), **mixing_cases(batch)}
     np.savez_compressed(path, cases=np.array(json.dumps(described)), **arrays)
     print(f"{len(cases)} images, {os.path.getsize(path)} bytes in {path}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:] or [os.path.join(os.path.dirname(__file__), "torchvision.npz")])
