@@ -1,15 +1,15 @@
-"""The encoded bytes of samples in shards, by pread.
+"""Reads the encoded images of samples in shards, by pread.
 
 Note [Shards are untrusted]
     Shards are read by pread, never mapped: touching a mapping past the end of a truncated file kills the process.
     Offsets and lengths come from the index and are checked against the file before anything is allocated.
 
 Note [Shards that change]
-    Shards may be written anew, or others be put in their place, while an index of what was there is in use. An open
-    file stays the old one when another is renamed to its place; a process that comes later, or a file that is opened
-    again, gets the new one. So a file whose status changed after the reader was made, or after it was opened, has each
-    sample checked against the index's checksum after it is read: what is the same still is used, and anything else is
-    an error. A copy of the reader in another process refuses another index than the one that the reader was made with.
+    Shards may be rewritten or replaced while an index of the old ones is in use. After a rename an open descriptor
+    still reads the old file, but whoever opens the file again, or in another process, reads the new one. So each sample
+    of a shard whose status changed after the reader was made, or after the shard was opened, is compared with the
+    index's checksum after it is read: a sample that is still the same is used, any other is an error. A copy of the
+    reader in another process refuses any index but the one that the reader was made with.
 """
 
 from __future__ import annotations
@@ -32,25 +32,22 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
-from feeder.decode.image_header import ImageInfo, image_info
+from feeder.dataset.shard_fields import ShardFields
 from feeder.errors import DecodeError, FormatError
-from feeder.shard.format.index import NUMBER_FIELDS, Index
+from feeder.shard.format.index import Index
 from feeder.shard.format.jpeg_rows import extents
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.system.files import open_regular
 
 __all__ = ["ShardReader"]
 
-# Of a thread. All threads together take a quarter of the descriptors that the process may have, if that is less.
+# Shards that a thread keeps open, unless the threads together would take more than a quarter of the process's limit.
 _OPEN_SHARDS = 512
 _FEWEST_SHARDS = 2
-_SHARE = 4
-# Less than this is read at once, so that the disk needs no word of it beforehand.
-_READ_AHEAD_BYTES = 1 << 18
-# So often it is told before it is looked at again whether it has to be.
-_ADVISED_PARTS = 30
+_LIMIT_SHARE = 4
+_READ_AHEAD_BYTES = 1 << 18  # smaller parts are read at once, so advice would come too late
+_ADVISED_PARTS = 30  # parts that are read with advice before the disk is timed again
 _JPEG = ("jpeg", "jpg")
-_HEADER_BYTES = 1 << 14
 
 
 class _Shard(NamedTuple):
@@ -60,7 +57,13 @@ class _Shard(NamedTuple):
 
 
 class _Files:
-    """Open shards, at most a few hundred, and the memory for what is read from them: of one thread in one process."""
+    """One thread's open shards in one process, and the memory that their images are read into.
+
+    Attributes:
+        entries: Open shards by number, the one used last at the end.
+        arena: Memory for the images of one :meth:`ShardReader.read`.
+        advised_parts: Number of further parts to be read with advice to the kernel; 0 while the disk is fast.
+    """
 
     def __init__(self) -> None:
         self.entries: OrderedDict[int, _Shard] = OrderedDict()
@@ -71,11 +74,11 @@ class _Files:
 
     @property
     def most(self) -> int:
-        """How many shards may be open here."""
+        """Number of shards that may be open here."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             return _OPEN_SHARDS
-        return max(_FEWEST_SHARDS, min(_OPEN_SHARDS, limit // _SHARE // len(_all_files)))
+        return max(_FEWEST_SHARDS, min(_OPEN_SHARDS, limit // _LIMIT_SHARE // len(_all_files)))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():  # see Note [At the interpreter's end]
@@ -88,8 +91,8 @@ class _Files:
 _all_files: weakref.WeakSet[_Files] = weakref.WeakSet()
 
 
-class ShardReader:
-    """Samples of a shard set. Several threads may use one reader: each has its own open files and memory.
+class ShardReader(ShardFields):
+    """Samples of a shard set. Several threads may share one reader: each has its own open files and memory.
 
     Args:
         index: Path of the index file.
@@ -103,7 +106,7 @@ class ShardReader:
         self._labels, self._has_own_labels = _own_labels(self.index), True
         self.relabel(self._labels, classes)
         self._made_ns = time.time_ns()
-        self._local = threading.local()  # its parts go, and close their descriptors, with their thread or the reader
+        self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
     def __reduce__(self) -> tuple[Any, ...]:
         labels = None if self._has_own_labels else self._labels
@@ -113,8 +116,7 @@ class ShardReader:
         return len(self.index)
 
     def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
-        """See :meth:`Reader.read`. In stored order, so that neighbours come from one place on the disk; a disk
-        that turned out slow is told at once of all that will be read."""
+        """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
         index, count = self.index, len(ids)
         orientations, sizes, errors = self._stored(ids)
         found = None if wanted is None else extents(index, ids, wanted(orientations, sizes))
@@ -123,11 +125,11 @@ class ShardReader:
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
         size_of = {shard: self._open(shard)[1] for shard in {shard for shard, _, _ in places}}
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
-        # Of each: so many bytes from its start, then those from here to there, counted from its start.
-        parts = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
+        # Of each image (head, begin, end): its first ``head`` bytes, then those from ``begin`` to ``end``.
+        ranges = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
         if count and int(lengths.max()) > LARGE_BYTES:
             self._refuse_large(ids, places, inside, errors)
-        total = sum(head + end - begin for (head, begin, end), good in zip(parts, inside, strict=True) if good)
+        total = sum(head + end - begin for (head, begin, end), good in zip(ranges, inside, strict=True) if good)
         files = self._own_files()
         if total > len(files.arena):
             try:
@@ -141,42 +143,36 @@ class ShardReader:
         advise = files.advised_parts > 0 and total > _READ_AHEAD_BYTES
         if advise:
             files.advised_parts -= 1
-            with contextlib.suppress(OSError):  # it is only advice
-                for i in filter(inside.__getitem__, stored_order):
-                    (shard, offset, _), (head, begin, end) = places[i], parts[i]
-                    descriptor = self._open(shard)[0]
-                    if head:
-                        os.posix_fadvise(descriptor, offset, head, os.POSIX_FADV_WILLNEED)
-                    os.posix_fadvise(descriptor, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
+            self._advise([(places[row], ranges[row]) for row in stored_order if inside[row]])
         started = time.perf_counter_ns()
         start, opened, descriptor = 0, -1, -1
-        for i in stored_order:
-            if errors[i] is not None:
+        for row in stored_order:
+            if errors[row] is not None:
                 continue
-            shard, offset, length = places[i]
-            if not inside[i]:
-                errors[i] = self.at(
+            shard, offset, length = places[row]
+            if not inside[row]:
+                errors[row] = self.at(
                     DecodeError(
                         f"expected {length} bytes at byte {offset}, but the shard has {size_of[shard]} bytes: it "
                         "was cut off, or the index is of another shard; run `feeder inspect --verify`"
                     ),
-                    int(ids[i]),
+                    int(ids[row]),
                 )
                 continue
             if shard != opened:
                 opened, descriptor = shard, self._open(shard)[0]
-            head, begin, end = parts[i]
+            head, begin, end = ranges[row]
             size = head + end - begin
-            buffer = buffers[i] = view[start : start + size]
+            buffer = buffers[row] = view[start : start + size]
             start += size
             try:
                 if head:
                     _pread(descriptor, offset, buffer[:head])
                 _pread(descriptor, offset + begin, buffer[head:] if head else buffer)
             except DecodeError as error:
-                errors[i] = self.at(error, int(ids[i]))
-                buffers[i] = view[:0]
-        # Slower than a byte a nanosecond: not from memory.
+                errors[row] = self.at(error, int(ids[row]))
+                buffers[row] = view[:0]
+        # Memory gives more than a byte a nanosecond; what is slower came from a disk.
         if not advise and total > _READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
             files.advised_parts = _ADVISED_PARTS
         changed = {shard for shard in size_of if self._has_changed(shard)}
@@ -186,10 +182,19 @@ class ShardReader:
                     self._check(i)
         return Encoded(buffers, self._labels[ids], orientations, sizes, errors, first_rows)
 
+    def _advise(self, images: list[tuple[tuple[int, int, int], tuple[int, int, int]]]) -> None:
+        """Tells the kernel, for a slow disk, all that will be read: (shard, offset, length), (head, begin, end)."""
+        with contextlib.suppress(OSError):  # it is only advice
+            for (shard, offset, _), (head, begin, end) in images:
+                descriptor = self._open(shard)[0]
+                if head:
+                    os.posix_fadvise(descriptor, offset, head, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(descriptor, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
+
     def _stored(
         self, ids: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], list[DecodeError | None]]:
-        """Orientations to apply, upright sizes, and what is wrong already."""
+        """Orientations to apply and upright sizes, as the index has them, and errors for samples that it has wrong."""
         index = self.index
         errors: list[DecodeError | None] = [None] * len(ids)
         orientations = np.array(index.orientation[ids]) if self.exif else np.ones(len(ids), np.uint8)
@@ -217,7 +222,7 @@ class ShardReader:
         inside: list[bool],
         errors: list[DecodeError | None],
     ) -> None:
-        """Takes large images that can be none for errors, and no longer for inside, before memory is taken for them."""
+        """Turns large samples that are no images into errors, before memory is taken for them."""
         for row, (shard, offset, length) in enumerate(places):
             if inside[row] and length > LARGE_BYTES:
                 try:
@@ -237,98 +242,10 @@ class ShardReader:
         sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int64)
         return Peek(index.length[ids].astype(np.int64), sizes, np.isin(index.field[ids], jpeg))
 
-    def field(self, i: int, name: str) -> Any:
-        """See :meth:`Reader.field`."""
-        if name == "key":
-            return self.index.key(i)
-        if name == "path":
-            return self.index.source_path(i)
-        if name == "index":
-            return i
-        if name in NUMBER_FIELDS:
-            return int(self._numbers(name, np.array([i]))[0])
-        for member, offset, length in self.index.members(i):
-            if member == name:
-                data = self._member(i, offset, length)
-                return self._parsed(i, data) if name == "json" else data
-        if self.index.image_field(i) == name:
-            return self._member(i, int(self.index.offset[i]), int(self.index.length[i]))
-        return None
-
-    def header(self, i: int, offset: int, length: int) -> ImageInfo:
-        """Reads the header of an image in the shard of sample ``i``: of a JPEG no more than that, of others all.
-
-        Args:
-            i: The sample.
-            offset: Where the image starts in the shard.
-            length: Its bytes.
-
-        Raises:
-            DecodeError: if its bytes can't be read; an error of the disk is the cause.
-            ValueError: if it is no image.
-        """
-        data = self._member(i, offset, min(length, _HEADER_BYTES))
-        if length > len(data):
-            if data.startswith(b"\xff\xd8"):
-                with contextlib.suppress(ValueError):  # a long one, with metadata
-                    return image_info(data)
-            data = self._member(i, offset, length)
-        return image_info(data)
-
     @property
     def place(self) -> str:
         """Path of the index."""
         return self.index.path
-
-    def field_names(self) -> list[str]:
-        """See :meth:`Reader.field_names`."""
-        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.has_column("source_row")]
-        return sorted({"key", "path", *numbers, *self.index.fields})
-
-    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
-        """See :meth:`Reader.column`. Members are read in stored order."""
-        index, count = self.index, len(self)
-        index.check_fields([name])
-        if name in ("key", "path"):
-            text = index.key if name == "key" else index.source_path
-            return [text(i) for i in range(count)]
-        if name in NUMBER_FIELDS:
-            return self._numbers(name, np.arange(count))
-        number = index.fields.index(name) if name in index.fields else -1
-        rows = np.flatnonzero(index.column("member_field") == number)
-        owners = np.searchsorted(index.column("member_start"), rows, side="right") - 1
-        images = np.flatnonzero(index.field == number)
-        ids = np.concatenate([owners, images])
-        offsets = np.concatenate([index.column("member_offset")[rows], index.offset[images]])
-        lengths = np.concatenate([index.column("member_length")[rows], index.length[images]])
-        is_inside = (ids >= 0) & (ids < count)  # others are of a damaged index
-        ids, offsets, lengths = ids[is_inside], offsets[is_inside], lengths[is_inside]
-        values: list[Any] = [None] * count
-        for k in np.lexsort((offsets, index.shard[ids])).tolist():
-            i = int(ids[k])
-            data = self._member(i, int(offsets[k]), int(lengths[k]))
-            values[i] = self._parsed(i, data) if name == "json" else data
-        return values
-
-    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """One of the fields that are integers, int64 [N], of samples in [0, count)."""
-        index = self.index
-        if name == "index":
-            return ids
-        if name == "row":
-            return index.column("source_row")[ids].astype(np.int64)
-        orientations = index.orientation[ids]
-        if name == "orientation":
-            return orientations.astype(np.int64)
-        width, height = index.width[ids], index.height[ids]
-        swapped = (orientations >= SWAPPING_ORIENTATIONS[0]) & self.exif
-        sides = np.where(swapped, height, width) if name == "width" else np.where(swapped, width, height)
-        return sides.astype(np.int64)
-
-    def at(self, error: DecodeError, i: int) -> DecodeError:
-        """See :meth:`Reader.at`."""
-        shard = self.index.shard_name(int(self.index.shard[i]))
-        return error.at(key=self.index.key(i), shard=shard, offset_bytes=int(self.index.offset[i]))
 
     def fingerprint(self) -> str:
         """A hash of shards, places, lengths and labels."""
@@ -352,7 +269,8 @@ class ShardReader:
         counts = self.index.shard_counts()
         return tuple(counts[counts > 0].tolist())
 
-    def _member(self, i: int, offset: int, length: int) -> bytes:
+    def read_bytes(self, i: int, offset: int, length: int) -> bytes:
+        """See :meth:`ShardFields.read_bytes`."""
         shard = int(self.index.shard[i])
         size = self._open(shard)[1]
         if length > MAX_FILE_BYTES:
@@ -369,12 +287,12 @@ class ShardReader:
         return bytes(data)
 
     def _has_changed(self, shard: int) -> bool:
-        """Whether a shard may have other contents than when the reader was made; see Note [Shards that change]."""
+        """Tells whether a shard may have changed since the reader was made; see Note [Shards that change]."""
         entry = self._open(shard)
         return entry.changed_ns > self._made_ns or os.fstat(entry.descriptor).st_ctime_ns != entry.changed_ns
 
     def _check(self, i: int) -> None:
-        """Raises FormatError unless a sample is what the index says."""
+        """Raises FormatError unless a sample's bytes match their checksum in the index."""
         index = self.index
         shard = int(index.shard[i])
         descriptor = self._open(shard).descriptor
@@ -384,21 +302,15 @@ class ShardReader:
             is_same = is_same and length <= min(size, MAX_FILE_BYTES) and offset <= size - length
             if is_same:
                 data = bytearray(length)
-                with contextlib.suppress(DecodeError):  # cut off just now: then the checksum is another
+                with contextlib.suppress(DecodeError):  # cut off just now, so the checksum will differ
                     _pread(descriptor, offset, memoryview(data))
                 checksum = zlib.crc32(data, checksum)
         if not is_same or checksum != int(index.crc32[i]):
             raise FormatError(
                 f"{index.shard_path(shard)}: it was changed or replaced while it was in use, and sample "
-                f"{index.key(i)!r} is no longer what {index.path} says; make the dataset anew from the shards that are "
+                f"{index.key(i)!r} no longer matches {index.path}; make the dataset anew from the shards that are "
                 "there now, or put the earlier ones back and go on"
             )
-
-    def _parsed(self, i: int, data: bytes) -> Any:
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
 
     def _open(self, shard: int) -> _Shard:
         files = self._own_files()
@@ -444,7 +356,7 @@ def _pread(descriptor: int, offset: int, view: memoryview) -> None:
 
 
 def _own_labels(index: Index) -> npt.NDArray[Any]:
-    """The labels that an index gives: its targets where it has some, [N] if there is one of each sample."""
+    """Labels in an index: its targets where it has any, as [N] if each sample has one number."""
     if not index.targets:
         return index.label
     target = index.column("target")

@@ -1,0 +1,135 @@
+"""The fields of samples in shards, and the headers of images among them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS
+from feeder.decode.image_header import ImageInfo, image_info
+from feeder.errors import DecodeError
+from feeder.shard.format.index import NUMBER_FIELDS, Index
+
+__all__ = ["ShardFields"]
+
+_HEADER_BYTES = 1 << 14
+
+
+class ShardFields:
+    """Base of the reader of shards: the fields of each sample, from the index and from bytes that a subclass reads.
+
+    Attributes:
+        index: The index of the shards.
+        exif: Whether EXIF orientation is applied.
+    """
+
+    index: Index
+    exif: bool
+
+    def read_bytes(self, i: int, offset: int, length: int) -> bytes:
+        """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``.
+
+        Raises:
+            DecodeError: if they can't be read; an error of the disk is the cause.
+        """
+        raise NotImplementedError
+
+    def at(self, error: DecodeError, i: int) -> DecodeError:
+        """See :meth:`Reader.at`."""
+        shard = self.index.shard_name(int(self.index.shard[i]))
+        return error.at(key=self.index.key(i), shard=shard, offset_bytes=int(self.index.offset[i]))
+
+    def field_names(self) -> list[str]:
+        """See :meth:`Reader.field_names`."""
+        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.has_column("source_row")]
+        return sorted({"key", "path", *numbers, *self.index.fields})
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`."""
+        if name == "key":
+            return self.index.key(i)
+        if name == "path":
+            return self.index.source_path(i)
+        if name == "index":
+            return i
+        if name in NUMBER_FIELDS:
+            return int(self._numbers(name, np.array([i]))[0])
+        for member, offset, length in self.index.members(i):
+            if member == name:
+                return self._value(name, i, offset, length)
+        if self.index.image_field(i) == name:
+            return self._value(name, i, int(self.index.offset[i]), int(self.index.length[i]))
+        return None
+
+    def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
+        """See :meth:`Reader.column`. Members are read in stored order."""
+        index, count = self.index, len(self.index)
+        index.check_fields([name])
+        if name in ("key", "path"):
+            text = index.key if name == "key" else index.source_path
+            return [text(i) for i in range(count)]
+        if name in NUMBER_FIELDS:
+            return self._numbers(name, np.arange(count))
+        number = index.fields.index(name) if name in index.fields else -1
+        rows = np.flatnonzero(index.column("member_field") == number)
+        owners = np.searchsorted(index.column("member_start"), rows, side="right") - 1
+        images = np.flatnonzero(index.field == number)
+        ids = np.concatenate([owners, images])
+        offsets = np.concatenate([index.column("member_offset")[rows], index.offset[images]])
+        lengths = np.concatenate([index.column("member_length")[rows], index.length[images]])
+        is_inside = (ids >= 0) & (ids < count)  # the others are a damaged index's
+        ids, offsets, lengths = ids[is_inside], offsets[is_inside], lengths[is_inside]
+        values: list[Any] = [None] * count
+        for k in np.lexsort((offsets, index.shard[ids])).tolist():
+            i = int(ids[k])
+            values[i] = self._value(name, i, int(offsets[k]), int(lengths[k]))
+        return values
+
+    def header(self, i: int, offset: int, length: int) -> ImageInfo:
+        """Reads the header of an image in the shard of sample ``i``: of a JPEG its start only, of others all bytes.
+
+        Args:
+            i: The sample.
+            offset: Where the image starts in the shard.
+            length: Its bytes.
+
+        Raises:
+            DecodeError: if its bytes can't be read; an error of the disk is the cause.
+            ValueError: if it is no image.
+        """
+        data = self.read_bytes(i, offset, min(length, _HEADER_BYTES))
+        if length > len(data):
+            if data.startswith(b"\xff\xd8"):
+                with contextlib.suppress(ValueError):  # its metadata may be longer
+                    return image_info(data)
+            data = self.read_bytes(i, offset, length)
+        return image_info(data)
+
+    def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """One of :data:`NUMBER_FIELDS`, int64 [N]."""
+        index = self.index
+        if name == "index":
+            return ids
+        if name == "row":
+            return index.column("source_row")[ids].astype(np.int64)
+        orientations = index.orientation[ids]
+        if name == "orientation":
+            return orientations.astype(np.int64)
+        width, height = index.width[ids], index.height[ids]
+        swapped = (orientations >= SWAPPING_ORIENTATIONS[0]) & self.exif
+        sides = np.where(swapped, height, width) if name == "width" else np.where(swapped, width, height)
+        return sides.astype(np.int64)
+
+    def _value(self, name: str, i: int, offset: int, length: int) -> Any:
+        """A member's bytes, or the value that its JSON stands for."""
+        data = self.read_bytes(i, offset, length)
+        if name != "json":
+            return data
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
