@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "cpu/decode.h"
-#include "cpu/jpeg_header.h"
-#include "cpu/jpeg_libjpeg.h"
-#include "cpu/jpeg_transcode.h"
+#include "cpu/jpeg/header.h"
+#include "cpu/jpeg/libjpeg_decode.h"
 #include "cpu/simd.h"
+#include "cpu/transcode/transcode.h"
 
 using namespace feeder;
 

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "cpu/resize.h"
+#include "cpu/resize/resize.h"
 #include "cpu/simd.h"
 
 using namespace feeder;

@@ -5,7 +5,7 @@
 
 #include "bind/buffer.h"
 #include "bind/module.h"
-#include "cpu/jpeg_bands.h"
+#include "cpu/jpeg/bands.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

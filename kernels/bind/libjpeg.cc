@@ -11,11 +11,11 @@
 #include "bind/buffer.h"
 #include "bind/module.h"
 #include "bind/unsupported.h"
-#include "cpu/idct.h"
-#include "cpu/idct_libjpeg.h"
-#include "cpu/jpeg_baseline.h"
-#include "cpu/jpeg_libjpeg.h"
-#include "cpu/jpeg_planes.h"
+#include "cpu/jpeg/baseline.h"
+#include "cpu/jpeg/idct.h"
+#include "cpu/jpeg/idct_libjpeg.h"
+#include "cpu/jpeg/libjpeg_decode.h"
+#include "cpu/jpeg/planes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bind/module.h"
-#include "cpu/resize.h"
+#include "cpu/resize/resize.h"
 #include "cpu/simd.h"
 
 namespace nb = nanobind;

@@ -6,9 +6,9 @@
 #include "bind/buffer.h"
 #include "bind/module.h"
 #include "bind/unsupported.h"
-#include "cpu/jpeg_bands.h"
-#include "cpu/jpeg_cut.h"
-#include "cpu/jpeg_transcode.h"
+#include "cpu/jpeg/bands.h"
+#include "cpu/jpeg/cut.h"
+#include "cpu/transcode/transcode.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

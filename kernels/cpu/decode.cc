@@ -1,4 +1,4 @@
-#include "decode.h"
+#include "cpu/decode.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,12 +11,12 @@
 #include <thread>
 #include <utility>
 
-#include "jpeg_bands.h"
-#include "jpeg_cut.h"
-#include "jpeg_header.h"
-#include "jpeg_libjpeg.h"
-#include "jpeg_segments.h"
-#include "npy.h"
+#include "cpu/jpeg/bands.h"
+#include "cpu/jpeg/cut.h"
+#include "cpu/jpeg/header.h"
+#include "cpu/jpeg/libjpeg_decode.h"
+#include "cpu/jpeg/segments.h"
+#include "cpu/npy.h"
 
 namespace feeder {
 namespace {

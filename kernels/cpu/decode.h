@@ -5,14 +5,14 @@
 #include <span>
 #include <vector>
 
-#include "bytes.h"
-#include "image.h"
-#include "jpeg_baseline.h"
-#include "jpeg_planes.h"
-#include "resize.h"
-#include "stage_times.h"
-#include "status.h"
-#include "store.h"
+#include "cpu/bytes.h"
+#include "cpu/image.h"
+#include "cpu/jpeg/baseline.h"
+#include "cpu/jpeg/planes.h"
+#include "cpu/resize/resize.h"
+#include "cpu/resize/store.h"
+#include "cpu/stage_times.h"
+#include "cpu/status.h"
 
 namespace feeder {
 

@@ -1,4 +1,4 @@
-#include "npy.h"
+#include "cpu/npy.h"
 
 #include <charconv>
 #include <string_view>

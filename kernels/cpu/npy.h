@@ -1,9 +1,9 @@
 // Raw pixels: .npy files of uint8 [height, width, 3] or [height, width], C order. Nothing is copied.
 #pragma once
 
-#include "bytes.h"
-#include "image.h"
-#include "status.h"
+#include "cpu/bytes.h"
+#include "cpu/image.h"
+#include "cpu/status.h"
 
 namespace feeder {
 

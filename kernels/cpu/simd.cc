@@ -1,4 +1,4 @@
-#include "simd.h"
+#include "cpu/simd.h"
 
 #include <atomic>
 

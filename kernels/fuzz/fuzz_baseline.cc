@@ -8,10 +8,10 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/jpeg_baseline.h"
-#include "cpu/jpeg_header.h"
-#include "cpu/jpeg_libjpeg.h"
-#include "cpu/jpeg_planes.h"
+#include "cpu/jpeg/baseline.h"
+#include "cpu/jpeg/header.h"
+#include "cpu/jpeg/libjpeg_decode.h"
+#include "cpu/jpeg/planes.h"
 #include "cpu/simd.h"
 
 using namespace feeder;

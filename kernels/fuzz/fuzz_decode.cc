@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cpu/decode.h"
-#include "cpu/jpeg_bands.h"
-#include "cpu/jpeg_cut.h"
-#include "cpu/jpeg_header.h"
+#include "cpu/jpeg/bands.h"
+#include "cpu/jpeg/cut.h"
+#include "cpu/jpeg/header.h"
 #include "cpu/simd.h"
 
 using namespace feeder;

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/jpeg_header.h"
-#include "cpu/jpeg_libjpeg.h"
-#include "cpu/jpeg_segments.h"
-#include "cpu/jpeg_transcode.h"
+#include "cpu/jpeg/header.h"
+#include "cpu/jpeg/libjpeg_decode.h"
+#include "cpu/jpeg/segments.h"
+#include "cpu/transcode/transcode.h"
 
 using namespace feeder;
 

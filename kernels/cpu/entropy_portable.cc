@@ -1,8 +1,0 @@
-// entropy.h for any CPU.
-#include "entropy_loop.h"
-
-namespace feeder {
-
-const EntropyKernels& portable_entropy() { return kKernels; }
-
-}  // namespace feeder

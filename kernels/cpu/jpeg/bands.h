@@ -1,0 +1,38 @@
+// Where the rows of a seekable JPEG lie in its file, in bands of a few, and which of its bytes a crop needs.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cpu/bytes.h"
+#include "cpu/jpeg/header.h"
+
+namespace feeder {
+
+// Bands of whole MCU rows: the height of one in pixels, the offset of each, and that of the end of the last one's
+// marker. False, and nothing in `places`, where the file is not seekable, has damage among its markers, or is of 4 GiB
+// or more.
+bool find_bands(ByteSpan file, const JpegHeader& header, std::vector<uint32_t>& places);
+
+// The MCU row that starts with this row of pixels; -1 where none does.
+int mcu_row_at(const JpegHeader& header, int row_px);
+
+// The first `header` bytes of a file, and those from `begin` to `end`. These start with the marker in front of the band
+// of `first_row`, in pixels; for row 0 they start with the file, and `header` is 0.
+struct BandExtent {
+    static constexpr int64_t kWhole = -1;
+
+    int64_t first_row = kWhole;  // kWhole: all of the file
+    int64_t header = 0;
+    int64_t begin = 0;
+    int64_t end = 0;
+};
+
+// What is needed for the rows from `top` to `bottom`, in pixels as stored, of a file of `length` bytes. `places` is what
+// find_bands() gave, or anything: what makes no sense, or is not worth it, is answered with the whole file. Fewer bytes
+// than `worth` are not left out but read along, which takes as long.
+BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t top, int64_t bottom,
+                       int64_t worth = 8192);
+
+}  // namespace feeder

@@ -1,0 +1,90 @@
+// Our own decoder for the common case: Huffman-coded sequential JPEG of 8 bits in one scan, straight to planes.
+#pragma once
+
+#include <vector>
+
+#include "cpu/bytes.h"
+#include "cpu/image.h"
+#include "cpu/jpeg/entropy.h"
+#include "cpu/jpeg/header.h"
+#include "cpu/jpeg/huffman.h"
+#include "cpu/jpeg/idct_libjpeg.h"
+#include "cpu/jpeg/planes.h"
+#include "cpu/jpeg/segments.h"
+#include "cpu/stage_times.h"
+
+namespace feeder {
+
+// Decodes only the restart segments that hold something of the box, of those only up to the last MCU needed, several
+// segments at a time, and does the inverse DCT only of what is inside. It gives up on everything unusual: the caller then
+// asks libjpeg, which has the last word on damaged files. Keeps tables and buffers; one per thread.
+class BaselineDecoder {
+  public:
+    // True: `planes` point into `pixels`. False: another kind of JPEG, a damaged one, or no memory. `file_row` is the MCU
+    // row that the file's entropy-coded data begin with; see ImageJob.
+    bool decode(ByteSpan file, const JpegHeader& header, const PixelBox& box, int file_row, Bytes& pixels,
+                Planes& planes, StageTimes* times = nullptr);
+
+    // Entropy decoding alone, of the whole image, as `decode` does it. `coefficients` gets 64 for each block, in the order
+    // of the file and, within a block, natural order; nullptr: they are thrown away. Returns the number of blocks, -1 where
+    // decode() would return false.
+    int64_t read_coefficients(ByteSpan file, const JpegHeader& header, int16_t* coefficients);
+
+  private:
+    static constexpr int kStreams = EntropyKernels::kMostStreams;
+    static constexpr int kRunBlocks = 64;
+
+    // The MCUs whose pixels are wanted, and where they go.
+    struct Window {
+        int columns = 0;  // of the whole image
+        int first_column = 0;
+        int end_column = 0;
+        int first_row = 0;
+        int end_row = 0;
+        int64_t mcus = 0;
+    };
+    // The part of a segment that is needed.
+    struct Task {
+        size_t offset = 0;  // of its bytes in unstuffed_
+        size_t bytes = 0;
+        int first_mcu = 0;
+        int end_mcu = 0;
+        bool may_have_rest = false;
+    };
+    // A stream with its task, the run of neighbouring MCUs it is at, and the room for their blocks.
+    struct Lane {
+        EntropyStream stream;
+        const Task* task = nullptr;
+        int mcu = 0;
+        int row = 0;
+        int column = 0;
+        int run_mcus = 0;
+        bool wanted = false;
+        uint8_t last[kRunBlocks];
+        alignas(64) int16_t blocks[kRunBlocks][64] = {};
+    };
+
+    bool prepare(ByteSpan file, const JpegHeader& original, JpegHeader& header);
+    bool build_tables(ByteSpan file, const JpegHeader& header);
+    bool plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, int file_row, Lap& lap);
+    template <typename Take>
+    bool decode_tasks(const Window& window, const Take& take, Lap& lap);
+    void start_run(Lane& lane, const Window& window);
+    bool at_end(const Lane& lane) const;
+    bool sane(const EntropyStream& stream) const;
+    void transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes);
+    void transform_blocks(const IdctBlock* blocks, int count, bool corner, const int16_t* quant,
+                          ptrdiff_t stride_bytes);
+
+    LibjpegIdct libjpeg_idct_;
+    DcTable dc_tables_[4];
+    AcTable ac_tables_[4];
+    McuPlan plan_;
+    alignas(16) int16_t quant_[4][64];  // in natural order
+    std::vector<Segment> segments_;
+    std::vector<Task> tasks_;
+    Bytes unstuffed_;
+    Lane lanes_[kStreams];
+};
+
+}  // namespace feeder

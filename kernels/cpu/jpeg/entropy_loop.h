@@ -1,0 +1,212 @@
+// The loop of entropy.h. For the entropy_*.cc only: everything is local to the file that includes it, since each is
+// compiled for another CPU.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/jpeg/entropy.h"
+
+namespace feeder {
+namespace {
+
+struct Places {
+    uint8_t at[AcTable::kPlaces];
+};
+
+// Where in a block the coefficient goes that moves the place to k. From 65 on that is where zeros are written, or what
+// is put right at once: the last one.
+constexpr Places make_places() {
+    constexpr uint8_t natural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+                                     12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+                                     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+                                     58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+    Places places{};
+    for (unsigned k = 0; k < AcTable::kPlaces; ++k) places.at[k] = k == 0 ? 0 : natural[k <= 64 ? k - 1 : 63];
+    return places;
+}
+constexpr Places kPlaces = make_places();
+
+constexpr uint32_t kStop = 0xC000;  // the bits of a state whose place is 64 or more
+
+struct Hot {
+    const uint8_t* next;
+    uint64_t bits;
+    uint32_t state;
+    const uint32_t* lookup;
+    int16_t* block;
+
+    FEEDER_INLINE void load(const EntropyStream& s) {
+        next = s.next;
+        bits = s.bits;
+        state = s.state;
+        lookup = s.lookup;
+        block = *s.block;
+    }
+    FEEDER_INLINE void save(EntropyStream& s) const {
+        s.next = next;
+        s.bits = bits;
+        s.state = state;
+        s.lookup = lookup;
+        s.block = reinterpret_cast<int16_t(*)[64]>(block);
+    }
+    FEEDER_INLINE uint32_t place() const { return state >> 8 & 0xFF; }
+
+    // Afterwards at least 56 bits are there, from the top down. More of them may be right; they come in once more.
+    FEEDER_INLINE void refill() {
+        uint64_t word;
+        std::memcpy(&word, next, sizeof(word));
+        bits |= __builtin_bswap64(word) >> (~state & 63);
+        next += state >> 3 & 31;
+        state &= ~0xF8u;
+    }
+    FEEDER_INLINE void drop(uint32_t count) {
+        bits <<= count;
+        state += count;
+    }
+    FEEDER_INLINE void step() {
+        const uint32_t entry = lookup[bits >> (64 - AcTable::kLookupBits)];
+        bits <<= entry & 63;
+        state += entry;
+        block[kPlaces.at[place()]] = static_cast<int16_t>(entry >> 16);
+    }
+};
+
+// The number that the first `size` of the bits stand for; 0 for none.
+FEEDER_INLINE int signed_value(uint64_t bits, uint32_t size) {
+    const int value = static_cast<int>(bits >> 1 >> (63 - size));
+    const int negative = static_cast<int>(static_cast<int64_t>(~bits) >> 63);
+    return value + (negative & (1 - (1 << size)));
+}
+
+// A symbol that is not wholly in the lookup table. False: there is no such code.
+FEEDER_INLINE bool read_unusual(Hot& h, const HuffmanCodes& codes) {
+    h.block[63] = 0;
+    h.refill();
+    const uint32_t entry = h.lookup[h.bits >> (64 - AcTable::kLookupBits)] >> 16;
+    uint32_t length = entry >> 8, symbol = entry & 0xFF;
+    if (entry == 0) [[unlikely]] {
+        int found = 0;
+        const int of_all = codes.find(static_cast<uint32_t>(h.bits >> 48), found);
+        if (of_all < 0) return false;
+        length = static_cast<uint32_t>(found);
+        symbol = static_cast<uint32_t>(of_all);
+    }
+    const uint32_t size = symbol & 15, run = symbol >> 4;
+    const uint32_t move = size != 0 || run == 15 ? run + 1 : AcTable::kEnd;
+    const int value = signed_value(h.bits << length, size);
+    h.drop(length + size);
+    h.state += (move - AcTable::kUnusual) << 8;
+    h.block[kPlaces.at[h.place()]] = static_cast<int16_t>(value);
+    return true;
+}
+
+FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
+    const McuPlan::Block& block = plan.block[s.block_in_mcu];
+    h.refill();
+    const uint32_t entry = block.dc->lookup[h.bits >> (64 - DcTable::kLookupBits)];
+    uint32_t size = entry >> 8 & 0xFF;
+    uint32_t length = entry >> 16;
+    if (entry == 0) [[unlikely]] {
+        int found = 0;
+        const int symbol = block.dc->codes.find(static_cast<uint32_t>(h.bits >> 48), found);
+        if (symbol < 0) return false;
+        size = static_cast<uint32_t>(symbol);
+        length = static_cast<uint32_t>(found);
+    }
+    unsigned& prediction = s.dc[block.component];
+    prediction += static_cast<unsigned>(signed_value(h.bits << length, size));
+    h.block[0] = static_cast<int16_t>(prediction);
+    h.drop(length + size);
+    h.state = (h.state & 0xFF) | 1 << 8;
+    h.lookup = block.ac->lookup;
+    return true;
+}
+
+// What happens at a place of 64 or more. False: the stream's run is over, or it is bad.
+FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
+    // So that nothing of what follows is computed ahead, at every symbol.
+    asm("" : "+r"(h.state));
+    if (h.place() >= AcTable::kUnusual) {
+        if (!read_unusual(h, plan.block[s.block_in_mcu].ac->codes)) [[unlikely]] {
+            s.bad = true;
+            return false;
+        }
+        if ((h.state & kStop) == 0) return true;
+    }
+    const uint32_t place = h.place();
+    if (place > 64 && place < AcTable::kEnd) [[unlikely]] {
+        s.bad = true;
+        return false;
+    }
+    *s.last = static_cast<uint8_t>(place == 64 ? 63 : place - AcTable::kEnd - 1);
+    s.last += s.step;
+    h.block += 64 * s.step;
+    if (++s.block_in_mcu == plan.blocks) {
+        s.block_in_mcu = 0;
+        h.save(s);
+        // One look an MCU: until here at most kReadAheadBytes beyond the end were read.
+        s.bad = s.position() > s.end_bit;
+        if (s.bad || --s.mcus_left == 0) return false;
+    }
+    if (!read_dc(h, s, plan)) [[unlikely]] {
+        s.bad = true;
+        return false;
+    }
+    return true;
+}
+
+void begin_run(EntropyStream& s, const McuPlan& plan) {
+    Hot h;
+    h.load(s);
+    s.bad = !read_dc(h, s, plan);
+    h.save(s);
+}
+
+template <int kStreams>
+int run(EntropyStream* const* streams, const McuPlan& plan) {
+    // Symbols between two refills: as many as the bits are enough for.
+    constexpr int kRounds = 56 / AcTable::kLookupBits;
+    Hot hot[kStreams];
+#pragma GCC unroll 3
+    for (int i = 0; i < kStreams; ++i) hot[i].load(*streams[i]);
+    for (;;) {
+#pragma GCC unroll 3
+        for (int i = 0; i < kStreams; ++i) hot[i].refill();
+#pragma GCC unroll 8
+        for (int round = 0; round < kRounds; ++round) {
+            // A branch for each stream: where one for all is mispredicted, the next one, which tells them apart, is too.
+            hot[0].step();
+            if ((hot[0].state & kStop) != 0) goto pass_0;
+            if constexpr (kStreams > 1) {
+                hot[1].step();
+                if ((hot[1].state & kStop) != 0) goto pass_1;
+            }
+            if constexpr (kStreams > 2) {
+                hot[2].step();
+                if ((hot[2].state & kStop) != 0) goto pass_2;
+            }
+        }
+        continue;
+        int over;
+    pass_0:
+        if (pass(hot[0], *streams[0], plan)) continue;
+        over = 0;
+        goto end;
+    pass_1: __attribute__((unused));
+        if (kStreams > 1 && pass(hot[kStreams > 1 ? 1 : 0], *streams[1], plan)) continue;
+        over = 1;
+        goto end;
+    pass_2: __attribute__((unused));
+        if (kStreams > 2 && pass(hot[kStreams > 2 ? 2 : 0], *streams[2], plan)) continue;
+        over = 2;
+    end:
+#pragma GCC unroll 3
+        for (int i = 0; i < kStreams; ++i) hot[i].save(*streams[i]);
+        return over;
+    }
+}
+
+constexpr EntropyKernels kKernels = {begin_run, {run<1>, run<2>, run<3>}};
+
+}  // namespace
+}  // namespace feeder

@@ -1,0 +1,54 @@
+// The inverse DCT of JPEG blocks straight into planes: libjpeg-turbo's accurate integer one, to the bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/simd.h"
+
+namespace feeder {
+
+// Note [inverse DCT]
+// The arithmetic is that of libjpeg-turbo's SIMD code for the accurate integer transform ("islow"): 16-bit products and
+// sums that wrap, 32-bit sums of products, saturation when they are packed. A vector holds one block in each of its
+// 128-bit lanes, so one source serves one and two blocks at a time, and no operation crosses lanes.
+//
+// libjpeg-turbo takes a short cut where a block has nothing but its first row, and there wraps at 16 bits what
+// otherwise saturates. No real image gets there: a first row with so great a value is told before, and libjpeg's own
+// function transforms that block.
+
+// A block to transform: 64 coefficients in natural order, aligned to 16 bytes, and where its top left sample goes.
+struct IdctBlock {
+    int16_t* coefficients;
+    uint8_t* out;
+};
+
+// First rows whose dequantized values all lie in [-kSafeLevel, kSafeLevel) are as libjpeg's either way.
+inline constexpr int kSafeLevel = 8192;
+
+struct IdctKernels {
+    // Transforms blocks that share a quantization table (natural order) and a stride. Returns how many of them were done,
+    // from the first on: fewer than `count` where the next one's first row is not safe.
+    int (*full)(const IdctBlock* blocks, int count, const int16_t* quant, ptrdiff_t stride_bytes);
+    // The same for blocks with zeros outside the upper left 4 x 4 coefficients.
+    int (*corner)(const IdctBlock* blocks, int count, const int16_t* quant, ptrdiff_t stride_bytes);
+};
+
+#if defined(__x86_64__)
+const IdctKernels& sse2_idct();
+const IdctKernels& avx2_idct();
+#endif
+
+// The kernels of simd_level(), or nullptr where libjpeg's function has to do it all.
+inline const IdctKernels* idct_kernels() {
+#if defined(__x86_64__)
+    switch (simd_level()) {
+        case SimdLevel::avx512:  // vectors of 512 bits slow down the entropy decoding that they take turns with
+        case SimdLevel::avx2: return &avx2_idct();
+        case SimdLevel::portable: return &sse2_idct();
+    }
+#endif
+    return nullptr;
+}
+
+}  // namespace feeder

@@ -1,0 +1,31 @@
+// libjpeg-turbo's own accurate integer inverse DCT, block by block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "cpu/jpeg/idct.h"
+
+namespace feeder {
+
+// In the SIMD code that libjpeg chose for this machine. It is reached through a decompressor that has been started and
+// stays so, because that is the one interface to it that all versions share. One per thread.
+class LibjpegIdct {
+  public:
+    LibjpegIdct();
+    ~LibjpegIdct();
+    LibjpegIdct(const LibjpegIdct&) = delete;
+    LibjpegIdct& operator=(const LibjpegIdct&) = delete;
+
+    // False where libjpeg would not start.
+    bool ready() const;
+    // `quant` in natural order, aligned to 16 bytes as the block's coefficients are.
+    void run(const IdctBlock& block, const int16_t* quant, ptrdiff_t stride_bytes);
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace feeder

@@ -1,0 +1,34 @@
+// Encoded JPEG to planes: the seam between decoders and the resize.
+#pragma once
+
+#include "cpu/bytes.h"
+#include "cpu/image.h"
+#include "cpu/jpeg/header.h"
+#include "cpu/jpeg/segments.h"
+#include "cpu/status.h"
+
+namespace feeder {
+
+enum class Fidelity : uint8_t {
+    fast,   // YCbCr planes, chroma at its own resolution
+    exact,  // RGB (or gray, CMYK) as libjpeg makes it, chroma upsampled at full resolution
+};
+
+// JFIF and Adobe markers, then component ids, decide as in libjpeg. Two components have no model: Status::unsupported.
+Outcome color_model(const JpegHeader& header, ColorModel& model);
+
+// Whether resample() takes the components each at its own resolution: gray, YCbCr whose chroma is evenly subsampled, RGB
+// that is not subsampled. Others are upsampled by libjpeg, which is Fidelity::exact.
+bool has_resizable_planes(const JpegHeader& header);
+
+// Rows and columns of whole MCUs that hold `box` and one chroma sample around it.
+PixelBox mcu_window(const JpegHeader& header, const PixelBox& box);
+
+// Describes the planes of `window` (aligned to MCUs, or ending at the image's edge) inside an image of header's size,
+// and gives each plane its place in `pixels`, with rows of whole blocks. False: no memory.
+bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes);
+
+// The samples of plane i that show something of `box`, counted from the plane's first one.
+PixelBox samples_of(const Planes& planes, int i, const PixelBox& box);
+
+}  // namespace feeder

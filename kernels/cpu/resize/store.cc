@@ -1,0 +1,61 @@
+#include "cpu/resize/store.h"
+
+#include <cstring>
+
+namespace feeder {
+
+RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(output), kernels_(kernels) {
+    for (int i = 0; i < kPattern; ++i) {
+        // By channel: one channel's values throughout for a planar row, all three in turn for an interleaved one.
+        for (int c = 0; c < 3; ++c) {
+            const int channel = output.layout == Layout::nhwc ? i % 3 : c;
+            scale_[c][i] = output.scale ? output.scale[channel] : 1.0f;
+            bias_[c][i] = output.bias ? output.bias[channel] : 0.0f;
+        }
+    }
+    const bool interleaved = output.layout == Layout::nhwc && output.dtype != Dtype::uint8;
+    if (interleaved) pixels_.resize(static_cast<size_t>(output.width) * 3 + kRowPadding);
+}
+
+void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
+    const float* scale = scale_[channel];
+    const float* bias = bias_[channel];
+    switch (output_.dtype) {
+        case Dtype::uint8: std::memcpy(static_cast<uint8_t*>(output_.data) + at, samples, static_cast<size_t>(n)); break;
+        case Dtype::float32:
+            // Ordinary stores: past the caches it took 12 to 15 us longer per 224 x 224 image.
+            kernels_.affine_float32(samples, n, scale, bias, static_cast<float*>(output_.data) + at);
+            break;
+        case Dtype::float16:
+            kernels_.affine_float16(samples, n, scale, bias, static_cast<uint16_t*>(output_.data) + at);
+            break;
+        case Dtype::bfloat16:
+            kernels_.affine_bfloat16(samples, n, scale, bias, static_cast<uint16_t*>(output_.data) + at);
+            break;
+    }
+}
+
+void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t stride) {
+    const size_t width = static_cast<size_t>(output_.width), height = static_cast<size_t>(output_.height);
+    const size_t first = static_cast<size_t>(y);
+    if (output_.layout == Layout::nchw) {
+        // Channel by channel: long runs of neighbouring addresses.
+        for (int c = 0; c < 3; ++c)
+            for (int i = 0; i < count; ++i)
+                affine(rgb[c] + i * stride, output_.width, c,
+                       (static_cast<size_t>(c) * height + first + static_cast<size_t>(i)) * width);
+        return;
+    }
+    for (int i = 0; i < count; ++i) {
+        const uint8_t* const row[3] = {rgb[0] + i * stride, rgb[1] + i * stride, rgb[2] + i * stride};
+        const size_t at = (first + static_cast<size_t>(i)) * width * 3;
+        if (output_.dtype == Dtype::uint8) {
+            kernels_.interleave(row, output_.width, static_cast<uint8_t*>(output_.data) + at);
+        } else {
+            kernels_.interleave(row, output_.width, pixels_.data());
+            affine(pixels_.data(), output_.width * 3, 0, at);
+        }
+    }
+}
+
+}  // namespace feeder

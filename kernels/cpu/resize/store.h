@@ -1,0 +1,48 @@
+// Where finished pixels go: dtype, layout and normalization of one output image.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/resize/pixels.h"
+
+namespace feeder {
+
+enum class Dtype : uint8_t { uint8, float32, float16, bfloat16 };
+enum class Layout : uint8_t { nchw, nhwc };
+
+constexpr size_t dtype_bytes(Dtype dtype) {
+    return dtype == Dtype::uint8 ? 1 : dtype == Dtype::float32 ? 4 : 2;
+}
+
+// One output image: three channels, dense, in the given layout.
+struct Output {
+    void* data = nullptr;  // aligned to dtype_bytes(dtype)
+    Dtype dtype = Dtype::uint8;
+    Layout layout = Layout::nchw;
+    int height = 0;
+    int width = 0;
+    const float* scale = nullptr;  // [3]; out = pixel(0-255) * scale + bias, product rounded before the sum
+    const float* bias = nullptr;   // [3]; null with scale: the pixel's own value. uint8 takes neither.
+};
+
+// Writes rows of 8-bit RGB to an output image.
+class RowStore {
+  public:
+    RowStore(const Output& output, const PixelKernels& kernels);
+
+    // Rows y ... y + count - 1, from samples `stride` bytes apart, with kRowPadding (see pixels.h).
+    void rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t stride);
+
+  private:
+    void affine(const uint8_t* samples, int n, int channel, size_t at);
+
+    Output output_;
+    const PixelKernels& kernels_;
+    float scale_[3][kPattern];
+    float bias_[3][kPattern];
+    std::vector<uint8_t> pixels_;
+};
+
+}  // namespace feeder
