@@ -37,7 +37,8 @@ from PIL import Image
 
 from bench import decode_rivals
 from bench.smoke import arguments
-from feeder.tools.bench.result_file import interleave, save, spread, table
+from feeder.tools.bench.result_file import interleave, save, spread
+from feeder.tools.terminal import table
 
 __all__ = ["main", "markdown"]
 

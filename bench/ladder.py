@@ -47,9 +47,10 @@ from feeder.system.cores import cores as given_cores
 from feeder.system.nvml import current_gpu_busy
 from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
-from feeder.tools.bench.result_file import spread, table
+from feeder.tools.bench.result_file import spread
 from feeder.tools.cli import main as shard
 from feeder.tools.presets import preset
+from feeder.tools.terminal import table
 from feeder.tools.training.batch_size import BatchSizeResult
 
 IMAGENET = 1_281_167

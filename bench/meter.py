@@ -21,7 +21,8 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import get_decoder
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
-from feeder.tools.bench.result_file import save, spread, table
+from feeder.tools.bench.result_file import save, spread
+from feeder.tools.terminal import table
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 _PART = 32

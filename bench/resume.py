@@ -19,8 +19,9 @@ from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
-from feeder.tools.bench.result_file import interleave, save, spread, table
+from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.presets import preset
+from feeder.tools.terminal import table
 
 BATCH = 16
 

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 
 from bench.smoke import arguments
-from feeder.tools.bench.result_file import interleave, save, spread, table
+from feeder.tools.bench.result_file import interleave, save, spread
+from feeder.tools.terminal import table
 
 _MEMORY_CHILD = """
 import json, resource, sys

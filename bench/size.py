@@ -29,7 +29,8 @@ from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index import INDEX_NAME, ShardEntry
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.system.processes import memory
-from feeder.tools.bench.result_file import save, spread, table
+from feeder.tools.bench.result_file import save, spread
+from feeder.tools.terminal import table
 from feeder.transforms import CenterCrop, Compose
 
 SIDE_PX = 16

@@ -25,7 +25,8 @@ import torch
 
 from bench.gpu.common import gpu
 from feeder import DeviceLog
-from feeder.tools.bench.result_file import interleave, save, spread, table
+from feeder.tools.bench.result_file import interleave, save, spread
+from feeder.tools.terminal import table
 
 NO_GPU = "no CUDA device"
 COPY_BYTES = 64 << 20

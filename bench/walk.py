@@ -19,7 +19,8 @@ import torch
 
 import feeder
 from bench.smoke import arguments
-from feeder.tools.bench.result_file import save, spread, table
+from feeder.tools.bench.result_file import save, spread
+from feeder.tools.terminal import table
 from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 
 ROOT = os.path.dirname(os.path.abspath(feeder.__file__)) + os.sep

@@ -40,7 +40,7 @@ from bench.gpu.common import (
 from feeder.tools.bench.images import image_fields, tars
 from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
-from feeder.tools.bench.result_file import table
+from feeder.tools.terminal import table
 
 BATCH = 256
 

@@ -20,7 +20,8 @@ import torch
 
 from bench.gpu.common import Result, arguments, on_gpu
 from feeder import _gpu
-from feeder.tools.bench.result_file import spread, table
+from feeder.tools.bench.result_file import spread
+from feeder.tools.terminal import table
 
 SIZE = (224, 224)
 ROTATE_BYTES = 1 << 30

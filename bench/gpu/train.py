@@ -21,7 +21,7 @@ from bench.gpu.common import Result, Row, arguments, cpu_seconds, interleaved, l
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.system.nvml import current_gpu_busy
-from feeder.tools.bench.result_file import table
+from feeder.tools.terminal import table
 
 RESIDENT = "resident batch"
 

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,9 @@ from feeder.system.cores import cores
 from feeder.system.files import file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.text import count, printable
+from feeder.tools.terminal import size, table, wrap
 
-__all__ = ["Damage", "Report", "inspect", "render", "verify"]
+__all__ = ["Damage", "Report", "inspect", "open_index", "render", "verify"]
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
@@ -139,33 +141,27 @@ def inspect(path: str) -> Report:
 
 def render(report: Report) -> str:
     """The report as text for a terminal of 80 columns."""
-    mib = report.bytes / 2**20
     shards = count(report.shards, "shard")
-    lines = [printable(report.path), f"  samples     {report.samples:,} in {shards}, {mib:,.1f} MiB"]
+    lines = [printable(report.path), f"  samples     {report.samples:,} in {shards}, {size(report.bytes)}"]
     if report.rejected is not None:
         lines.append(f"  rejected    {report.rejected:,}" + (" (see rejected.jsonl)" if report.rejected else ""))
     fields = [f"{printable(name)} {number:,}" for name, number in report.fields.items()]
-    lines.append(_wrapped("  fields      ", fields))
+    lines.append(_listed("  fields      ", fields))
     if set(report.orientations) - {"1"}:
-        lines.append(_wrapped("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
+        lines.append(_listed("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
     if report.settings:
         lines.append(
-            _wrapped("  settings    ", [printable(f"{k}={v}") for k, v in report.settings.items() if v is not None])
+            _listed("  settings    ", [printable(f"{k}={v}") for k, v in report.settings.items() if v is not None])
         )
     if report.window_scores:
         scores = [f"{window:,} samples {score:.2f}" for window, score in report.window_scores.items()]
-        lines.append(_wrapped("  windows     ", [*scores, "(a full shuffle is 1)"]))
-    lines.append("")
-    lines.append(f"  {'':14}{'min':>10}{'5 %':>10}{'median':>10}{'95 %':>10}{'max':>10}")
-    for name, row in (
-        ("image bytes", report.image_bytes),
-        ("width, px", report.width_px),
-        ("height, px", report.height_px),
-    ):
-        lines.append(f"  {name:14}" + "".join(f"{value:>10,}" for value in row))
+        lines.append(_listed("  windows     ", [*scores, "(a full shuffle is 1)"]))
+    rows = {"image bytes": report.image_bytes, "width, px": report.width_px, "height, px": report.height_px}
+    cells = [[name, *(f"{value:,}" for value in row)] for name, row in rows.items()]
+    lines += ["", indent(table([["", "min", "5 %", "median", "95 %", "max"], *cells]), "  ")]
     if report.targets:
         ranges = [f"{printable(name)} {low:g} to {high:g}" for name, (low, high) in report.targets.items()]
-        lines += ["", _wrapped("  targets     ", ranges)]
+        lines += ["", _listed("  targets     ", ranges)]
         if report.unlabelled:
             lines.append(f"  {count(report.unlabelled, 'sample')} without a target")
     elif report.classes or report.unlabelled:
@@ -268,9 +264,9 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
     damages = []
     try:
         with open(path, "rb", opener=open_regular) as file:
-            size = os.fstat(file.fileno()).st_size
-        if size != expected_bytes:
-            damages.append(Damage(name, None, f"has {size} bytes, expected {expected_bytes}"))
+            found_bytes = os.fstat(file.fileno()).st_size
+        if found_bytes != expected_bytes:
+            damages.append(Damage(name, None, f"has {found_bytes} bytes, expected {expected_bytes}"))
         elif checksum is not None:
             found = file_sha256(path)
             if found == checksum:
@@ -289,9 +285,9 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                         reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
                         damages.append(Damage(name, index.key(i), reason))
                         break
-                    data = os.pread(file.fileno(), length, offset) if offset + length <= size else b""
+                    data = os.pread(file.fileno(), length, offset) if offset + length <= found_bytes else b""
                     if len(data) != length:
-                        reason = f"needs {length} bytes at byte {offset}, the shard ends at {size}"
+                        reason = f"needs {length} bytes at byte {offset}, the shard ends at {found_bytes}"
                         damages.append(Damage(name, index.key(i), reason))
                         break
                     crc = zlib.crc32(data, crc)
@@ -350,12 +346,7 @@ def _histogram(classes: list[tuple[str, int]]) -> list[str]:
     return lines
 
 
-def _wrapped(label: str, items: list[str], width: int = 80) -> str:
-    lines, line = [], label
-    for position, item in enumerate(items):
-        text = item + ("," if position < len(items) - 1 else "")
-        if len(line) + len(text) > width and line.strip():
-            lines.append(line.rstrip())
-            line = " " * len(label)
-        line += text + " "
-    return "\n".join([*lines, line.rstrip()])
+def _listed(label: str, items: list[str]) -> str:
+    """Returns a label and its items; a line breaks between items only."""
+    text = ", ".join(item.replace(" ", "\xa0") for item in items)
+    return "\n".join(wrap(text, first=label, indent=" " * len(label))).replace("\xa0", " ")

@@ -21,11 +21,12 @@ from feeder.tools.bench import contestant
 from feeder.tools.bench import run as bench_run
 from feeder.tools.bench.images import image_fields, listed, tars
 from feeder.tools.bench.options import BenchOptions, Task, default_workers
-from feeder.tools.bench.result_file import interleave, machine, spread, table
+from feeder.tools.bench.result_file import interleave, machine, spread
 from feeder.tools.bench.rivals import RIVALS, Rival, _webdataset_sample
 from feeder.tools.bench.run import throughput
 from feeder.tools.bench.show import _limit, render, result_page
 from feeder.tools.cli import main
+from feeder.tools.terminal import table
 from tests.support.images import encode, make_tree, pixels
 
 

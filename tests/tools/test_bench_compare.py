@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from feeder.errors import ArgumentError
-from feeder.tools.bench.compare import compare, comparison_page, load, rank_interval
+from feeder.tools.bench.compare import compare, comparison_page, load
 from feeder.tools.bench.result_file import spread
 from feeder.tools.cli import main
 
@@ -94,21 +94,24 @@ def test_machine_options_and_versions_that_differ_are_named():
     assert max(map(len, found.render().splitlines())) <= 80
 
 
-def test_the_interval_is_that_of_all_orders():
-    """Its coverage by counting: over all orders of 5 and 5 ranks that chance may give, at most 1 % leave 1 out."""
-    missed = total = 0
+def test_repeats_that_overlap_are_the_same_and_those_apart_are_not():
+    """Over all orders of 5 and 5 ranks that chance may give, less than 1 % are called a change."""
+    changed = 0
     for chosen in itertools.combinations(range(10), 5):
-        a = [2.0**rank for rank in chosen]
-        b = [2.0**rank for rank in range(10) if rank not in chosen]
-        low, high = rank_interval(a, b) or (0, 0)
-        missed += not low <= 1 <= high
-        total += 1
-    assert (missed, total) == (2, 252)
-    assert rank_interval([1, 2, 3, 4, 5], [10, 20, 30, 40, 50]) == (2, 50)
-    assert rank_interval([1, 2, 3, 4], [10, 20, 30, 40]) is None
-    assert rank_interval([0, 1, 1, 1, 1], [1, 1, 1, 1, 1]) is None
-    low, high = rank_interval([1.0 + i / 1000 for i in range(60)], [1.1 + i / 1000 for i in range(60)]) or (0, 0)
-    assert 1 < low < 1.1 < high < 1.2
+        a = spread([2.0**rank for rank in chosen])
+        b = spread([2.0**rank for rank in range(10) if rank not in chosen])
+        (found,) = compare({"benchmark": "x", "took_s": a}, {"benchmark": "x", "took_s": b}).changes
+        changed += found.verdict != "same"
+    assert changed == 2
+
+
+def test_the_range_of_a_change_is_that_of_all_quotients():
+    before, after = spread([1.0, 2, 3, 4, 5]), spread([10.0, 20, 30, 40, 50])
+    (found,) = compare({"benchmark": "x", "took_s": before}, {"benchmark": "x", "took_s": after}).changes
+    assert (found.low, found.high, found.verdict) == (2, 50, "slower")
+    zero = spread([0.0, 1, 1, 1, 1])
+    (found,) = compare({"benchmark": "x", "took_s": zero}, {"benchmark": "x", "took_s": after}).changes
+    assert (found.low, found.verdict) == (None, "?")
 
 
 @pytest.mark.parametrize(

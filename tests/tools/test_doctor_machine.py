@@ -145,7 +145,7 @@ def test_shared_memory_too_small_or_absent(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "statvfs", lambda path: small)
     (finding,) = check_shared_memory()
     assert finding.level == "warning"
-    assert finding.found.startswith("64 MiB")
+    assert finding.found.startswith("64.0 MiB")
     assert "--shm-size" in finding.remedy
 
 

@@ -1,39 +1,36 @@
 """What got faster or slower between two results, beyond noise.
 
 Note [Beyond noise]
-    A measure has changed if the 99 % rank interval of the ratio B/A leaves out 1, if the ratio of the medians is off by
-    more than 2 %, and, for rates and times, by more than the rates of those peers whose versions are the same in both:
-    what they moved by is the machine. The interval (Hodges and Lehmann's, from the Mann-Whitney distribution) takes all
-    quotients of a repeat of B by one of A and leaves out as many of the smallest and largest as chance would, so it
-    assumes nothing of how timings spread. It needs five repeats on either side; with fewer nothing is said.
+    A measure has changed if the repeats of A and of B do not overlap, and if their medians differ noticeably. Rates and
+    times must also differ by more than those of peers whose versions are the same in both: that much is the machine's
+    change. With five repeats on either side chance alone keeps them apart in 0.8 % of all cases, however timings
+    spread; with fewer nothing is said.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import statistics
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.tools.bench.result_file import table
 from feeder.tools.html import page as report
 from feeder.tools.html.charts import Bar, bar_chart
 from feeder.tools.html.page import number
+from feeder.tools.noticeable import NOTICEABLE_GAIN
+from feeder.tools.terminal import table, wrap
 
-__all__ = ["RULE", "Change", "Comparison", "compare", "comparison_page", "load", "rank_interval"]
+__all__ = ["RULE", "Change", "Comparison", "compare", "comparison_page", "load"]
 
-_LEVEL = 0.01  # a result has a hundred measures
-_LEAST = 0.02
+_FEWEST_REPEATS = 5
 RULE = (
-    "changed: the 99 % rank interval of B/A leaves out 1, and the medians differ by more "
-    "than 2 %, and times and rates by more than those of peers that stayed the same"
+    f"changed: the repeats of A and B do not overlap, the medians differ by more than {100 * NOTICEABLE_GAIN:.0f} %, "
+    "and times and rates by more than those of peers that stayed the same"
 )
-# What a machine's mood does not touch.
+# Figures that do not depend on the machine's load.
 _STEADY = ("ratio", "pss_mib", "peak_rss_mib")
 # By the end of a measure's name: whether more of it is better.
 _BETTER = (
@@ -61,8 +58,8 @@ class Change:
         name: Where it stands in the results, by blanks.
         a: Median in the first.
         b: Median in the second.
-        low: Lower end of the ratio's interval; None with too few repeats.
-        high: Its upper end.
+        low: Least quotient of a repeat of B by one of A; None with too few repeats.
+        high: Greatest quotient.
         verdict: "faster", "slower", "less", "more", "same", or "?" with too few repeats.
     """
 
@@ -97,7 +94,7 @@ class Comparison:
 
     def render(self) -> str:
         """For a terminal of 80 columns."""
-        rows = [["", "A", "B", "B/A", "99 %", ""]]
+        rows = [["", "A", "B", "B/A", "range", ""]]
         shown = [change for change in self.changes if change.verdict != "same"]
         for change in shown:
             interval = "" if change.low is None else f"{number(change.low)}-{number(change.high)}"
@@ -109,13 +106,12 @@ class Comparison:
         if self.only_one:
             lines.append(f"note: in one of the two only: {len(self.only_one)} measures")
         if any(change.verdict == "?" for change in shown):
-            lines.append("note: '?' has too few repeats to say; 5 on either side are enough")
+            lines.append(f"note: '?' has too few repeats to say; {_FEWEST_REPEATS} on either side are enough")
         same = len(self.changes) - len(shown)
         found = [table(rows), ""] if shown else []
         found.append(f"{same} of {len(self.changes)} measures are the same within noise")
-        return "\n".join(
-            [*(textwrap.fill(line, 80) for line in lines), *[""] * bool(lines), *found, "", textwrap.fill(RULE, 80)]
-        )
+        notes = [part for line in lines for part in wrap(line)]
+        return "\n".join([*notes, *[""] * bool(notes), *found, "", *wrap(RULE)])
 
 
 def load(path: str) -> dict[str, Any]:
@@ -161,23 +157,6 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     )
 
 
-def rank_interval(a: list[float], b: list[float]) -> tuple[float, float] | None:
-    """The 99 % interval of the ratio b/a; see Note [Beyond noise].
-
-    Args:
-        a: Repeats, more than 0 each.
-        b: Likewise.
-
-    Returns:
-        Both ends, or None with too few repeats.
-    """
-    cut = _cut(len(a), len(b))
-    if cut is None or min(a) <= 0 or min(b) <= 0:
-        return None
-    quotients = sorted(y / x for x in a for y in b)
-    return quotients[cut], quotients[-1 - cut]
-
-
 def comparison_page(comparison: Comparison, a: str, b: str) -> str:
     """A comparison as an HTML page.
 
@@ -209,33 +188,6 @@ def comparison_page(comparison: Comparison, a: str, b: str) -> str:
     )
 
 
-@functools.cache
-def _cut(n: int, m: int) -> int | None:
-    """How many quotients to leave out at either end: the most k with P(U <= k) <= 0.5 %; None if there is none."""
-    if n * m > 2500:  # the normal approximation, closer than timings are steady
-        return int(n * m / 2 - 2.58 * math.sqrt(n * m * (n + m + 1) / 12)) - 1
-    counts = _u_counts(n, m)
-    total, below, cut = sum(counts), 0, None
-    for k, count in enumerate(counts):
-        below += count
-        if below > _LEVEL / 2 * total:
-            break
-        cut = k
-    return cut
-
-
-@functools.cache
-def _u_counts(n: int, m: int) -> tuple[int, ...]:
-    """In how many orders of n and m values U is 0, 1, ..., n * m: Gauss's binomial coefficients."""
-    counts = [1] + [0] * (n * m)
-    for i in range(1, n + 1):
-        for u in range(n * m, m + i - 1, -1):
-            counts[u] -= counts[u - m - i]
-        for u in range(i, n * m + 1):
-            counts[u] += counts[u - i]
-    return tuple(counts)
-
-
 def _measures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], list[float]]]:
     """Every median with its repeats, by where it stands."""
     if not isinstance(value, Mapping):
@@ -248,18 +200,15 @@ def _measures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], 
 
 
 def _change(path: tuple[str, ...], a: list[float], b: list[float], drift: float | None) -> Change:
-    low, high = rank_interval(a, b) or (None, None)
-    before, after = _median(a), _median(b)
-    if low is None or high is None or before <= 0:
-        verdict = "?" if before != after else "same"
-    else:
-        ratio = after / before
-        enough = 1 + _LEAST
-        if drift is not None and path[0] not in _STEADY:
-            enough = max(enough, drift)
-        changed = not low <= 1 <= high and max(ratio, 1 / ratio if ratio else math.inf) > enough
-        verdict = _word(path, ratio) if changed else "same"
-    return Change(" ".join(path), before, after, low, high, verdict)
+    before, after, name = _median(a), _median(b), " ".join(path)
+    if min(len(a), len(b)) < _FEWEST_REPEATS or min(*a, *b) <= 0:
+        return Change(name, before, after, None, None, "?" if before != after else "same")
+    low, high, ratio = min(b) / max(a), max(b) / min(a), after / before
+    enough = 1 + NOTICEABLE_GAIN
+    if drift is not None and path[0] not in _STEADY:
+        enough = max(enough, drift)
+    changed = not low <= 1 <= high and max(ratio, 1 / ratio) > enough
+    return Change(name, before, after, low, high, _word(path, ratio) if changed else "same")
 
 
 def _word(path: tuple[str, ...], ratio: float) -> str:

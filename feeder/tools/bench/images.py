@@ -6,20 +6,15 @@ import os
 
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.folders import FOLDER_EXTENSIONS
-from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.tools.inspect import open_index
 
-__all__ = ["image_fields", "listed", "open_index", "tars"]
+__all__ = ["image_fields", "listed", "tars"]
 
 
 def listed(path: str) -> list[tuple[str, int]]:
     """Images and labels of a class-per-folder tree, in torchvision's order."""
     reader = FolderReader.scan(os.path.abspath(path), FOLDER_EXTENSIONS)
     return [(os.path.join(reader.root, reader.path(i)), int(label)) for i, label in enumerate(reader.labels())]
-
-
-def open_index(path: str) -> Index:
-    """The index of a shard set."""
-    return Index(path if os.path.isfile(path) else os.path.join(path, INDEX_NAME))
 
 
 def tars(path: str) -> list[str]:

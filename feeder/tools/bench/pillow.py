@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import Dataset
 
 from feeder.shard.format.index import Index
-from feeder.tools.bench.images import listed, open_index
+from feeder.tools.bench.images import listed
 from feeder.tools.bench.options import BenchOptions
+from feeder.tools.inspect import open_index
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
 __all__ = ["PillowDataset", "preprocess"]

@@ -18,7 +18,7 @@ import feeder
 from feeder.system.cores import cores
 from feeder.system.files import write_text
 
-__all__ = ["interleave", "machine", "save", "spread", "table"]
+__all__ = ["interleave", "machine", "save", "spread"]
 
 
 def machine() -> dict[str, Any]:
@@ -54,16 +54,6 @@ def interleave(
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Median, extremes and every value."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns, the first row being the heading; numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def save(name: str, results: Mapping[str, Any], path: str) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from feeder.text import count
-from feeder.tools.bench.result_file import table
 from feeder.tools.html.charts import Bar, Line, Point, Stack, bar_chart, line_chart, stacked_bar
 from feeder.tools.html.page import Html, Section, Tone, callout, facts, page, text
 from feeder.tools.html.page import table as html_table
 from feeder.tools.presets import describe
+from feeder.tools.terminal import table, wrap
 
 __all__ = ["render", "result_page"]
 
@@ -54,7 +53,7 @@ def render(result: Mapping[str, Any]) -> str:
     for why in dict.fromkeys(result["absent"].values()):
         names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
         parts.append(f"not measured: {names}: {why}")
-    return "\n".join(textwrap.fill(line, 80) if len(line) > 80 and "\n" not in line else line for line in parts)
+    return "\n".join(line if "\n" in line else "\n".join(wrap(line)) for line in parts)
 
 
 def result_page(result: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from feeder.text import say
-from feeder.tools.commands.common import EXIT_INTERRUPTED
+from feeder.tools.commands.common import EXIT_INTERRUPTED, add_work
 
 __all__ = ["add", "run"]
 
@@ -22,19 +22,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("dir", metavar="DIR", nargs="?", help="shard set, or folder with a subfolder for each class")
     command.add_argument("--folder", metavar="DIR", help="the same images as files, for torch's loader (default: DIR)")
-    command.add_argument(
-        "--preset",
-        choices=("train", "val"),
-        default="train",
-        help="train: RandomResizedCrop, flip, normalize; val: Resize, CenterCrop, normalize (default: %(default)s)",
-    )
-    command.add_argument(
-        "--dtype", choices=("float32", "uint8"), default="float32", help="output (default: %(default)s)"
-    )
-    command.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
-    command.add_argument(
-        "--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: %(default)s)"
-    )
+    add_work(command)
     command.add_argument(
         "--workers",
         type=_numbers,

@@ -14,10 +14,11 @@ __all__ = [
     "EXIT_TOO_MANY_BAD",
     "EXIT_USAGE",
     "IMAGE_FIELD_HELP",
+    "add_labels",
     "add_output",
-    "mib",
+    "add_work",
     "share",
-    "size",
+    "size_bytes",
 ]
 
 EXIT_ERROR = 1
@@ -32,7 +33,7 @@ IMAGE_FIELD_HELP = "of tars, the field that holds the image, such as rgb.jpg (de
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
-def size(text: str) -> int:
+def size_bytes(text: str) -> int:
     """Reads a size in bytes, such as 256MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", text.strip().lower())
     if not match or match[2] not in _UNITS:
@@ -53,11 +54,6 @@ def share(text: str) -> float:
     return value
 
 
-def mib(size_bytes: int) -> str:
-    """A size as people read it."""
-    return f"{size_bytes / 2**30:,.2f} GiB" if size_bytes >= 10 * 2**30 else f"{size_bytes / 2**20:,.1f} MiB"
-
-
 def add_labels(command: Any, what: str) -> None:
     """Adds --label-column and --target-column, which name things of a kind, and --no-labels."""
     command.add_argument(
@@ -74,6 +70,23 @@ def add_labels(command: Any, what: str) -> None:
         help=f"{what} with a number in place of the label; several times for several",
     )
     command.add_argument("--no-labels", action="store_true", help="take no labels")
+
+
+def add_work(command: Any) -> None:
+    """Adds --preset, --dtype, --image-size and --batch-size: the work that is measured."""
+    command.add_argument(
+        "--preset",
+        choices=("train", "val"),
+        default="train",
+        help="train: RandomResizedCrop, flip, normalize; val: Resize, CenterCrop, normalize (default: %(default)s)",
+    )
+    command.add_argument(
+        "--dtype", choices=("float32", "uint8"), default="float32", help="output dtype (default: %(default)s)"
+    )
+    command.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
+    command.add_argument(
+        "--batch-size", type=int, default=64, metavar="N", help="images a batch (default: %(default)s)"
+    )
 
 
 def add_output(command: Any) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.text import count, say
 from feeder.tools.commands.common import EXIT_DAMAGED, add_output
+from feeder.tools.terminal import columns
 
 __all__ = ["add", "run"]
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(json.dumps(to_json(findings)))
     elif findings or not arguments.quiet:
         if findings:
-            say(render(findings, min(100, max(60, shutil.get_terminal_size().columns))) + "\n")
+            say(render(findings, columns()) + "\n")
         say(", ".join(count(found[level], level) for level in ("problem", "warning", "note")))
     bad = found["problem"] + (found["warning"] if arguments.strict else 0)
     return code or (EXIT_DAMAGED if bad else 0)

@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 from feeder.text import count, printable, say
-from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, mib, share, size
+from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share, size_bytes
+from feeder.tools.terminal import size
 
 __all__ = ["add", "run"]
 
@@ -32,7 +33,11 @@ def add(commands: Any) -> None:
     command.add_argument("--seed", type=int, default=0, help="seed of the shuffle (default: %(default)s)")
     limit = command.add_mutually_exclusive_group()
     limit.add_argument(
-        "--shard-size", type=size, default="256MiB", metavar="BYTES", help="size of a shard (default: %(default)s)"
+        "--shard-size",
+        type=size_bytes,
+        default="256MiB",
+        metavar="BYTES",
+        help="size of a shard (default: %(default)s)",
     )
     limit.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, instead of its size")
     command.add_argument(
@@ -53,7 +58,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument(
         "--max-file-bytes",
-        type=size,
+        type=size_bytes,
         default="1GiB",
         metavar="BYTES",
         help="reject larger files unread (default: %(default)s, the most that can be loaded)",
@@ -151,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_summary(summary: Any, dry_run: bool) -> None:
     classes = f", {count(summary.classes, 'class', 'classes')}" if summary.classes else ""
     what = f"{count(summary.samples, 'sample')} ({summary.kind}{classes}) in {count(summary.shards, 'shard')}"
-    what += f", {mib(summary.bytes)}"
+    what += f", {size(summary.bytes)}"
     if dry_run:
         say(f"would write {what}\n  to        {printable(summary.out)}\n  rejected  {summary.rejected:,} when listed")
         return

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from feeder.text import count, say
-from feeder.tools.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, size
+from feeder.tools.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, add_work, size_bytes
 
 __all__ = ["add", "run"]
 
@@ -27,18 +27,12 @@ def add(commands: Any) -> None:
     goal = command.add_argument_group("what to reach, and with what")
     goal.add_argument("--target", type=float, metavar="RATE", help="images/s that are enough")
     goal.add_argument("--cpus", type=int, metavar="N", help="workers times threads (default: all this process may use)")
-    goal.add_argument("--memory", type=size, metavar="SIZE", help="of workers and batches (default: what is available)")
+    goal.add_argument(
+        "--memory", type=size_bytes, metavar="SIZE", help="of workers and batches (default: what is available)"
+    )
     goal.add_argument("--seconds", type=float, default=60.0, help="how long the search may take (default: %(default)s)")
     work = command.add_argument_group("the work")
-    work.add_argument(
-        "--preset",
-        choices=("train", "val"),
-        default="train",
-        help="train: RandomResizedCrop, flip, normalize; val: Resize, CenterCrop, normalize (default: %(default)s)",
-    )
-    work.add_argument("--dtype", choices=("float32", "uint8"), default="float32", help="output (default: %(default)s)")
-    work.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
-    work.add_argument("--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: 64)")
+    add_work(work)
     work.add_argument("--no-shuffle", action="store_true", help="read in stored order")
     work.add_argument("--backend", default="auto", help="decode backend to keep to (default: try all)")
     present = command.add_argument_group("the present setting, to compare with (default: torch's, no workers)")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-__all__ = ["LEVELS", "Finding", "Level", "counts", "render", "to_json"]
+from feeder.tools.terminal import wrap
+
+__all__ = ["LEVELS", "WAITS", "Finding", "Level", "counts", "render", "to_json"]
 
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
+# The reason that rules on a script and waits seen in a run have in common.
+WAITS = "The CPU stops until the GPU has done all its work, and then the GPU stands idle until the CPU gives it more."
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,14 @@ def render(findings: Sequence[Finding], width: int = 80) -> str:
     lines: list[str] = []
     for finding in machine:
         head = f"{finding.level:<8} {finding.name:<{column}}  "
-        lines += _filled(finding.found, head, " " * len(head), width)
+        lines += wrap(finding.found, width, first=head, indent=" " * len(head))
         lines += _advice(finding, " " * len(head), width)
     said: set[str] = set()
     for finding in script:
         if lines:
             lines.append("")
-        lines += _filled(f"{finding.level}: {finding.found} [{finding.name}]", f"{finding.where()}: ", "  ", width)
+        said_of = f"{finding.level}: {finding.found} [{finding.name}]"
+        lines += wrap(said_of, width, first=f"{finding.where()}: ", indent="  ")
         if finding.excerpt:
             lines.append(_cut("    | " + finding.excerpt.strip(), width))
         # The same reason is given once.
@@ -87,14 +91,8 @@ def _advice(finding: Finding, indent: str, width: int) -> list[str]:
     lines = []
     for word, text in (("why", finding.why), ("fix", finding.remedy)):
         if text:
-            lines += _filled(text, f"{indent}{word}: ", indent + "     ", width)
+            lines += wrap(text, width, first=f"{indent}{word}: ", indent=indent + "     ")
     return lines
-
-
-def _filled(text: str, first: str, other: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=other, break_long_words=False, break_on_hyphens=False
-    ) or [first.rstrip()]
 
 
 def _cut(text: str, width: int) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from feeder.system.cores import cores, local_world_size, memory_limit
 from feeder.system.nvml import Nvml
 from feeder.tools.doctor.finding import Finding
+from feeder.tools.terminal import size
 
 __all__ = ["check_cores", "check_files", "check_gpus", "check_locked_memory", "check_memory", "check_shared_memory"]
 
@@ -57,17 +58,17 @@ def check_memory(root: str = "/") -> Iterator[Finding]:
     limit = memory_limit(root)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if limit is None or limit.limit_bytes >= total:
-        yield Finding("memory", "ok", f"{_gib(total)}, no limit below that")
+        yield Finding("memory", "ok", f"{size(total)}, no limit below that")
     elif limit.available_bytes < limit.limit_bytes // 10:
         yield Finding(
             "memory",
             "warning",
-            f"{_gib(limit.available_bytes)} left of the control group's {_gib(limit.limit_bytes)}",
+            f"{size(limit.available_bytes)} left of the control group's {size(limit.limit_bytes)}",
             "When it is used up the kernel kills a process, often a worker.",
             "a larger limit, fewer workers, or a smaller prefetch_factor",
         )
     else:
-        said = f"{_gib(limit.limit_bytes)} of the machine's {_gib(total)}, by the control group"
+        said = f"{size(limit.limit_bytes)} of the machine's {size(total)}, by the control group"
         why = "The page cache counts against it too: a data set that is larger is read from disk in every epoch."
         yield Finding("memory", "note", said, why)
 
@@ -81,14 +82,14 @@ def check_shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
         why = "Workers of torch's DataLoader hand their batches over there. feeder's fast path does not need it."
         yield Finding("/dev/shm", "warning", "absent", why, remedy)
         return
-    size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
-    said = f"{_gib(size)}, {_gib(free)} of it free"
+    total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    said = f"{size(total)}, {size(free)} of it free"
     if free < _LITTLE_SHARED_BYTES:
         why = (
             "Workers of torch's DataLoader hand their batches over there: when it is full they die with a bus error. "
             "feeder's fast path does not need it."
         )
-        if size >= _LITTLE_SHARED_BYTES:
+        if total >= _LITTLE_SHARED_BYTES:
             remedy = f"see what fills it (ls -l {path}): files that a crashed run left may go"
         yield Finding("/dev/shm", "warning", said, why, remedy)
     else:
@@ -147,7 +148,7 @@ def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
         why = "CUDA_VISIBLE_DEVICES leaves none of them to this process." if nvml.gpus else "There is a driver only."
         yield Finding("GPU", "warning", f"none of {len(nvml.gpus)}", why, "unset CUDA_VISIBLE_DEVICES")
     for gpu in gpus:
-        said = f"{gpu.index}: {gpu.name}, {_gib(gpu.memory_bytes)}, driver {nvml.driver}"
+        said = f"{gpu.index}: {gpu.name}, {size(gpu.memory_bytes)}, driver {nvml.driver}"
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             yield Finding(
                 "GPU",
@@ -158,10 +159,6 @@ def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
             )
         else:
             yield Finding("GPU", "ok", said)
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB // 10 else f"{size_bytes / 2**20:.0f} MiB"
 
 
 def _limit(value: int, unit: int = 0) -> str:

@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Iterator
 
-from feeder.tools.doctor.finding import Finding, Level
+from feeder.tools.doctor.finding import WAITS, Finding, Level
 from feeder.tools.doctor.flow import Event, Walk
 from feeder.tools.doctor.names import Default, arguments_of, text_of
 from feeder.tools.doctor.script import Region, Script
@@ -52,10 +52,6 @@ _TORCH_WRAPPERS = ("torch.utils.data.Subset", "torch.utils.data.random_split", "
 _PRECISION = re.compile(
     r"autocast|\bamp\b|amp_|GradScaler|bfloat16|float16|\.half\(|fp16|bf16|fp8|mixed_precision|precision|deepspeed|apex",
     re.IGNORECASE,
-)
-_WAITS = (
-    "The CPU stops until the GPU has done all that it was given, and the GPU then stands idle until the CPU has given "
-    "it more."
 )
 
 
@@ -277,18 +273,18 @@ class _Checker:
             )
             remedy += "the GPU"
             what = f"{_shortened(node)} in every step waits for the GPU"
-            self.add("sync-item", node, _WAITS, remedy, what=what)
+            self.add("sync-item", node, WAITS, remedy, what=what)
         elif event == "cpu":
             remedy = (
                 f"compute on the GPU and read the result once an epoch, or collect {text}.detach() and copy at the end"
             )
             what = f"{_shortened(node)} in every step waits for the GPU"
-            self.add("sync-cpu", node, _WAITS, remedy, what=what)
+            self.add("sync-cpu", node, WAITS, remedy, what=what)
         elif event == "print":
             remedy = (
                 f"every N steps only: if step % 100 == 0: ...; the rest of the time {text}.detach() may be collected"
             )
-            self.add("sync-print", node, _WAITS, remedy, what=f"{text} is shown in every step, which waits for the GPU")
+            self.add("sync-print", node, WAITS, remedy, what=f"{text} is shown in every step, which waits for the GPU")
         elif event == "copy":
             assert isinstance(node, ast.Call)
             if self.script.is_lightning:

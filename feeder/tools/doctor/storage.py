@@ -16,6 +16,7 @@ from feeder.system.cores import memory_limit
 from feeder.text import count
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.doctor.pagecache import cached_bytes
+from feeder.tools.terminal import size
 
 __all__ = ["Data", "ReadRate", "check_data", "read_rate", "survey"]
 
@@ -132,8 +133,8 @@ def read_rate(data: Data, seconds: float = 2.0, seed: int = 0) -> ReadRate | Non
     for thread in threads:
         thread.join()
     elapsed = time.monotonic() - started
-    size = sum(count for count, _ in done)
-    return ReadRate(size / elapsed, len(done) / elapsed, all(direct for _, direct in done)) if size else None
+    total = sum(count for count, _ in done)
+    return ReadRate(total / elapsed, len(done) / elapsed, all(direct for _, direct in done)) if total else None
 
 
 def check_data(folder: str, root: str = "/", seconds: float = 2.0) -> Iterator[Finding]:
@@ -144,7 +145,7 @@ def check_data(folder: str, root: str = "/", seconds: float = 2.0) -> Iterator[F
     memory = min(total, limit.limit_bytes) if limit is not None else total
     at_least = "" if data.complete else "at least "
     samples = f", {count(data.samples, 'image')}" if data.samples else ""
-    said = f"{at_least}{_size(data.size_bytes)} in {count(len(data.files), 'file')}{samples}"
+    said = f"{at_least}{size(data.size_bytes)} in {count(len(data.files), 'file')}{samples}"
     said += f", on {data.kind}" if data.kind else ""
     cached = _cached_share(data)
     share = f"{cached:.0%} of it in memory" if cached is not None else "the kernel does not tell how much is in memory"
@@ -152,13 +153,13 @@ def check_data(folder: str, root: str = "/", seconds: float = 2.0) -> Iterator[F
         yield Finding("data set", "ok", f"{said}: in memory")
         return
     if data.size_bytes > 0.8 * memory:
-        why = f"It is larger than the page cache can be ({_size(memory)}): every epoch reads it from disk."
+        why = f"It is larger than the page cache can be ({size(memory)}): every epoch reads it from disk."
         remedy = (
             "smaller images (feeder shard --encode jpeg --max-side), more memory, or a disk that keeps up: see disk"
         )
         yield Finding("data set", "note", f"{said}; {share}", why, remedy)
     else:
-        yield Finding("data set", "ok", f"{said}; {share}; it fits into memory ({_size(memory)})")
+        yield Finding("data set", "ok", f"{said}; {share}; it fits into memory ({size(memory)})")
     many = data.samples is not None and len(data.files) > 10_000 and data.size_bytes / len(data.files) < _CHUNK_BYTES
     if many and (data.kind in _NETWORK or data.kind.startswith("fuse") or data.rotates):
         where = "a disk that turns" if data.rotates else "a network file system"
@@ -242,7 +243,3 @@ def _file_system(folder: str) -> tuple[str, bool | None]:
         except OSError:
             continue
     return kind, None
-
-
-def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"

@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import collections
 import linecache
-import os
 import shutil
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
-import feeder
 from feeder.errors import BackendError
 from feeder.text import count
-from feeder.tools.doctor.finding import Finding
+from feeder.tools.doctor.finding import WAITS, Finding
+from feeder.tools.instrument.own_line import own_line
 
 __all__ = ["WaitCollector", "find_waits"]
 
 _MESSAGE = "called a synchronizing CUDA operation"
 _FIRST_BATCH = 3
 _EVERY_STEP = 0.5
-_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}lib{os.sep}python")
-_HERE = os.path.dirname(os.path.abspath(feeder.__file__))
 
 
 class WaitCollector:
@@ -73,8 +68,7 @@ class WaitCollector:
                     name="sync",
                     level="warning" if rate >= _EVERY_STEP else "note",
                     found=f"waits for the GPU {rate:.2g} times a step ({number:,} in {count(self.batches, 'step')})",
-                    why="The CPU stops until the GPU has done all that it was given, and the GPU then stands idle "
-                    "until the CPU has given it more.",
+                    why=WAITS,
                     remedy="read results every N steps only; non_blocking=True for copies from page-locked memory; no "
                     "branches and no shapes that depend on values on the GPU (masks as indexes, nonzero, unique)",
                     file=file,
@@ -88,7 +82,7 @@ class WaitCollector:
         if _MESSAGE not in str(message):
             self._show(message, category, filename, lineno, *further)
             return
-        self._counts[_own_line(sys._getframe(1)) or (filename, lineno)] += 1
+        self._counts[own_line(sys._getframe(1)) or (filename, lineno)] += 1
 
 
 def find_waits(
@@ -156,12 +150,3 @@ def _need_gpu() -> None:
             "--run needs a CUDA device: torch finds none here, and only a GPU has waits to look for; the script was "
             "not run. feeder doctor SCRIPT reads it without a GPU"
         )
-
-
-def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
-    """The innermost line that is neither Python's, a library's, nor feeder's."""
-    for at, line in traceback.walk_stack(frame):
-        file = at.f_code.co_filename
-        if not file.startswith(("<", _HERE)) and not any(part in file for part in _LIBRARY):
-            return file, line
-    return None

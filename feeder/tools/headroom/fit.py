@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["NOTICEABLE", "Fit"]
+from feeder.tools.noticeable import NOTICEABLE_WAIT
 
-# Below this share of the time a wait does not matter.
-NOTICEABLE = 0.05
+__all__ = ["Fit"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Fit:
         if self.workers == 0:
             capacity = workers / max(1e-12, then)
         else:
-            is_fed_by_waiting = self.waited_share >= NOTICEABLE
+            is_fed_by_waiting = self.waited_share >= NOTICEABLE_WAIT
             base = self.fed_rate if is_fed_by_waiting else max(self.fed_rate, self.loader_rate)
             capacity = base * workers / self.workers * now / max(1e-12, then)
         rate = min(self.ceiling, capacity)

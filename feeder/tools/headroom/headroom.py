@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,13 @@ import numpy as np
 import torch
 
 from feeder.errors import ArgumentError
+from feeder.loader.device.nested import map_tensors
 from feeder.loader.generic.meters import batch_rows
 from feeder.loader.trial import family_cpu_s, step_rate
 from feeder.system.cores import cores
 from feeder.text import count
-from feeder.tools.headroom.fit import NOTICEABLE, Fit
+from feeder.tools.headroom.fit import Fit
+from feeder.tools.noticeable import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 from feeder.tools.training.training_state import Snapshot
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Headroom", "Remedy", "headroom"]
 
 _WORK = ("read", "draw", "cut", "decode", "transform", "fetch", "collate", "write")
-_REACHED = 0.97  # of the ceiling: more workers give nothing
 _SHARE_WORTH_A_TRY = 0.1
 _HAND_OUT_SHARE = 0.1  # of the step's time: less is not the loader's fault
 _MOST_WORKERS = 256
@@ -129,7 +130,7 @@ def headroom(
     place = loader.state_dict()
     view, loader.progress = loader.progress, False
     try:
-        batch = _copied(next(_batches(loader)))
+        batch = map_tensors(next(_batches(loader)), torch.Tensor.clone)  # which holds no slot
         loader.close()
         alone = step_rate(step, batch, 0.25 * seconds)
         drained = _run(loader, None, 0.25 * seconds)
@@ -259,19 +260,19 @@ def _fit(loader: DataLoader[Any], alone: float, drained: _Run, fed: _Run) -> Fit
 
 def _judged(loader: DataLoader[Any], fit: Fit) -> Headroom:
     bound = max(0.0, 1 - fit.fed_rate / fit.step_rate)
-    if fit.waited_share < NOTICEABLE or bound < NOTICEABLE:
-        is_handing_out = bound >= NOTICEABLE and fit.hand_out_s > _HAND_OUT_SHARE * fit.step_s
+    if fit.waited_share < NOTICEABLE_WAIT or bound < NOTICEABLE_WAIT:
+        is_handing_out = bound >= NOTICEABLE_WAIT and fit.hand_out_s > _HAND_OUT_SHARE * fit.step_s
         return Headroom(fit, bound, "hand out" if is_handing_out else "step")
     slowest = max(fit.costs_s, key=lambda name: fit.costs_s[name], default="other")
     idle = fit.workers > 0 and fit.busy_share < 0.5
     remedies = sorted(_remedies(loader, fit), key=lambda remedy: -remedy.rate)
-    worth = tuple(remedy for remedy in remedies if remedy.rate > (1 + NOTICEABLE) * fit.fed_rate)
+    worth = tuple(remedy for remedy in remedies if remedy.rate > (1 + NOTICEABLE_WAIT) * fit.fed_rate)
     return Headroom(fit, bound, "prefetch" if idle else slowest, worth)
 
 
 def _remedies(loader: DataLoader[Any], fit: Fit) -> Iterator[Remedy]:
     def remedy(text: str, rate: float, setting: tuple[str, int] | None = None) -> Remedy:
-        return Remedy(text, rate, rate >= (1 - NOTICEABLE) * fit.step_rate, setting)
+        return Remedy(text, rate, rate >= (1 - NOTICEABLE_WAIT) * fit.step_rate, setting)
 
     best = _workers_needed(fit)
     if best is not None:
@@ -296,7 +297,7 @@ def _workers_needed(fit: Fit) -> int | None:
             break
         if predicted > rate:
             best, rate = workers, predicted
-        if rate >= _REACHED * fit.ceiling:
+        if rate >= (1 - NOTICEABLE_GAIN) * fit.ceiling:
             break
     return best
 
@@ -343,7 +344,7 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
             decoder.decode(buffers, encoded.orientations[rows], recipe, draws, out)
             times[which].append(int(decoder.spent_ns[:, 0].sum()))
     factor = min(times[1]) / max(1, min(times[0]))
-    return factor if factor < 1 - NOTICEABLE else None
+    return factor if factor < 1 - NOTICEABLE_WAIT else None
 
 
 def _batches(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -351,20 +352,6 @@ def _batches(loader: DataLoader[Any]) -> Iterator[Any]:
         yield batch
         return
     raise ArgumentError("the loader has no batch: the dataset is empty, or smaller than one with drop_last")
-
-
-def _copied(value: Any) -> Any:
-    """The same structure with tensors of its own, so that no slot is held."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, tuple):
-        items = [_copied(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return value
 
 
 def _on(workers: int) -> str:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-import feeder
 from feeder.tools.instrument.fetch import MeteredInit, meter_fetching, read_fetches
+from feeder.tools.instrument.own_line import own_line
 from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, LoaderRecord, ProcessRecord
 
 __all__ = ["Meter"]
@@ -32,12 +32,10 @@ _LOADERS = {
     "torchdata.stateful_dataloader.stateful_dataloader": "StatefulDataLoader",
     "feeder.loader.dataloader": "DataLoader",
 }
-_LIBRARY = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
 _MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # waits left out
 _FOLDER_DATASETS = {"DatasetFolder", "FolderDataset"}  # torchvision's, which ImageFolder derives from, and feeder's
 _MOST_WRAPPERS = 8
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
-_HERE = os.path.dirname(os.path.abspath(feeder.__file__))
 
 _installed: list[Meter] = []
 
@@ -119,7 +117,7 @@ class Meter:
             inner, asked = loader.worker_init_fn, time.monotonic_ns()
             self._local.inside = True
             try:
-                if self._runs_torchs_workers(loader):
+                if loader.num_workers > 0 and getattr(loader, "path", "generic") == "generic":
                     number = self.record.loaders.index(record)
                     prefix = os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-")
                     loader.worker_init_fn = MeteredInit(prefix, inner)
@@ -137,9 +135,6 @@ class Meter:
         kind.__iter__ = metered
         if name == "DataLoader" and module.__name__.startswith("torch."):
             meter_fetching(self._note_fetch)
-
-    def _runs_torchs_workers(self, loader: Any) -> bool:
-        return loader.num_workers > 0 and not getattr(loader, "_is_fast", False)
 
     def _meter_next(self, kind: Any) -> None:
         """Puts a meter on ``next()`` of a class of iterators, once."""
@@ -309,10 +304,7 @@ def _images(batch: Any, depth: int = 0) -> int:
 
 def _place(frame: FrameType | None) -> str:
     """The line of the script's own code that asked; the innermost outside of libraries."""
-    last = frame
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(("<", _HERE)) and not any(part in path for part in _LIBRARY):
-            return f"{os.path.basename(path)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return f"{os.path.basename(last.f_code.co_filename)}:{last.f_lineno}" if last is not None else "?"
+    if frame is None:
+        return "?"
+    file, line = own_line(frame) or (frame.f_code.co_filename, frame.f_lineno)
+    return f"{os.path.basename(file)}:{line}"

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from types import ModuleType, TracebackType
 
 from feeder.errors import SourceError
+from feeder.tools.commands.common import EXIT_INTERRUPTED
 
-__all__ = ["EXIT_INTERRUPTED", "run_script", "show"]
-
-EXIT_INTERRUPTED = 130
+__all__ = ["run_script", "show"]
 
 
 def run_script(path: str, arguments: Sequence[str]) -> tuple[int, BaseException | None]:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from textwrap import indent
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.progress import Progress
 from feeder.text import count, printable
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Comparison, crop_ratio
+from feeder.tools.terminal import table
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
 __all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
@@ -101,20 +103,16 @@ class ParityReport:
             f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: {self.images:,} "
             "images, differences in levels of 0-255",
             "",
-            "  crop / target   images    mean   99.9 %   max      bias R, G, B",
         ]
+        rows = [["crop / target", "images", "mean", "99.9 %", "max", "bias R, G, B", ""]]
         for bucket in self.buckets:
             ratio = f"over {bucket.low:g}" if math.isinf(bucket.high) else f"{bucket.low:g} - {bucket.high:g}"
-            bias = " ".join(f"{value:+.3f}" for value in bucket.bias)
-            verdict = "" if bucket.within(self.bounds) else "   OUT OF BOUNDS"
-            lines.append(
-                f"  {ratio:<13} {bucket.images:>8,} {bucket.mean:>7.3f} {bucket.percentile_999:>8g} {bucket.max:>5}   "
-                f"{bias}{verdict}"
-            )
+            rows.append([ratio, f"{bucket.images:,}", f"{bucket.mean:.3f}", f"{bucket.percentile_999:g}"])
+            rows[-1] += [str(bucket.max), " ".join(f"{value:+.3f}" for value in bucket.bias)]
+            rows[-1].append("" if bucket.within(self.bounds) else "OUT OF BOUNDS")
         bounds = self.bounds
-        lines.append(
-            f"  bounds                 {bounds.mean:>7.3f} {bounds.percentile_999:>8g}         {bounds.bias:+.3f}"
-        )
+        rows.append(["bounds", "", f"{bounds.mean:.3f}", f"{bounds.percentile_999:g}", "", f"{bounds.bias:+.3f}", ""])
+        lines.append(indent(table(rows), "  "))
         if self.unreadable:
             lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
         if self.redone:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from feeder.text import count
 from feeder.tools.instrument.record import TRAINER_DECODE
+from feeder.tools.noticeable import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 from feeder.tools.profile.times import LoaderTimes, MachineLoad
 
 __all__ = ["Advice", "Bound", "advise", "stage_text"]
@@ -23,9 +24,7 @@ Bound = Literal["input", "compute"]
 
 _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
-_WORTH_SAYING = 1.02
 _MOSTLY = 0.5  # of the wait
-_HARDLY = 0.05  # of the step: a wait that nobody notices
 _NO_BOUND = 100.0  # a gain that only a step without work in it leaves room for
 _MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
 
@@ -72,7 +71,7 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
         gain = _most(wait, step) if bound == "input" else None
         advice.append(Advice("feeder's fast path", text, gain, True))
     # Waits for workers to start have a remedy of their own, below; more workers would make them longer.
-    starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < _HARDLY * step
+    starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < NOTICEABLE_WAIT * step
     decoding = record.stage_ns.get(TRAINER_DECODE, 0) / 1e9
     if bound == "input" and decoding >= _MOSTLY * main.wait_s:
         advice.append(_cheaper_decoding(decoding / n, wait, step))
@@ -84,7 +83,7 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
             advice.append(_cheaper(main, _most(wait, step)))
     if main.epoch_start_s and record.workers and not record.persistent:
         gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
-        if gain >= _WORTH_SAYING:
+        if gain >= 1 + NOTICEABLE_GAIN:
             epochs = count(main.epochs, "epoch")
             text = f"Workers are started again in each of {epochs}, which took {main.epoch_start_s:.1f} s."
             advice.append(Advice("persistent_workers=True", text, gain))
@@ -137,7 +136,7 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load:
         after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)
         needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
         gain = (wait + step) / after
-        if gain < _WORTH_SAYING:
+        if gain < 1 + NOTICEABLE_GAIN:
             return []
         text = f"The training loop makes each batch itself ({_ms(wait)}) and then computes the step ({_ms(step)})."
         text += " Workers would make batches meanwhile."
@@ -170,7 +169,7 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load:
         workers = min(cores, record.workers + max(1, int(free)))
         gain = (wait + step) / max(step, (wait + step) * record.workers / workers)
         text = f"{_workers(record.workers)} at it all the time, and {free:.1f} of {cores} cores are free."
-        return [Advice(f"num_workers={workers}", text, gain)] if gain >= _WORTH_SAYING else []
+        return [Advice(f"num_workers={workers}", text, gain)] if gain >= 1 + NOTICEABLE_GAIN else []
     return []
 
 

@@ -21,6 +21,7 @@ from feeder.tools.instrument.launch import run_script, show
 from feeder.tools.profile.analysis import Analysis, analyse
 from feeder.tools.profile.sampler import Sampler
 from feeder.tools.profile.trace import StepTrace
+from feeder.tools.terminal import columns
 
 __all__ = ["ProfileOptions", "profile"]
 
@@ -128,8 +129,7 @@ def _tell(
     except FeederError as error:
         say(f"feeder: {error}", file=sys.stderr)
     absent = nvml if isinstance(nvml, str) else None
-    width = min(100, max(60, shutil.get_terminal_size().columns))
-    say(f"\nfeeder profile\n{render(best, findings, others, absent, width)}", file=sys.stderr)
+    say(f"\nfeeder profile\n{render(best, findings, others, absent, columns())}", file=sys.stderr)
     command = " ".join([os.path.basename(script), *arguments])
     write_text(out, render_page(command, best, findings, others, absent, code))
     say(f"\nreport: {out}", file=sys.stderr)

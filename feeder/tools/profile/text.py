@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.profile.analysis import Analysis
 from feeder.tools.profile.times import LoaderTimes
+from feeder.tools.terminal import table, wrap
 
 __all__ = ["loader_rows", "render", "script_lines"]
 
@@ -24,31 +24,26 @@ def render(
         gpu_absent: Why there are no figures of a GPU; None where there are.
         width: Columns.
     """
-    lines = [*_wrap(found.headline(), width), ""]
+    lines = [*wrap(found.headline(), width), ""]
     if found.main is not None and found.main.batches:
-        rows = loader_rows(found.loaders)
-        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-        for row in rows:
-            cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
-            lines.append("  ".join(cells).rstrip())
-        lines.append("")
+        lines += [table(loader_rows(found.loaders)), ""]
         if found.stage:
-            lines += _wrap(f"Making batches: {found.stage}.", width)
-        lines += _wrap(_cpu(found), width)
-        lines += _wrap(_gpu(found, gpu_absent), width)
+            lines += wrap(f"Making batches: {found.stage}.", width)
+        lines += wrap(_cpu(found), width)
+        lines += wrap(_gpu(found, gpu_absent), width)
     for other in others:
         rank = other.process.rank
         name = f"rank {rank}" if rank is not None else f"process {other.process.pid}"
-        lines += _wrap(f"{name}: {other.headline()}", width)
+        lines += wrap(f"{name}: {other.headline()}", width)
     if found.advice or findings:
         lines += ["", "What to do, by expected gain:"]
     for number, advice in enumerate(found.advice, 1):
-        lines += _wrap(f"{number}. {advice.title} ({advice.expected()})", width, "   ")
-        lines += _wrap(advice.text, width, "   ", "   ")
+        lines += wrap(f"{number}. {advice.title} ({advice.expected()})", width, indent="   ")
+        lines += wrap(advice.text, width, first="   ", indent="   ")
     if findings:
-        lines += _wrap("In the script (feeder doctor says more), gain not measured:", width)
+        lines += wrap("In the script (feeder doctor says more), gain not measured:", width)
         for line in script_lines(findings):
-            lines += _wrap(f"- {line}", width, "  ")
+            lines += wrap(f"- {line}", width, indent="  ")
     return "\n".join(lines).rstrip()
 
 
@@ -96,9 +91,3 @@ def _gpu(found: Analysis, absent: str | None) -> str:
     if found.gpu_busy is None:
         return f"GPU: not measured: {absent}." if absent else "GPU: its utilisation can't be read here."
     return f"GPU: busy {found.gpu_busy:.0%} of the time."
-
-
-def _wrap(text: str, width: int, indent: str = "", first: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )

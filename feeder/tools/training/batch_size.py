@@ -14,6 +14,7 @@ import torch
 
 from feeder.errors import ArgumentError
 from feeder.system.memory import available_bytes
+from feeder.system.processes import forget_peak
 from feeder.tools.training.training_state import Snapshot
 
 __all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]
@@ -241,8 +242,7 @@ class _CpuGauge(_Gauge):
     def begin(self) -> None:
         # The peak starts again from what is resident now. Where that is forbidden it stays that of all trials so far,
         # and sizes below one that was too large seem too large as well: never a wrong yes.
-        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
+        forget_peak()
 
     def end(self, size: int) -> int:
         used = max(0, _status_bytes("VmHWM") - self._before)

@@ -11,13 +11,13 @@ from typing import Any
 from feeder.loader.trial import Trial
 from feeder.system.cores import Cores
 from feeder.text import count
-from feeder.tools.bench.result_file import spread, table
+from feeder.tools.bench.result_file import spread
+from feeder.tools.terminal import WIDTH, size, table, wrap
 from feeder.tools.tune.search import Outcome
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, Point, Setting
 
 __all__ = ["Budget", "Tuning"]
 
-_WIDTH = 80
 _READING = 0.5
 _IDLE = 0.8
 
@@ -107,20 +107,16 @@ class Tuning:
         all_of_it = budget.cpus == budget.machine.usable
         given = budget.machine.describe() if all_of_it else count(budget.cpus, "core")
         lines = [
-            f"budget: {given}, {_memory(budget.memory_bytes)}, {budget.seconds:g} s"
+            f"budget: {given}, {size(budget.memory_bytes)}, {budget.seconds:g} s"
             + (f"; target: {self.target:,.0f} images/s" if self.target is not None else "")
             + (f"; the step alone: {self.step_images_per_s:,.0f} images/s" if self.step_images_per_s else ""),
             "",
             self._table(),
             "",
         ]
-        for point in self.outcome.points:
-            if point.problem is not None:
-                lines += _wrapped(f"{_short(point.setting)}: {point.problem}")
-        for note in self.outcome.notes:
-            lines += _wrapped(note)
-        for line in self.verdict():
-            lines += _wrapped(line)
+        problems = [f"{_short(p.setting)}: {p.problem}" for p in self.outcome.points if p.problem is not None]
+        for line in (*problems, *self.outcome.notes, *self.verdict()):
+            lines += wrap(line, indent="  ")
         if self.call is not None:
             lines += ["", textwrap.indent(self.call, "    ")]
         return "\n".join(lines)
@@ -244,18 +240,9 @@ def _literal(value: Any) -> str:
     return text if isinstance(value, (bool, int, float, type(None))) else "..."
 
 
-def _memory(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
-
-
 def _filled(head: str, parts: list[str], tail: str) -> list[str]:
     """A call on one line, or its arguments on lines of their own."""
     one = head + ", ".join(parts) + tail
-    if len(one) <= _WIDTH - 8:
+    if len(one) <= WIDTH - 8:
         return [one]
-    body = textwrap.wrap(", ".join(parts) + ",", _WIDTH - 12, break_long_words=False, break_on_hyphens=False)
-    return [head, *(f"    {line}" for line in body), tail]
+    return [head, *wrap(", ".join(parts) + ",", WIDTH - 8, first="    ", indent="    "), tail]

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.loader.trial import Trial
+from feeder.tools.noticeable import NOTICEABLE_GAIN
 
 __all__ = ["ROUNDS_TO_TELL", "Gain", "Point", "Setting", "cheaper", "gain"]
 
-# Differences below this are not worth another setting, however certain they are.
-_NOTICEABLE = 0.03
 ROUNDS_TO_TELL = 3
 
 
@@ -102,7 +101,7 @@ class Gain:
     @property
     def certain(self) -> bool:
         """Whether it is a gain beyond the noise: noticeable, and in the same direction in each of enough rounds."""
-        return len(self.ratios) >= ROUNDS_TO_TELL and self.median > 1 + _NOTICEABLE and min(self.ratios) > 1
+        return len(self.ratios) >= ROUNDS_TO_TELL and self.median > 1 + NOTICEABLE_GAIN and min(self.ratios) > 1
 
 
 def gain(ours: Sequence[float], theirs: Sequence[float]) -> Gain:

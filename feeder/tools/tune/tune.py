@@ -21,6 +21,7 @@ from feeder.order.epoch import Order, Window
 from feeder.system.cores import Cores, cores
 from feeder.system.memory import available_bytes
 from feeder.text import count
+from feeder.tools.noticeable import NOTICEABLE_GAIN
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
 from feeder.tools.tune.setting import Point, Setting
@@ -29,8 +30,6 @@ from feeder.transforms import Recipe
 __all__ = ["tune"]
 
 _TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor", "worker_threads")
-# A loader that is so close to the step's own rate is as good as any.
-_STEP_SHARE = 0.97
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def tune(
         memory_bytes=memory,
         refuse=_refusal(origin, memory),
     )
-    goal = target if target is not None or alone is None else alone * _STEP_SHARE / MARGIN
+    goal = target if target is not None or alone is None else alone * (1 - NOTICEABLE_GAIN) / MARGIN
 
     def measure(setting: Setting, run_s: float) -> Trial:
         return run(origin.loader(setting), run_s, step)
