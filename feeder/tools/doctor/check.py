@@ -1,4 +1,4 @@
-"""All findings on a training script; it is read, never run."""
+"""The check of a training script, which is read and never run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding
+from feeder.tools.doctor.loader_rules import LoaderRules
 from feeder.tools.doctor.names import Names
-from feeder.tools.doctor.rules import RULES, check
+from feeder.tools.doctor.rules import RULES, RuleFindings
 from feeder.tools.doctor.script import Script
 from feeder.tools.doctor.source import ALL, Source, read_source
+from feeder.tools.doctor.step_rules import StepRules
 
 __all__ = ["check_script", "check_source"]
 
@@ -30,9 +32,11 @@ def check_script(path: str) -> list[Finding]:
 
 
 def check_source(source: Source) -> list[Finding]:
-    """The same of a script that has been read."""
-    script = Script(source.tree, Names(source.tree), ast.unparse(source.tree))
-    return [*_unknown_rules(source), *check(source, script)]
+    """Looks for the classic mistakes in a script that has been read."""
+    findings = RuleFindings(source, Script(source.tree, Names(source.tree), ast.unparse(source.tree)))
+    LoaderRules(findings).check()
+    StepRules(findings).check()
+    return [*_unknown_rules(source), *findings.unsilenced()]
 
 
 def _unknown_rules(source: Source) -> Iterator[Finding]:

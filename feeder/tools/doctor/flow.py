@@ -15,18 +15,19 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from feeder.tools.doctor.names import arguments_of, text_of
+from feeder.tools.doctor.moves import MAKERS, is_async, is_device, is_device_name, moves_tensor
+from feeder.tools.doctor.names import text_of
 from feeder.tools.doctor.script import Function, Region, Script, is_no_grad
 
-__all__ = ["Event", "Kind", "Walk", "is_device", "is_device_name"]
+__all__ = [
+    "Event",
+    "Kind",
+    "Walk",
+]
 
 Kind = Literal["", "made", "host", "device"]
 Event = Literal["item", "cpu", "print", "copy", "made", "empty-cache", "file"]
 _ORDER: dict[str, int] = {"": 0, "made": 1, "host": 2, "device": 3}
-_MAKERS = {
-    f"torch.{name}"
-    for name in ("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye")
-} | {"torch.tensor", "torch.as_tensor"}
 _PLAIN_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "itemsize", "nbytes", "layout"}
 _PLAIN_METHODS = {
     "size",
@@ -75,7 +76,7 @@ class Walk:
             for lost in script.backward_of(call) or ():
                 if (text := text_of(lost)) is not None:
                     self._losses.add(text)
-        moves = any(_moves(script, call) for call in calls)
+        moves = any(moves_tensor(script, call) for call in calls)
         first: Kind = "host" if moves and not script.prepares_loaders else "device"
         self._env, self._owner = {}, region.owner
         if isinstance(region.node, ast.For | ast.AsyncFor):
@@ -231,7 +232,7 @@ class Walk:
             self._report("empty-cache", node, node)
         if steady and dotted in ("torch.save", "torch.load"):
             self._report("file", node, node)
-        if dotted in _MAKERS:
+        if dotted in MAKERS:
             for argument in arguments:
                 self._kind(argument, steady)
             place = next((k.value for k in node.keywords if k.arg in ("device", None)), None)
@@ -272,19 +273,19 @@ class Walk:
             return None
         kind = self._kind(func.value, steady)
         if func.attr in ("item", "tolist", "numpy", "cpu"):
-            if kind == "device" and steady and not _is_async(node):
+            if kind == "device" and steady and not is_async(node):
                 self._report("item" if func.attr == "item" else "cpu", node, func.value)
             return ""
         place = is_device(self._script, node)
         if place is None:
             return kind
         if place is False:
-            if kind == "device" and steady and not _is_async(node):
+            if kind == "device" and steady and not is_async(node):
                 self._report("cpu", node, func.value)
             return ""
         if steady and kind == "made":
             self._report("made", node, func.value)
-        elif steady and kind == "host" and not _is_async(node):
+        elif steady and kind == "host" and not is_async(node):
             self._report("copy", node, func.value)
         return "device"
 
@@ -338,52 +339,6 @@ class Walk:
         if isinstance(test, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in test.ops):
             return True
         return any(_STEADY.search(t.lower()) for t in texts)
-
-
-def is_device(script: Script, call: ast.Call) -> bool | None:
-    """Whether ``.to(...)`` or ``.cuda()`` moves to an accelerator; False: to the CPU; None: it moves nothing."""
-    assert isinstance(call.func, ast.Attribute)
-    if call.func.attr == "cuda":
-        return True
-    found, _ = arguments_of(call, "device")
-    place = found.get("device")
-    return None if place is None else is_device_name(script, place)
-
-
-def is_device_name(script: Script, place: ast.expr) -> bool | None:
-    """Whether an expression is an accelerator; False: the CPU; None: no device."""
-    place = script.names.definition(place)
-    if isinstance(place, ast.Call) and script.names.called(place) == "torch.device" and place.args:
-        place = place.args[0]
-    value = script.names.value(place)
-    value = getattr(value, "value", value)
-    if isinstance(value, str):
-        return not value.startswith(("cpu", "mps")) if re.match(r"cpu|mps|cuda|xpu|hpu|npu", value) else None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return True
-    word = ast.unparse(place).lower() if value is ... else ""
-    if re.search(r"dtype|torch\.(float|half|bfloat|int|long|uint|bool|channels)", word) and "device" not in word:
-        return None
-    return True if re.search(r"device|cuda|gpu|rank|\bdev\b|accelerator", word) else None
-
-
-def _moves(script: Script, call: ast.Call) -> bool:
-    """Whether a call moves a tensor to the device: not a module, and not something made on the spot."""
-    func = call.func
-    if not isinstance(func, ast.Attribute) or func.attr not in ("to", "cuda") or not is_device(script, call):
-        return False
-    if re.search(r"model|net$|criterion|module", ast.unparse(func.value).lower()):
-        return False
-    return script.names.called(func.value) not in _MAKERS
-
-
-def _is_async(call: ast.Call) -> bool:
-    """Whether a copy says non_blocking, or may say it in ``**arguments``."""
-    for keyword in call.keywords:
-        if keyword.arg is None or keyword.arg == "non_blocking":
-            return not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
-    is_cuda = isinstance(call.func, ast.Attribute) and call.func.attr == "cuda"
-    return len(call.args) >= (2 if is_cuda else 3)
 
 
 def _is_host_number(node: ast.expr) -> bool:

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
 from feeder.tools.html.page import Html, escape, number, table
+from feeder.tools.html.svg import (
+    COLOURS,
+    axis_end,
+    block,
+    block_swatch,
+    drawing,
+    figure,
+    legend,
+    letter,
+    measured_ticks,
+    nothing,
+    percent,
+    ticks,
+)
 
 __all__ = ["Bar", "Line", "Point", "Span", "Stack", "bar_chart", "line_chart", "stacked_bar", "timeline"]
 
-_COLOURS = 8
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _MARKERS = (  # about the origin, in pixels
     '<circle class="mark" r="5"',
@@ -25,7 +37,6 @@ _MARKERS = (  # about the origin, in pixels
     '<path class="mark" d="M0-6 6 5H-6z"',
     '<path class="mark" d="M0-6 6 0 0 6-6 0z"',
 )
-_HATCHES = 4  # plain, and those that the page defines
 # Spans that are nearer than this share of the timeline can't be told apart.
 _RESOLUTION = 1 / 1500
 
@@ -93,21 +104,21 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
     shown = [(i, line, sorted(filter(_finite, line.points), key=lambda p: p.x)) for i, line in enumerate(lines)]
     points = [point for _, _, found in shown for point in found]
     if not points:
-        return _figure(title, note, _nothing())
+        return figure(title, note, nothing())
     xs = sorted({point.x for point in points})
-    top = _ceiling(max(max(p.y, p.high or 0.0) for p in points))
+    top = axis_end(max(max(p.y, p.high or 0.0) for p in points))
     margin = 0.03 * (xs[-1] - xs[0]) or 0.5
     left, width = xs[0] - margin, xs[-1] - xs[0] + 2 * margin
 
     def at(x: float, y: float) -> tuple[str, str]:
-        return _percent((x - left) / width), _percent(1 - y / top)
+        return percent((x - left) / width), percent(1 - y / top)
 
     parts = []
-    for tick in _ticks(0, top, 5):
-        y = _percent(1 - tick / top)
+    for tick in ticks(0, top, 5):
+        y = percent(1 - tick / top)
         parts.append(f'<line class="grid" x2="100%" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="-10" y="{y}" dy=".32em" text-anchor="end">{tick:,.6g}</text>')
-    for tick in _x_ticks(xs):
+    for tick in measured_ticks(xs):
         x, _ = at(tick, 0)
         parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="100%" y2="100%" transform="translate(0 5)"/>')
         parts.append(f'<text x="{x}" y="100%" dy="1.6em" text-anchor="middle">{tick:,.6g}</text>')
@@ -119,11 +130,13 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
     for _, line, found in shown:
         by_x = {point.x: point for point in found}
         rows.append([line.label, *(_value(by_x[x]) if x in by_x else "–" for x in xs)])
-    legend = [(line.label, _line_swatch(i, line)) for i, line, _ in shown]
+    entries = [(line.label, _line_swatch(i, line)) for i, line, _ in shown]
     what = f"{y_label} by {x_label}: " + "; ".join(line.label for line in lines)
-    chart = f'<p class="quiet">{escape(y_label)}</p>{_legend(legend)}<div class="plot">{_svg(title, what, parts)}</div>'
+    chart = (
+        f'<p class="quiet">{escape(y_label)}</p>{legend(entries)}<div class="plot">{drawing(title, what, parts)}</div>'
+    )
     figures = f"<details><summary>Figures: {escape(y_label)} by {escape(x_label)}</summary>{table(rows)}</details>"
-    return _figure(title, note, chart + figures)
+    return figure(title, note, chart + figures)
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, unit: str, note: str = "") -> Html:
@@ -137,17 +150,17 @@ def bar_chart(title: str, bars: Sequence[Bar], *, unit: str, note: str = "") -> 
     """
     values = [v for bar in bars for v in (bar.value, bar.high) if v is not None and math.isfinite(v)]
     if not values:
-        return _figure(title, note, _nothing())
+        return figure(title, note, nothing())
     top = max(*values, 0.0) or 1.0
     rows = []
     for i, bar in enumerate(bars):
-        shape = _percent(max(0.0, bar.value) / top if math.isfinite(bar.value) else 0)
+        shape = percent(max(0.0, bar.value) / top if math.isfinite(bar.value) else 0)
         parts = [
-            f'<rect width="{shape}" y="3" height="18" rx="2" fill="var(--s{i % _COLOURS})"/>',
+            f'<rect width="{shape}" y="3" height="18" rx="2" fill="var(--s{i % COLOURS})"/>',
             '<line class="axis" y2="100%"/>',
         ]
         if bar.low is not None and bar.high is not None and math.isfinite(bar.low) and math.isfinite(bar.high):
-            low, high = _percent(max(0.0, bar.low) / top), _percent(max(0.0, bar.high) / top)
+            low, high = percent(max(0.0, bar.low) / top), percent(max(0.0, bar.high) / top)
             parts += [f'<line class="whisker" x1="{low}" x2="{high}" y1="12" y2="12"/>']
             parts += [f'<line class="whisker" x1="{x}" x2="{x}" y1="7" y2="17"/>' for x in (low, high)]
         spread = f" to {number(bar.high)}" if bar.high is not None else ""
@@ -157,7 +170,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, unit: str, note: str = "") -> 
             f'<div class="row"><bdi>{escape(bar.label)}</bdi><svg aria-hidden="true">{"".join(parts)}</svg>'
             f'<div class="value">{escape(number(bar.value))} {escape(unit)}{small}</div></div>\n'
         )
-    return _figure(title, note, "".join(rows))
+    return figure(title, note, "".join(rows))
 
 
 def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "") -> Html:
@@ -177,7 +190,7 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
         raise ArgumentError(f"the parts of a stacked bar must be 0 or more, got {[dict(s.parts) for s in stacks]}")
     totals = [sum(filter(math.isfinite, stack.parts.values())) for stack in stacks]
     if not totals or not max(totals):
-        return _figure(title, note, _nothing())
+        return figure(title, note, nothing())
     rows = []
     for stack, total in zip(stacks, totals, strict=True):
         parts, x = [], 0.0
@@ -186,21 +199,21 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
             if not 0 < share <= 1:
                 continue
             said = f"{name}: {number(stack.parts[name])} {unit}, {100 * stack.parts[name] / total:.0f} %"
-            parts.append(_block(x, share, i, said))
+            parts.append(block(x, share, i, said))
             if share > 0.08:  # wide enough for a letter on a phone
-                middle = _percent(x + share / 2)
-                parts.append(f'<text class="key" x="{middle}" y="17" text-anchor="middle">{_key(i)}</text>')
+                middle = percent(x + share / 2)
+                parts.append(f'<text class="key" x="{middle}" y="17" text-anchor="middle">{letter(i)}</text>')
             x += share
         rows.append(
             f'<div class="row"><bdi>{escape(stack.label)}</bdi><svg aria-hidden="true">{"".join(parts)}</svg>'
             f'<div class="value">{escape(number(total))} {escape(unit)}</div></div>\n'
         )
-    legend = [(name, _block_swatch(i, _key(i))) for i, name in enumerate(names)]
+    entries = [(name, block_swatch(i, letter(i))) for i, name in enumerate(names)]
     figures = [["", *(stack.label for stack in stacks)]]
     for name in names:
         figures.append([name, *(_part(stack.parts.get(name), t) for stack, t in zip(stacks, totals, strict=True))])
     more = f"<details><summary>Figures: {escape(unit)} and share</summary>{table(figures)}</details>"
-    return _figure(title, note, _legend(legend) + "".join(rows) + more)
+    return figure(title, note, legend(entries) + "".join(rows) + more)
 
 
 def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = "") -> Html:
@@ -214,7 +227,7 @@ def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = 
     """
     kept = [s for s in spans if math.isfinite(s.start) and math.isfinite(s.end) and s.end >= s.start]
     if not kept:
-        return _figure(title, note, _nothing())
+        return figure(title, note, nothing())
     begin, end = min(s.start for s in kept), max(s.end for s in kept)
     length = (end - begin) or 1.0
     kinds = list(dict.fromkeys(s.kind for s in kept))
@@ -222,7 +235,7 @@ def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = 
     for track in dict.fromkeys(s.track for s in kept):
         merged = _merged([s for s in kept if s.track == track], length * _RESOLUTION)
         blocks = [
-            _block(
+            block(
                 (s.start - begin) / length,
                 max((s.end - s.start) / length, _RESOLUTION),
                 kinds.index(s.kind),
@@ -232,41 +245,15 @@ def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = 
             for s in merged
         ]
         what = f"{title}: {', '.join(dict.fromkeys(s.kind for s in merged))}"
-        rows.append(f'<div class="row wide"><bdi>{escape(track)}</bdi>{_svg(track, what, blocks)}</div>\n')
-    ticks = []
-    for tick in _ticks(begin, end, 4):
-        x = _percent((tick - begin) / length)
-        ticks.append(f'<line class="axis" x1="{x}" x2="{x}" y2="5"/>')
-        ticks.append(f'<text x="{x}" y="19" text-anchor="middle">{tick:,.6g}</text>')
-    axis = f'<svg aria-hidden="true"><line class="axis" x2="100%"/>{"".join(ticks)}</svg>'
+        rows.append(f'<div class="row wide"><bdi>{escape(track)}</bdi>{drawing(track, what, blocks)}</div>\n')
+    marks = []
+    for tick in ticks(begin, end, 4):
+        x = percent((tick - begin) / length)
+        marks.append(f'<line class="axis" x1="{x}" x2="{x}" y2="5"/>')
+        marks.append(f'<text x="{x}" y="19" text-anchor="middle">{tick:,.6g}</text>')
+    axis = f'<svg aria-hidden="true"><line class="axis" x2="100%"/>{"".join(marks)}</svg>'
     rows.append(f'<div class="row wide ticks"><span class="quiet">{escape(unit)}</span>{axis}</div>\n')
-    return _figure(title, note, _legend([(kind, _block_swatch(i)) for i, kind in enumerate(kinds)]) + "".join(rows))
-
-
-def _figure(title: str, note: str, body: str) -> Html:
-    small = f"<small>{escape(note)}</small>" if note else ""
-    return Html(f"<figure>\n<figcaption>{escape(title)}{small}</figcaption>\n{body}</figure>\n")
-
-
-def _nothing() -> str:
-    return '<p class="quiet">Nothing was measured.</p>'
-
-
-def _svg(title: str, description: str, parts: Sequence[str]) -> str:
-    """A drawing that a screen reader can name."""
-    key = f"{zlib.crc32(repr((title, description, parts)).encode('utf-8', 'replace')):08x}"
-    return (
-        f'<svg role="img" aria-labelledby="t{key} d{key}"><title id="t{key}">{escape(title)}</title>'
-        f'<desc id="d{key}">{escape(description)}</desc>{"".join(parts)}</svg>'
-    )
-
-
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    return (
-        '<ul class="legend">'
-        + "".join(f"<li>{swatch}<bdi>{escape(label)}</bdi></li>" for label, swatch in entries)
-        + "</ul>"
-    )
+    return figure(title, note, legend([(kind, block_swatch(i)) for i, kind in enumerate(kinds)]) + "".join(rows))
 
 
 def _line_swatch(i: int, line: Line) -> str:
@@ -276,36 +263,14 @@ def _line_swatch(i: int, line: Line) -> str:
     )
 
 
-def _block_swatch(i: int, key: str = "") -> str:
-    letter = f'<text class="key" x="10" y="14" text-anchor="middle">{key}</text>' if key else ""
-    size = 'width="20" height="19"'
-    return f'<svg {size} aria-hidden="true">{_filled(i, size)}{letter}</svg>'
-
-
 def _stroke(i: int, line: Line) -> str:
     if line.reference:
         return 'class="line reference" stroke="var(--quiet)"'
-    return f'class="line" stroke="var(--s{i % _COLOURS})" stroke-dasharray="{_DASHES[i // _COLOURS % len(_DASHES)]}"'
+    return f'class="line" stroke="var(--s{i % COLOURS})" stroke-dasharray="{_DASHES[i // COLOURS % len(_DASHES)]}"'
 
 
 def _marker(i: int) -> str:
-    return f'{_MARKERS[i % len(_MARKERS)]} fill="var(--s{i % _COLOURS})"'
-
-
-def _filled(i: int, shape: str) -> str:
-    """A rectangle in a kind's colour and hatching; neighbours of one colour differ in the latter."""
-    hatch = (i + i // _COLOURS) % _HATCHES
-    over = f'<rect {shape} fill="url(#hatch{hatch})"/>' if hatch else ""
-    return f'<rect {shape} fill="var(--s{i % _COLOURS})"/>{over}'
-
-
-def _block(x: float, share: float, i: int, said: str, gap: float = 0.0015) -> str:
-    shape = f'x="{_percent(x)}" width="{_percent(max(share - gap, share / 2))}" height="100%"'
-    return f"<g><title>{escape(said)}</title>{_filled(i, shape)}</g>"
-
-
-def _key(i: int) -> str:
-    return chr(ord("a") + i) if i < 26 else str(i)
+    return f'{_MARKERS[i % len(_MARKERS)]} fill="var(--s{i % COLOURS})"'
 
 
 def _band(i: int, points: Sequence[Point], left: float, width: float, top: float) -> str:
@@ -317,7 +282,7 @@ def _band(i: int, points: Sequence[Point], left: float, width: float, top: float
     outline = " ".join(f"{100 * (x - left) / width:.3f},{100 * (1 - max(0.0, y) / top):.3f}" for x, y in edge)
     return (
         '<svg width="100%" height="100%" viewBox="0 0 100 100" preserveAspectRatio="none">'
-        f'<polygon class="band" fill="var(--s{i % _COLOURS})" points="{outline}"/></svg>'
+        f'<polygon class="band" fill="var(--s{i % COLOURS})" points="{outline}"/></svg>'
     )
 
 
@@ -332,7 +297,7 @@ def _curve(i: int, line: Line, points: Sequence[Point], at: Callable[[float, flo
             continue
         if point.low is not None and point.high is not None:
             low, high = at(point.x, max(0.0, point.low))[1], at(point.x, point.high)[1]
-            colour = f'stroke="var(--s{i % _COLOURS})"'
+            colour = f'stroke="var(--s{i % COLOURS})"'
             parts.append(f'<line class="line" {colour} x1="{x}" x2="{x}" y1="{low}" y2="{high}"/>')
         said = escape(f"{line.label}, {point.x:,.6g}: {_value(point)}")
         parts.append(
@@ -355,37 +320,6 @@ def _part(value: float | None, total: float) -> str:
 
 def _finite(point: Point) -> bool:
     return all(v is None or math.isfinite(v) for v in (point.x, point.y, point.low, point.high)) and point.y >= 0
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3f}%"
-
-
-def _ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers in a range, at most so many and one."""
-    if high <= low:
-        return [low]
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * f for f in (1, 2, 2.5, 5, 10) if power * f >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _ceiling(value: float) -> float:
-    """The end of an axis that holds the value: the next tick."""
-    if value <= 0:
-        return 1.0
-    ticks = _ticks(0, value, 5)
-    return ticks[-1] if ticks[-1] >= value * 0.999 else ticks[-1] + ticks[1]
-
-
-def _x_ticks(xs: Sequence[float]) -> list[float]:
-    """The places that were measured, where they are few and apart; else round numbers."""
-    apart = (xs[-1] - xs[0]) / 12
-    if len(xs) <= 8 and all(b - a >= apart for a, b in itertools.pairwise(xs)):
-        return list(xs)
-    return _ticks(xs[0], xs[-1], 5)
 
 
 def _merged(spans: Sequence[Span], apart: float) -> list[Span]:
