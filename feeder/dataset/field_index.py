@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError, FormatError
-from feeder.shard.format.index import COLUMNS, OPTIONAL_COLUMNS, ImageOf, Index, write_index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, ImageOf, write_index
 from feeder.shard.source.image_field import split_fields
 from feeder.system.callers import warn
 from feeder.text import count

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 from feeder.decode.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, SourceError
-from feeder.shard.format.index import INDEX_NAME, NUMBER_FIELDS
+from feeder.shard.format.index import NUMBER_FIELDS
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
 from feeder.shard.source.image_file import read_image
 from feeder.system.callers import warn

@@ -21,7 +21,7 @@ from feeder.dataset.relabel import (
 )
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
-from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
 
 __all__ = ["ShardDataset"]

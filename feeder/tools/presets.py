@@ -10,7 +10,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
-from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.format.index_file import INDEX_NAME
 
 __all__ = ["DTYPES", "MEAN", "PRESETS", "STD", "describe", "is_shards", "open_dataset", "preset", "val_resize"]
 

@@ -22,7 +22,8 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.loader.dataloader import DataLoader
-from feeder.shard.format.index import COLUMNS, INDEX_NAME, Index, write_index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index
 from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.shard.test_index import damage_row

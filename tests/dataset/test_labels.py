@@ -15,7 +15,8 @@ from torch.utils.data import Subset
 
 from feeder import DataLoader, FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, FormatError, SourceError
-from feeder.shard.format.index import COLUMNS, INDEX_NAME, Index, write_index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index
 from feeder.shard.source.labels import LabelColumn
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions

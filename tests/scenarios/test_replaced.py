@@ -18,7 +18,7 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, WorkerError
 from feeder.loader.dataloader import DataLoader
-from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.shards import shard
 from feeder.transforms import RandomResizedCrop

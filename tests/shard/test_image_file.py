@@ -17,8 +17,8 @@ import pytest
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, ShardError, SourceError
-from feeder.shard.format.index import ShardEntry
 from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.source import source as base
 from feeder.shard.source import tars
 from feeder.shard.write.index_tars import index_tars

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import DecodeError, FormatError
-from feeder.shard.format.index import Index, ShardEntry
+from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
+from feeder.shard.format.index_file import ShardEntry
 
 
 def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "cls")) -> str:

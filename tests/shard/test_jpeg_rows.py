@@ -14,7 +14,8 @@ import torch
 
 from bench.loader import index_without_rows
 from feeder import DataLoader, ShardDataset, _native
-from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.shards import shard

@@ -21,7 +21,8 @@ import webdataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, FeederError, LockedError, ShardError, SourceError
 from feeder.order.permutation import permute
-from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions

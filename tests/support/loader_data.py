@@ -17,8 +17,8 @@ from PIL import Image
 
 from feeder.dataset.reader import Encoded, Wanted
 from feeder.dataset.shard_reader import ShardReader
-from feeder.shard.format.index import INDEX_NAME, ShardEntry
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
+from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 
 
 def encode(i: int, size: tuple[int, int] = (24, 32), *, extension: str = "png", orientation: int = 1) -> bytes:

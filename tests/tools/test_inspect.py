@@ -9,8 +9,9 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.index import Index, ShardEntry
+from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.shards import shard

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.shard.format.index import _STARTS, COLUMNS, OPTIONAL_COLUMNS, Index, ShardEntry, write_index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry, write_index
 
 __all__ = ["IndexBuilder", "merge_indexes"]
 
@@ -31,7 +32,7 @@ class IndexBuilder:
         columns = [name for name in COLUMNS if not name.endswith(("_start", "_data"))]
         self._target, self._source_rows = array("f"), array("Q")
         self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
-        self._starts = {name: array("q", [0]) for name in _STARTS}
+        self._starts = {name: array("q", [0]) for name in STARTS}
         self._data = {"key_data": bytearray(), "path_data": bytearray(), "row_data": bytearray()}
 
     def __len__(self) -> int:
@@ -76,7 +77,7 @@ class IndexBuilder:
         self._data["key_data"] += key
         self._data["path_data"] += path
         self._data["row_data"] += rows
-        for start, column in _STARTS.items():
+        for start, column in STARTS.items():
             values = self._rows.get(column)
             size = len(self._data[column]) // np.dtype(COLUMNS[column]).itemsize if values is None else len(values)
             self._starts[start].append(size)
@@ -124,7 +125,7 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
     # Parts that an earlier feeder wrote, of a run that was resumed, may lack a column that the others have.
     present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if parts and all(name in part for part in sizes))]
     counts = {name: sum(part[name] for part in sizes) for name in present}
-    for name in _STARTS:
+    for name in STARTS:
         counts[name] += 1 - len(parts)  # each part has a 0 of its own, of which one is kept
 
     def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
@@ -136,7 +137,7 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
                 column = np.array([fields[f] for f in part.fields] or [0], dtype=column.dtype)[column]
             elif name == "shard":
                 column = np.full_like(column, number)
-            elif name in _STARTS:
+            elif name in STARTS:
                 last = int(column[-1])
                 column = column[min(number, 1) :] + np.uint64(base)
                 base += last

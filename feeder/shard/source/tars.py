@@ -17,7 +17,8 @@ import numpy as np
 
 from feeder.decode.image_header import is_image_field
 from feeder.errors import SourceError
-from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.tar import Refused, Seam, read_members
 from feeder.shard.source.class_folders import unlistable

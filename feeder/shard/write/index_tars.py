@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from feeder.decode.image_header import check_complete, image_info
 from feeder.errors import ShardError, SourceError
-from feeder.shard.format.index import INDEX_NAME, Index, ShardEntry
+from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
+from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.jpeg_rows import row_data
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.source import Rejection, Source

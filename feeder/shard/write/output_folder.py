@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ShardError
-from feeder.shard.format.index import INDEX_NAME
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
 from feeder.shard.source.source import Source
 from feeder.shard.write.options import REJECTED_NAME

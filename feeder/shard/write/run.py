@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.index import INDEX_NAME, Index, ShardEntry
+from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import merge_indexes
+from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.manifest import Manifest, ShardRecord
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.source import Rejection, Source

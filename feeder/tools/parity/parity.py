@@ -19,7 +19,8 @@ from feeder.decode.image_header import image_info
 from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
-from feeder.shard.format.index import INDEX_NAME, Index
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.open import open_source
 from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
