@@ -14,6 +14,7 @@ from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
+from feeder.dataset.stacking import check_stackable
 from feeder.errors import ArgumentError
 from feeder.text import count
 
@@ -72,10 +73,16 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return self._samples([i])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Several samples at once, as torch's loader asks for them."""
+        """Several samples at once, as torch's loader asks for them.
+
+        Raises:
+            ArgumentError: if the loader is going to stack them, and their images differ in size.
+        """
         if type(self).__getitem__ is not FeederDataset.__getitem__:  # a class of the user's own, with its own samples
             return [self[i] for i in indices]
-        return self._samples(indices)
+        samples = self._samples(indices)
+        check_stackable(samples, self.recipe)
+        return samples
 
     def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         size = len(self)

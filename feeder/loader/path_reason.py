@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, NoReturn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.stacking import different_sizes
 from feeder.dataset.subset import as_feeder, differing_part
-from feeder.errors import ArgumentError
 from feeder.system.limits import explained
-from feeder.transforms import Resize
 
 __all__ = ["GenericReason", "explain_sizes", "generic_reason", "raise_explained", "wrapped_dataset"]
 
@@ -63,12 +62,7 @@ def explain_sizes(dataset: Any, error: RuntimeError) -> None:
     source = as_feeder(dataset)
     if source is None or source.recipe.output_size is not None or _STACK_ERROR not in str(error):
         return
-    resizes = [op for op in source.recipe.ops if isinstance(op, Resize) and len(op.size or ()) < 2]
-    which = f"{resizes[-1]} keeps each image's shape" if resizes else "the recipe leaves images at their sizes"
-    raise ArgumentError(
-        f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop behind "
-        "it, or Resize((height, width)), or give a collate_fn that takes different sizes"
-    ) from error
+    raise different_sizes(source.recipe) from error
 
 
 def raise_explained(dataset: Any, error: Exception) -> NoReturn:

@@ -404,12 +404,47 @@ def test_works_under_torchs_loader_with_fresh_draws_in_each_epoch(tmp_path: Path
     assert any(not torch.equal(a[0], b[0]) for a, b in pairs)
 
 
-def test_images_of_any_size_pass_one_by_one(tmp_path: Path) -> None:
+class Cropped(torch.utils.data.Dataset[Any]):
+    """A wrapper that makes one size of all images itself."""
+
+    def __init__(self, dataset: FolderDataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(image[:, :8, :8], *rest) for image, *rest in self.dataset.__getitems__(indices)]
+
+
+def _of_two_sizes(folder: Path, transform: Any = None) -> FolderDataset:
+    (folder / "a").mkdir()
     for i, size in enumerate([(10, 20), (30, 12)]):
-        (tmp_path / "a").mkdir(exist_ok=True)
-        (tmp_path / f"a/{i}.png").write_bytes(encode(i, size))
-    dataset = FolderDataset(tmp_path, Resize(8))
-    assert [image.shape for image, _ in dataset.__getitems__([0, 1])] == [(3, 8, 16), (3, 20, 8)]
+        (folder / f"a/{i}.png").write_bytes(encode(i, size))
+    return FolderDataset(folder, transform)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchs_loader_names_the_op_that_is_missing_where_it_would_stack(tmp_path: Path, workers: int) -> None:
+    dataset = _of_two_sizes(tmp_path, Resize(8))
+    for samples in (dataset, torch.utils.data.Subset(torch.utils.data.Subset(dataset, [1, 0]), [1, 0])):
+        loader = torch.utils.data.DataLoader(samples, batch_size=2, num_workers=workers)
+        with pytest.raises(
+            ArgumentError, match=r"different sizes: Resize\(size=\(8,\).* keeps each image's shape\. Put"
+        ):
+            next(iter(loader))
+
+
+def test_images_of_different_sizes_pass_where_nobody_stacks_them(tmp_path: Path) -> None:
+    dataset = _of_two_sizes(tmp_path, Resize(8))
+    shapes = [(3, 8, 16), (3, 20, 8)]
+    assert [image.shape for image, _ in dataset.__getitems__([0, 1])] == shapes
+    (batch,) = torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=list)
+    assert [image.shape for image, _ in batch] == shapes
+    (first, second) = torch.utils.data.DataLoader(dataset)
+    assert [first[0].shape, second[0].shape] == [(1, *shape) for shape in shapes]
+    ((images, _),) = torch.utils.data.DataLoader(Cropped(dataset), batch_size=2)
+    assert images.shape == (2, 3, 8, 8)
 
 
 def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path) -> None:
