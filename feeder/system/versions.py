@@ -21,11 +21,6 @@ import feeder
 __all__ = ["PillowInfo", "pillow_info", "report", "versions"]
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
-# Compilers end each function that used 256-bit registers with this instruction (vzeroupper). Code built for plain
-# x86-64 or SSE has none: 0 in Pillow's wheels and in pillow-simd for SSE4. With -mavx2 pillow-simd has 19 at -O2 and
-# 374 at -O3. Three given bytes come together by chance 0.2 times in a file of this size, hence a threshold.
-_VZEROUPPER = b"\xc5\xf8\x77"
-_AVX_MINIMUM = 5
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class PillowInfo:
             imported; ``"unknown"`` where no installed distribution's does (a build of the user's own).
         version: ``PIL.__version__``.
         folder: Where it lies.
-        simd: ``"AVX2"``, ``"SSE4"``, or None where it isn't pillow-simd.
+        simd: True for pillow-simd, a build of the user's own included.
         libjpeg: The JPEG library that it uses and its version, or None where it has none.
         libjpeg_path: The shared library's file, or None where it is linked statically.
         overlaid: Version of the pillow distribution whose files lie below pillow-simd's, or None.
@@ -47,7 +42,7 @@ class PillowInfo:
     distribution: str
     version: str
     folder: str
-    simd: str | None
+    simd: bool
     libjpeg: str | None
     libjpeg_path: str | None
     overlaid: str | None
@@ -105,14 +100,13 @@ def pillow_info() -> PillowInfo | None:
     with open(core_path, "rb") as file:
         core = file.read()
     owner, claims = _owners(folder, core_path, core)
-    # pillow-simd's releases carry Pillow's number with a .postN, which Pillow has never used.
-    is_simd = owner == "pillow-simd" or ".post" in PIL.__version__
     turbo, plain = features.version("libjpeg_turbo"), features.version("jpg")
     return PillowInfo(
         distribution=owner,
         version=PIL.__version__,
         folder=folder,
-        simd=("AVX2" if core.count(_VZEROUPPER) >= _AVX_MINIMUM else "SSE4") if is_simd else None,
+        # pillow-simd's releases carry Pillow's number with a .postN, which Pillow has never used.
+        simd=owner == "pillow-simd" or ".post" in PIL.__version__,
         libjpeg=f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {plain}" if plain else None,
         libjpeg_path=_loaded_library(core),
         overlaid=claims.get("pillow") if owner == "pillow-simd" else None,
@@ -172,7 +166,7 @@ def report() -> str:
     if pillow is None:
         rows.append(("PIL", "absent, or it doesn't load"))
     else:
-        kind = f"{pillow.simd} build" if pillow.simd else "not a SIMD build"
+        kind = "a SIMD build" if pillow.simd else "not a SIMD build"
         rows.append(("PIL", f"{pillow.distribution} {pillow.version}, {kind}, in {pillow.folder}"))
         where = pillow.libjpeg_path or "linked statically"
         rows.append(("PIL's JPEG", f"{pillow.libjpeg} ({where})" if pillow.libjpeg else "absent"))

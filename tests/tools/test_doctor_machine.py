@@ -25,7 +25,7 @@ PILLOW = {
     "distribution": "pillow-simd",
     "version": "12.1.1.post0",
     "folder": "/site/PIL",
-    "simd": "AVX2",
+    "simd": True,
     "libjpeg": "libjpeg-turbo 3.1.0",
     "libjpeg_path": "/usr/lib/libjpeg.so.62.4.0",
     "overlaid": "12.1.1",
@@ -174,8 +174,7 @@ def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "name", "level"),
     [
-        ({"distribution": "pillow", "version": "12.1.1", "simd": None, "overlaid": None}, "Pillow", "warning"),
-        ({"simd": "SSE4"}, "Pillow", "note"),
+        ({"distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}, "Pillow", "warning"),
         ({"overlaid": "13.0.0"}, "Pillow", "problem"),
         ({"libjpeg": "libjpeg 9.5"}, "libjpeg", "warning"),
         ({"libjpeg": None}, "libjpeg", "problem"),

@@ -76,7 +76,7 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
         why = "torchvision's data sets decode with it, and feeder what is no JPEG."
         yield Finding("Pillow", "problem", "Pillow is absent, or does not load", why, "pip install pillow")
         return
-    version, simd = pillow["version"], pillow["simd"]
+    version = pillow["version"]
     base = version.partition(".post")[0]
     said = f"{pillow['distribution']} {version}"
     if pillow["overlaid"] is not None and pillow["overlaid"] != base:
@@ -87,7 +87,7 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             "Compiled parts of two releases share structures: wrong pixels or a crash.",
             f"pip install pillow=={base}, then pip install --no-deps --force-reinstall pillow-simd=={version}",
         )
-    elif simd is None and platform.machine() == "x86_64":
+    elif not pillow["simd"] and platform.machine() == "x86_64":
         yield Finding(
             "Pillow",
             "warning",
@@ -96,13 +96,8 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             "feeder's native backend is not affected.",
             "pillow-simd, over pillow of the version that it was made from: see pillow-simd in docs/operations.md",
         )
-    elif simd == "SSE4":
-        why = "Built without AVX2, it does half of what this processor can in an instruction."
-        install = "pip install --no-deps --force-reinstall --no-binary pillow-simd"
-        remedy = f'CC="cc -mavx2" {install} pillow-simd=={version}'
-        yield Finding("Pillow", "note", f"{said}, built for SSE4", why, remedy)
     else:
-        yield Finding("Pillow", "ok", said + (f", {simd} build" if simd else ""))
+        yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
     jpeg, where = pillow["libjpeg"], os.path.basename(pillow["libjpeg_path"] or "") or "linked statically"
     if jpeg is None:
         remedy = "pip install --force-reinstall pillow"
