@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from feeder import _gpu
 from feeder import transforms as T
 from feeder._gpu.dispatch import runs_triton
 from feeder.system.nvml import open_nvml
+from feeder.system.processes import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Result",
     "Row",
     "arguments",
-    "cpu_seconds",
     "endless",
     "gpu",
     "interleaved",
@@ -206,27 +205,6 @@ def recipe(dtype: str = "float16") -> T.Recipe:
     if dtype != "uint8":
         ops += [T.Normalize(MEAN, STD), T.ToDtype(dtype)]
     return T.Recipe.of(ops)
-
-
-def cpu_seconds() -> float:
-    """CPU time of this process and of all below it that live or have been waited for."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    parents, used = {}, {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry)] = int(fields[1])
-            used[int(entry)] = sum(map(int, fields[11:15])) / ticks
-    ours = {os.getpid()}
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in ours} - ours
-        if not more:
-            return sum(used.get(pid, 0.0) for pid in ours)
-        ours |= more
 
 
 def warm_up(workers: int, prefetch_factor: int = 2) -> int:

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu.common import Result, Row, arguments, cpu_seconds, interleaved, loader_feed, on_gpu, survives, warm_up
+from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, survives, warm_up
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.system.nvml import current_gpu_busy
+from feeder.system.processes import cpu_seconds
 from feeder.tools.terminal import table
 
 RESIDENT = "resident batch"

@@ -13,10 +13,10 @@ import torch
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.meters import batch_rows
+from feeder.system.processes import cpu_seconds_by_process, pss_bytes
 
-__all__ = ["Trial", "family_cpu_s", "run", "step_rate"]
+__all__ = ["Trial", "run", "step_rate"]
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A run goes on past its time until it has so many batches: fewer say nothing.
 _BATCHES = 2
 _LONGEST = 4.0
@@ -34,24 +34,24 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
     Raises:
         ArgumentError: if the loader has no batch.
     """
-    memory_before = _pss_bytes(os.getpid())
+    memory_before = pss_bytes(os.getpid())
     started = time.perf_counter()
     try:
         batches = _forever(loader)
         _consume(next(batches), step)
         _synchronize()
         begun = time.perf_counter()
-        cpu_before, stats_before = family_cpu_s(), loader.stats()
+        cpu_before, stats_before = cpu_seconds_by_process(), loader.stats()
         images = count = 0
         while (elapsed := time.perf_counter() - begun) < seconds or (count < _BATCHES and elapsed < _LONGEST * seconds):
             images += _consume(next(batches), step)
             count += 1
         _synchronize()
         elapsed = time.perf_counter() - begun
-        cpu_after, stats = family_cpu_s(), loader.stats()
+        cpu_after, stats = cpu_seconds_by_process(), loader.stats()
         cpu_s = sum(cpu_after[pid] - cpu_before.get(pid, 0.0) for pid in cpu_after)
         workers = set(cpu_after) - {os.getpid()}
-        memory = sum(map(_pss_bytes, workers)) + max(0, _pss_bytes(os.getpid()) - memory_before)
+        memory = sum(map(pss_bytes, workers)) + max(0, pss_bytes(os.getpid()) - memory_before)
         return Trial(
             images_per_s=images / elapsed,
             cpu_ms=1000 * cpu_s / max(1, images),
@@ -103,32 +103,6 @@ def _shares(loader: Any, before: Mapping[str, Any], after: Mapping[str, Any], el
         "read_share": change["read_ns"] / change["busy_ns"],
         "busy_share": min(1.0, change["busy_ns"] / 1e9 / elapsed_s / max(1, loader.num_workers)),
     }
-
-
-def family_cpu_s() -> dict[int, float]:
-    """CPU time so far of this process and of all that descend from it, seconds by process id."""
-    parents, ticks = {}, {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
-            except OSError:  # ended meanwhile
-                continue
-            parents[int(name)], ticks[int(name)] = int(fields[1]), int(fields[11]) + int(fields[12])
-    family = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in family and pid not in family}:
-        family |= more
-    return {pid: ticks[pid] / _TICKS_PER_S for pid in family}
-
-
-def _pss_bytes(pid: int) -> int:
-    """Memory of a process, its share of what it has in common with others; 0 if that can't be seen."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next((int(line.split()[1]) << 10 for line in file if line.startswith("Pss:")), 0)
-    except OSError:
-        return 0
 
 
 def _synchronize() -> None:

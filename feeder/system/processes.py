@@ -1,23 +1,33 @@
-"""CPU time and memory of a process and of all below it, as ``/proc`` has them."""
+"""CPU time and memory of a process and of its descendants, from ``/proc``."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-__all__ = ["Memory", "cpu_seconds", "forget_peak", "memory", "process_tree"]
+__all__ = [
+    "Memory",
+    "cpu_seconds",
+    "cpu_seconds_by_process",
+    "forget_peak",
+    "memory",
+    "process_tree",
+    "pss_bytes",
+    "stat_fields",
+    "status_bytes",
+]
 
 _MIB = 1 << 20
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Memory(NamedTuple):
     """Memory of several processes together, MiB.
 
     Attributes:
-        peak_rss: Sum of the most that each has had; what they share counts for each of them.
-        pss: Now, with what they share counted once.
+        peak_rss: Sum of each process's peak; shared memory counts once for each of them.
+        pss: Current memory, with shared memory counted once.
     """
 
     peak_rss: float
@@ -25,50 +35,75 @@ class Memory(NamedTuple):
 
 
 def process_tree(root: int | None = None) -> list[int]:
-    """Process ids of a process (this one if None) and of all its descendants that run."""
-    parents = {pid: int(fields[1]) for pid, fields in _stats(_pids())}
-    found = [os.getpid() if root is None else root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+    """Returns the process ids of a process (this one if None) and of all its descendants that run."""
+    return list(_family(root))
 
 
 def cpu_seconds(root: int | None = None) -> float:
-    """CPU time of a process tree: of those that run, and of those that have been waited for."""
-    ticks = sum(sum(map(int, fields[11:15])) for _, fields in _stats(process_tree(root)))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """Returns the CPU time of a process tree: of those that run, and of those that have been waited for."""
+    return sum(sum(map(int, fields[11:15])) for fields in _family(root).values()) / _TICKS_PER_S
+
+
+def cpu_seconds_by_process(root: int | None = None) -> dict[int, float]:
+    """Returns the CPU time of each process of a tree by its id, without the children that it has waited for."""
+    return {pid: sum(map(int, fields[11:13])) / _TICKS_PER_S for pid, fields in _family(root).items()}
 
 
 def memory(root: int | None = None) -> Memory:
-    """Memory of a process tree. Reads every page table, so it takes milliseconds: not for inside a timed stretch."""
-    peak_kib = pss_kib = 0
+    """Returns the memory of a process tree. Reads every page table: milliseconds, too slow for a timed section."""
+    peak = pss = 0
     for pid in process_tree(root):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            peak_kib += _field(f"/proc/{pid}/status", "VmHWM:")
-            pss_kib += _field(f"/proc/{pid}/smaps_rollup", "Pss:")
-    return Memory(peak_kib * 1024 / _MIB, pss_kib * 1024 / _MIB)
+            peak += status_bytes("VmHWM", pid)
+            pss += pss_bytes(pid)
+    return Memory(peak / _MIB, pss / _MIB)
+
+
+def pss_bytes(pid: int) -> int:
+    """Returns the memory of a process, with its share of what it has in common with others; 0 if that can't be read."""
+    try:
+        return _field_bytes(f"/proc/{pid}/smaps_rollup", "Pss")
+    except OSError:
+        return 0
+
+
+def status_bytes(name: str, pid: int | None = None) -> int:
+    """Returns a size from ``/proc/PID/status``, 0 where it has none.
+
+    Args:
+        name: The field, such as "VmRSS" or "VmHWM".
+        pid: The process; None for this one.
+
+    Raises:
+        OSError: if the process has ended.
+    """
+    return _field_bytes(f"/proc/{'self' if pid is None else pid}/status", name)
 
 
 def forget_peak() -> None:
-    """Lets this process's peak start anew from what it has now, where the kernel can."""
+    """Resets this process's peak ("VmHWM") to its current memory, where the kernel allows it."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
 
-def _pids() -> Iterator[int]:
-    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+def stat_fields(pid: int) -> list[str] | None:
+    """Returns the fields of ``/proc/PID/stat`` after the name, which may hold blanks; None if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
 
 
-def _stats(pids: Iterable[int]) -> Iterator[tuple[int, list[str]]]:
-    """The fields of /proc/PID/stat after the name, which may itself hold blanks and parentheses."""
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                yield pid, file.read().rpartition(")")[2].split()
-        except OSError:
-            continue
+def _family(root: int | None) -> dict[int, list[str]]:
+    """Returns :func:`stat_fields` of a process and of its descendants by process id."""
+    stats = {pid: fields for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := stat_fields(pid))}
+    found = [os.getpid() if root is None else root]
+    for parent in found:
+        found += [pid for pid, fields in stats.items() if int(fields[1]) == parent]
+    return {pid: stats[pid] for pid in found if pid in stats}
 
 
-def _field(path: str, name: str) -> int:
+def _field_bytes(path: str, name: str) -> int:
     with open(path) as file:
-        return next((int(line.split()[1]) for line in file if line.startswith(name)), 0)
+        return next((int(line.split()[1]) << 10 for line in file if line.startswith(f"{name}:")), 0)

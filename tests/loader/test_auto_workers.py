@@ -22,8 +22,8 @@ from feeder import transforms as T
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import auto_workers as auto
 from feeder.loader.auto_workers import Choice, measured, shared
-from feeder.loader.trial import family_cpu_s
 from feeder.system.cores import Cores
+from feeder.system.processes import process_tree
 from tests.support.loader_data import write_shards
 
 
@@ -146,7 +146,7 @@ class Once(SequentialSampler):
 
 
 def test_any_dataset_is_measured_without_touching_what_is_the_callers(four_cores: None) -> None:
-    before = family_cpu_s()
+    before = process_tree()
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     dataset = Items()
     sampler, generator = Once(dataset), torch.Generator()
@@ -158,7 +158,7 @@ def test_any_dataset_is_measured_without_touching_what_is_the_callers(four_cores
     assert torch.equal(generator.get_state(), drawn)
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
-    assert set(family_cpu_s()) <= set(before)
+    assert set(process_tree()) <= set(before)
     assert torch.cat(list(loader)).tolist() == list(range(32))
 
 

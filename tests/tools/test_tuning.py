@@ -19,9 +19,10 @@ from torch.utils.data import Dataset, IterableDataset
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from feeder.loader.trial import Trial, family_cpu_s, run
+from feeder.loader.trial import Trial, run
 from feeder.shard.write.shards import shard
 from feeder.system.cores import cores
+from feeder.system.processes import process_tree
 from feeder.tools import cli
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import Outcome
@@ -45,7 +46,7 @@ def shards(tree: Path) -> Path:
 
 def family() -> set[int]:
     """Processes that descend from this one."""
-    return set(family_cpu_s())
+    return set(process_tree())
 
 
 def command(*arguments: object) -> int:

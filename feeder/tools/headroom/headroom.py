@@ -14,8 +14,9 @@ import torch
 from feeder.errors import ArgumentError
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.generic.meters import batch_rows
-from feeder.loader.trial import family_cpu_s, step_rate
+from feeder.loader.trial import step_rate
 from feeder.system.cores import cores
+from feeder.system.processes import cpu_seconds_by_process
 from feeder.text import count
 from feeder.tools.headroom.fit import Fit
 from feeder.tools.noticeable import NOTICEABLE_GAIN, NOTICEABLE_WAIT
@@ -182,7 +183,7 @@ def _epoch(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: 
         if step is not None:
             step(batch)
     _synchronize()
-    before, cpu = loader.stats(), family_cpu_s()
+    before, cpu = loader.stats(), cpu_seconds_by_process()
     started = clock()
     next_s = step_s = 0.0
     while True:
@@ -200,7 +201,7 @@ def _epoch(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: 
             break
     _synchronize()
     run.elapsed_s += clock() - started
-    after, cpu_after = loader.stats(), family_cpu_s()
+    after, cpu_after = loader.stats(), cpu_seconds_by_process()
     del batch
     _add(run, before, after, rows)
     run.next_s += next_s

@@ -7,6 +7,7 @@ import threading
 import time
 
 from feeder.system.nvml import Nvml
+from feeder.system.processes import stat_fields
 from feeder.tools.instrument.record import GpuReading, Sample
 
 __all__ = ["Sampler"]
@@ -60,7 +61,7 @@ class Sampler:
         own = os.getpid()
         now, found, memory = time.monotonic_ns(), {}, 0
         for pid in [own, *_below(own)]:
-            fields = _stat(pid)
+            fields = stat_fields(pid)
             if fields is not None:
                 found[pid] = int(fields[11]) + int(fields[12])
                 memory += int(fields[21]) * _PAGE
@@ -81,7 +82,7 @@ class Sampler:
 
 
 def _below(pid: int) -> list[int]:
-    """All processes below one."""
+    """Returns all descendants of a process, by the lists of children, for which other processes do not count."""
     found: list[int] = []
     stack = [pid]
     while stack:
@@ -95,12 +96,3 @@ def _below(pid: int) -> list[int]:
         except OSError:  # it has ended
             continue
     return found
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name, which may hold blanks; None if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return None

@@ -14,7 +14,7 @@ import torch
 
 from feeder.errors import ArgumentError
 from feeder.system.memory import available_bytes
-from feeder.system.processes import forget_peak
+from feeder.system.processes import forget_peak, status_bytes
 from feeder.tools.training.training_state import Snapshot
 
 __all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]
@@ -227,7 +227,7 @@ class _CpuGauge(_Gauge):
         self.device, self.limit_bytes = torch.device("cpu"), available if limit_bytes is None else limit_bytes
         self._available = available
         self.free(collect=True)
-        self._before = _status_bytes("VmRSS")
+        self._before = status_bytes("VmRSS")
         self._used = {0: 0}  # by batch size
 
     def expect(self, size: int) -> str:
@@ -245,7 +245,7 @@ class _CpuGauge(_Gauge):
         forget_peak()
 
     def end(self, size: int) -> int:
-        used = max(0, _status_bytes("VmHWM") - self._before)
+        used = max(0, status_bytes("VmHWM") - self._before)
         self._used[size] = used
         return used
 
@@ -267,8 +267,3 @@ def _gauge(device: torch.device, limit_bytes: int | None) -> _Gauge:
     if device.type != "cuda" or not torch.cuda.is_available():
         raise ArgumentError(f"device must be 'cpu', or 'cuda' where torch finds a GPU, got {str(device)!r}")
     return _Gauge(device, limit_bytes)
-
-
-def _status_bytes(name: str) -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith(f"{name}:"))
