@@ -20,6 +20,7 @@ contestant is left out. --tensorflow names a Python interpreter that has tensorf
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -284,7 +285,7 @@ def main() -> int:
             )
             closing.callback(contestants[name].close)
         found = interleave(
-            {name: lambda c=c: c.images_per_cpu_s(args.seconds) for name, c in contestants.items()}, args.repeats
+            {name: functools.partial(c.images_per_cpu_s, args.seconds) for name, c in contestants.items()}, args.repeats
         )
         stages = contestants["feeder-seekable"].ask("stages") if "feeder-seekable" in contestants else {}
         wall = {name: contestant.images_per_s for name, contestant in contestants.items()}
@@ -303,7 +304,7 @@ def main() -> int:
             ]
         )
     print(table(rows))
-    ratios = []
+    ratios: list[dict[str, Any]] = []
     for name, rival, least in TARGETS:
         if name in found and rival in found:
             # Of the runs of each turn, which shared the machine's moods; then the median.

@@ -105,7 +105,8 @@ class Gpu:
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
         self.precision = precision
-        self.model = resnet50().cuda().to(memory_format=torch.channels_last)
+        self.model = resnet50().cuda()
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.images = torch.empty(0, 3, 224, 224, device="cuda")
         self.labels = torch.randint(0, 1000, (4096,), device="cuda")
@@ -210,9 +211,13 @@ def _train(setup: Setup, loader: Any, batch_size: int, seconds: float) -> dict[s
         cpu = cpu_seconds() - cpu
     log.close()
     rate = steps * batch_size / took
-    if isinstance(device, Gpu) and utilisation.mean is None:
+    mean = None if utilisation is None else utilisation.mean
+    if isinstance(device, StandIn):
+        used = (device.busy_s - busy) / took
+    elif mean is not None:
+        used = mean / 100
+    else:
         raise RuntimeError("NVML did not tell the GPU's utilisation")
-    used = (device.busy_s - busy) / took if isinstance(device, StandIn) else utilisation.mean / 100
     return {
         "images_per_s": rate,
         "epoch_min": IMAGENET / rate / 60,

@@ -245,9 +245,9 @@ def rows(path: str, extent: Extent) -> dict[str, Any]:
         ratios = [whole / needed for whole, needed in zip(found["whole"], found["rows"], strict=True)]
         for loader in loaders.values():
             loader.close()
-        cold = {name: functools.partial(_cold_read, where, extent.passes) for name, where in paths.items()}
-        reads = interleave({name: lambda read=read: read()[0] for name, read in cold.items()}, extent.repeats)
-        disk_bytes = {name: read()[1] for name, read in cold.items()}
+        cold = {name: functools.partial(_cold_read_us, where, extent.passes) for name, where in paths.items()}
+        reads = interleave(cold, extent.repeats)
+        disk_bytes = {name: _cold_read(where, extent.passes)[1] for name, where in paths.items()}
     return {
         "us_a_sample": {name: spread(values) for name, values in found.items()},
         "ratio": spread(ratios),
@@ -275,6 +275,10 @@ def _cold_read(path: str, passes: int) -> tuple[float, float]:
         for part in np.array_split(ids, -(-count // 64)):
             spent_ns += work.run(0, part, part, images[: len(part)], labels[: len(part)]).read_ns
     return spent_ns / count / passes / 1000, (_disk_bytes() - before) / count / passes
+
+
+def _cold_read_us(path: str, passes: int) -> float:
+    return _cold_read(path, passes)[0]
 
 
 def _disk_bytes() -> int:

@@ -105,8 +105,8 @@ def _run(name: str, command: list[str], out: Path) -> list[str]:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired as expired:
-        said = expired.stderr or expired.stdout or b""
-        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+        captured = expired.stderr or expired.stdout or b""
+        said = captured.decode(errors="replace") if isinstance(captured, bytes) else captured
         return [f"did not end in {_LIMIT_S:.0f} s: {said.strip()[-2000:]}"]
     print(f"  {name}: {time.perf_counter() - began:.1f} s", flush=True)
     if done.returncode:

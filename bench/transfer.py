@@ -69,7 +69,7 @@ def _must_agree(question: str, results: Mapping[str, torch.Tensor], rtol: float 
             expected.cpu(),
             rtol=rtol,
             atol=atol,
-            msg=lambda text, n=name: f"{question}: {n}, {first}: {text}",
+            msg=f"{question}: {name} and {first} differ by more than rtol={rtol}, atol={atol}",
         )
 
 
@@ -85,7 +85,7 @@ def products(sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
         # The sums are of as many products as the matrix has rows, in another order on each device.
         _must_agree(f"products {size}x{size}", {name: way() for name, way in ways.items()}, 1e-4, 1e-5 * size)
         rounds = max(1, min(1000, int(2e8 / size**3)))
-        rivals = {name: (lambda way=way, n=rounds: [way() for _ in range(n)]) for name, way in ways.items()}  # type: ignore[misc]
+        rivals = {name: (lambda way=way, n=rounds: [way() for _ in range(n)]) for name, way in ways.items()}
         results[f"{size}x{size}"] = {"products": rounds, **_in_turn(rivals, repeats)}
     return results
 
@@ -103,10 +103,7 @@ def copies(size_bytes: int, repeats: int) -> dict[str, Any]:
             ("pinned, non_blocking", pinned, True),
         ):
             ways[name] = torch.zeros_like(source, device="cuda"), each, non_blocking
-    rivals = {
-        name: (lambda to=to, frm=frm, n=n: to.copy_(frm, non_blocking=n))  # type: ignore[misc]
-        for name, (to, frm, n) in ways.items()
-    }
+    rivals = {name: (lambda to=to, frm=frm, n=n: to.copy_(frm, non_blocking=n)) for name, (to, frm, n) in ways.items()}
     for run in rivals.values():
         run()
     _synchronize()

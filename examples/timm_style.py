@@ -87,7 +87,7 @@ def main() -> None:
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1),
         torch.nn.Flatten(),
-        torch.nn.Linear(32, len(train.dataset.classes)),  # type: ignore[attr-defined]
+        torch.nn.Linear(32, len(train.dataset.classes)),
     ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, nesterov=True, weight_decay=2e-5)
     updates = args.epochs * len(train)

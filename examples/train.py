@@ -79,7 +79,8 @@ def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[A
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         seed=args.seed,
-        **({} if training else {"rank": rank(), "world_size": world_size()}),  # validate() knows what pads batches
+        rank=None if training else rank(),  # validate() knows what pads batches
+        world_size=None if training else world_size(),
         # dp copies each part of a batch to its own device, straight from where the workers decoded it.
         device="cuda" if args.device == "cuda" and args.parallel != "dp" else None,
         pin_memory=args.device == "cuda",
@@ -88,8 +89,7 @@ def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[A
 
 class Residual(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        body, shortcut = self
-        return nn.functional.relu(body(x) + shortcut(x))
+        return nn.functional.relu(self[0](x) + self[1](x))
 
 
 def small_resnet(classes: int, norm: str) -> nn.Module:
@@ -107,7 +107,7 @@ def small_resnet(classes: int, norm: str) -> nn.Module:
     return nn.Sequential(convolution(3, 32, 2), nn.ReLU(), *blocks, *head)
 
 
-def make_model(args: argparse.Namespace, classes: int) -> nn.Module:
+def make_model(args: argparse.Namespace, classes: int) -> Any:
     """The model, with a last layer for that many classes."""
     if args.model == "small":
         model = small_resnet(classes, args.norm)

@@ -75,9 +75,7 @@ def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) 
     indexes = [os.path.splitext(path)[0] + ".idx" for path in tars(shards)]
     reader = {"index_paths": indexes} if all(map(os.path.exists, indexes)) else {}
 
-    @pipeline_def(  # type: ignore[misc]
-        batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth, exec_dynamic=True
-    )
+    @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth, exec_dynamic=True)
     def pipeline() -> Any:
         encoded, _ = fn.readers.webdataset(
             paths=tars(shards), ext=[";".join(image_fields(shards)), "cls"], random_shuffle=True,
@@ -246,7 +244,7 @@ def measure(options: Any, result: Result) -> None:
     def reached(middle: Mapping[str, Row]) -> Row:
         return {"goals": goals({name: row["images_per_s"] for name, row in middle.items()}, workers)}
 
-    rivals = {name: (lambda name=name: run(name)) for name in feeds}  # type: ignore[misc]
+    rivals = {name: (lambda name=name: run(name)) for name in feeds}
     middle = interleaved(rivals, options.repeats, result, reached)
     given = {name: f"{workers} + {workers if name.startswith('feeder dali') else 0}" for name in feeds}
     given |= {name: f"0 + {settings.num_threads}" for name, settings in plain.items()}

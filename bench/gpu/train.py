@@ -56,7 +56,8 @@ class Trainer:
 
     def __init__(self) -> None:
         torch.backends.cudnn.benchmark = True
-        self.model = resnet50().cuda().to(memory_format=torch.channels_last)
+        self.model = resnet50().cuda()
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
         # Fused, or GradScaler would wait for the GPU at each step, and then the GPU for the Python of the next batch.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=True)
         self.scaler = torch.amp.GradScaler("cuda")
@@ -109,7 +110,7 @@ def measure(options: Any, result: Result) -> None:
         return trainer.run(feeds[name](), max(10, warm_up(options.workers)), options.steps)
 
     result.add(batch=BATCH, workers=options.workers, steps=options.steps)
-    rivals = {name: (lambda name=name: run(name)) for name in feeds}  # type: ignore[misc]
+    rivals = {name: (lambda name=name: run(name)) for name in feeds}
     middle = interleaved(rivals, options.repeats, result, reached)
     if RESIDENT not in middle:
         return

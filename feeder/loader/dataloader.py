@@ -135,6 +135,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         BackendError: if the backend is missing or can't run the recipe.
     """
 
+    dataset: Any  # torch declares a Dataset, which has neither a length nor classes
+
     def __init__(
         self,
         dataset: Any,
@@ -419,7 +421,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             state.pop(name, None)
         return state
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Any:
         self._serve_metrics()
         with explained():
             iterator: Any = self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 import weakref
 from collections.abc import Generator
@@ -49,8 +50,9 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
         return {"images_per_s": value}
 
     def measure(result: common.Result) -> None:
-        rivals = {"a": lambda: row(4.0), "b": lambda: {}["b"], "feeder c": lambda: row(2.0)}
-        middle = common.interleaved(rivals, 3, result, lambda found: {"goals": {"c (1.0)": found["feeder c"]}})  # type: ignore[arg-type]
+        none: dict[str, Any] = {}
+        rivals = {"a": lambda: row(4.0), "b": lambda: none["b"], "feeder c": lambda: row(2.0)}
+        middle = common.interleaved(rivals, 3, result, lambda found: {"goals": {"c (1.0)": found["feeder c"]}})
         assert middle == {"a": {"images_per_s": 4.0}, "feeder c": {"images_per_s": 2.0}}
         raise RuntimeError("late")
 
@@ -84,7 +86,7 @@ def test_rows_that_would_measure_the_references_fail_and_say_what_is_missing(
         code = common.on_gpu(
             "gpu-x",
             str(tmp_path / "gpu-x.json"),
-            lambda result: common.interleaved(feeds, 2, result),  # type: ignore[arg-type, func-returns-value]
+            lambda result: common.interleaved(feeds, 2, result),  # type: ignore[arg-type]
         )
     finally:
         common.triton_lacks.cache_clear()
@@ -100,7 +102,7 @@ def test_rows_that_would_measure_the_references_fail_and_say_what_is_missing(
 @pytest.mark.parametrize("workers", [1, 8])
 def test_a_rate_does_not_count_what_workers_had_ready(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(common.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def batches() -> Generator[torch.Tensor, None, None]:

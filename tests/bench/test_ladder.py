@@ -6,13 +6,15 @@ import itertools
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench import ladder, standin
+import feeder
+from bench import ladder
 from bench.standin import StandIn
 from feeder.tools.training.batch_size import BatchSizeResult
 
@@ -22,8 +24,8 @@ class Time:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(standin.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(standin.time, "sleep", self.sleep)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "sleep", self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -156,7 +158,7 @@ def test_the_search_leaves_room_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 2000))
     monkeypatch.setattr(ladder, "make_device", StandIn)
-    monkeypatch.setattr(ladder.feeder, "find_batch_size", lambda step, **options: asked.update(options))
+    monkeypatch.setattr(feeder, "find_batch_size", lambda step, **options: asked.update(options))
     ladder.right_batch_size(4096)
     assert asked["memory_limit_bytes"] == 800
 

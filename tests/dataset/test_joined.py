@@ -91,7 +91,7 @@ def test_samples_that_are_read_by_rows_are_those_of_whole_images(tmp_path: Path)
     for i in range(6):
         (tmp_path / f"photos/x/{i}.jpg").write_bytes(encode_photo(jpegs.photo(i, 300, 400)))
     for name in ("a", "b"):
-        shard(tmp_path / "photos", tmp_path / name)
+        shard(str(tmp_path / "photos"), str(tmp_path / name))
     joined = ShardDataset([tmp_path / "a", tmp_path / "b"], RandomResizedCrop(32, scale=(0.01, 0.05)), FIELDS)
     whole = DataLoader(joined, batch_size=12, seed=3, backend="pillow", fidelity="exact")
     by_rows = DataLoader(joined, batch_size=12, seed=3, backend="cpu", fidelity="exact")
@@ -138,8 +138,12 @@ def test_epochs_states_ranks_and_windows_are_of_the_whole(sets: tuple[Path, Path
 
 
 def test_splits_of_several_sets(sets: tuple[Path, Path]) -> None:
-    for dataset in (ShardDataset(list(sets), RANDOM, FIELDS), ConcatDataset([ShardDataset(s, RANDOM) for s in sets])):
-        parts = random_split(dataset, [40, 10], torch.Generator().manual_seed(1))  # type: ignore[var-annotated, arg-type]
+    both: tuple[Any, ...] = (
+        ShardDataset(list(sets), RANDOM, FIELDS),
+        ConcatDataset([ShardDataset(s, RANDOM) for s in sets]),
+    )
+    for dataset in both:
+        parts: Any = random_split(dataset, [40, 10], torch.Generator().manual_seed(1))
         for part in parts:
             loader = DataLoader(part, 4, shuffle=True)
             assert loader.path == "fast"
@@ -153,7 +157,7 @@ def test_splits_of_several_sets(sets: tuple[Path, Path]) -> None:
 
 def test_bad_samples_of_several_sets_are_named_and_replaced(sets: tuple[Path, Path], tmp_path: Path) -> None:
     bad = write_shards(tmp_path / "bad", 10, bad=(4,))
-    dataset = ConcatDataset([ShardDataset(sets[0], PLAIN, FIELDS), ShardDataset(bad, PLAIN, FIELDS)])
+    dataset: Any = ConcatDataset([ShardDataset(sets[0], PLAIN, FIELDS), ShardDataset(bad, PLAIN, FIELDS)])
     with pytest.raises(DecodeError, match=r"00000004.*shard-000000.tar"):
         list(DataLoader(dataset, 30, backend="cpu"))
     skipping = DataLoader(dataset, 30, on_error="skip", num_workers=1)
@@ -203,7 +207,7 @@ def _with_jpegs(folder: Path) -> Path:
     images = folder.parent / "images"
     (images / "x").mkdir(parents=True)
     (images / "x/0.jpg").write_bytes(encode(0, extension="jpg"))
-    shard(images, folder)
+    shard(str(images), str(folder))
     return folder
 
 
@@ -230,7 +234,7 @@ def test_labels_of_several_sets_are_of_one_kind_and_options_hold_for_each(sets: 
 
 def test_a_concat_dataset_leaves_labels_as_they_are(sets: tuple[Path, Path], tmp_path: Path) -> None:
     other = _with_classes(sets[1], tmp_path / "other", ["x", "y"])
-    dataset = ConcatDataset([ShardDataset(sets[0], PLAIN), ShardDataset(other, PLAIN)])
+    dataset: Any = ConcatDataset([ShardDataset(sets[0], PLAIN), ShardDataset(other, PLAIN)])
     loader = DataLoader(dataset, 50)
     assert next(iter(loader))[1].tolist() == [dataset[i][1] for i in range(50)]
 
@@ -254,7 +258,7 @@ def test_why_a_concat_dataset_goes_without_the_fast_path_is_said(sets: tuple[Pat
         ([one, torch.utils.data.TensorDataset(torch.zeros(3))], "of which dataset 1 is a TensorDataset: join feeder"),
     ):
         with pytest.warns(UserWarning, match=message):
-            loader = DataLoader(ConcatDataset(datasets))  # type: ignore[arg-type]
+            loader = DataLoader(ConcatDataset(datasets))
         assert loader.path == "generic"
     with pytest.warns(UserWarning, match="the dataset is a _Doubling around a ShardDataset"):
         assert [int(x) for x in DataLoader(_Doubling([one]))] == [2 * label for label in one.targets]

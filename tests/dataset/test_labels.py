@@ -175,9 +175,10 @@ def test_cls_fields_without_a_label_are_no_dataset_without_labels(tmp_path: Path
     for wrong in ("kind", "many"):
         with pytest.raises(ArgumentError, match="labels are numbers or class names"):
             ShardDataset(path, labels=wrong)
-    for wrong in ([], 3, None, [1]):
+    no_keys: tuple[Any, ...] = ([], 3, None, [1])
+    for labels in no_keys:
         with pytest.raises(ArgumentError, match="labels must be True, False, or keys"):
-            ShardDataset(path, labels=wrong)  # type: ignore[arg-type]
+            ShardDataset(path, labels=labels)
     assert ShardDataset(unlabelled(tmp_path / "none", [b"-1", b""])).targets == [-1, -1]
 
 
@@ -406,7 +407,7 @@ def test_another_image_field_keeps_targets_rows_and_names(tmp_path: Path) -> Non
     write_tar(tmp_path / "t.tar", members)
     index_tars(str(tmp_path / "t.tar"), columns=ManifestColumns(targets=("x",)))
     masks = ShardDataset(tmp_path, image_field="mask.png")
-    assert (masks.targets, masks[0][0].shape, masks.column("height").tolist()) == ([0.5, -1.0], (3, 8, 9), [8, 8])
+    assert (masks.targets, masks[0][0].shape, list(masks.column("height"))) == ([0.5, -1.0], (3, 8, 9), [8, 8])
     assert masks.column("mask.png") == [encode(0, (8, 9)), encode(1, (8, 9))]
     index_tars(str(tmp_path / "t.tar"))
     assert ShardDataset(tmp_path, image_field="mask.png").classes == ["cat", "dog"]

@@ -231,7 +231,7 @@ def test_settings_are_searched_for_a_subset(shards: Path) -> None:
 
 
 class _Relabelled(ShardDataset):
-    def __getitem__(self, i: int) -> tuple[Any, ...]:
+    def __getitem__(self, i: Any) -> tuple[Any, ...]:
         image, label, *rest = super().__getitem__(i)
         return (image, label + 100, *rest)
 
@@ -241,7 +241,7 @@ class _Listed(ShardDataset):
         super().__init__(path, RANDOM)
         self.targets = [label + 50 for label in self.targets]
 
-    def __getitem__(self, i: int) -> tuple[Any, ...]:
+    def __getitem__(self, i: Any) -> tuple[Any, ...]:
         return super().__getitem__(i)[0], self.targets[i]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +24,13 @@ def draw(recipe: T.Recipe, count: int, size: tuple[int, int] = (60, 80)) -> T.Dr
 
 
 def run(decoder: CpuDecoder | PillowDecoder, buffers: list[bytes], recipe: T.Recipe) -> tuple[np.ndarray, list]:
+    assert recipe.output_size is not None
     out = np.zeros((len(buffers), 3, *recipe.output_size), recipe.storage_dtype)
     ones = np.ones(len(buffers), np.uint8)
     return out, decoder.decode(buffers, ones, recipe, draw(recipe, len(buffers)), out)
 
 
-def jpeg(seed: int = 0, **options: object) -> bytes:
+def jpeg(seed: int = 0, **options: Any) -> bytes:
     return encode(pixels(seed, 80, 60), "JPEG", quality=90, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_the_backend_of_the_page_conforms(toy: str) -> None:
 
 def test_the_backend_of_the_page_feeds_a_loader(toy: str, tmp_path: Path) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 12), RandomResizedCrop(16))
-    options = {"batch_size": 5, "shuffle": True, "seed": 3}
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
     expected = list(DataLoader(dataset, backend="pillow", **options))
     found = list(DataLoader(dataset, backend=toy, num_workers=1, **options))
     assert [labels.tolist() for _, labels in found] == [labels.tolist() for _, labels in expected]

@@ -246,7 +246,7 @@ def test_corners_that_no_perspective_makes_leave_the_image_as_it_is() -> None:
         [[4, 4], [8, 8], [10, 20], [3, 6]],  # to the upper left comes what is infinitely far
     ):
         row = {"distort": np.array(True), "corners": np.array(corners)}
-        assert np.array_equal(change(image, RandomPerspective(), row), image)
+        assert np.array_equal(np.asarray(change(image, RandomPerspective(), row)), np.asarray(image))
     for size in ((1, 1), (1, 30), (20, 1)):
         buffer = encode(natural_image(1, *size), "png")
         np.testing.assert_array_equal(run_one([RandomPerspective(1.0, 1.0)], buffer), run_one([], buffer))
@@ -311,10 +311,10 @@ def test_bfloat16_is_rounded_to_nearest_even() -> None:
     import torch
 
     numbers = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
-    numbers = np.concatenate([numbers, np.float32([0.0, -0.0, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8])])
+    numbers = np.concatenate([numbers, np.array([0.0, -0.0, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8], np.float32)])
     expected = torch.from_numpy(numbers).to(torch.bfloat16).view(torch.uint16).numpy()
     np.testing.assert_array_equal(_bfloat16_bits(numbers), expected)
-    assert np.isnan((_bfloat16_bits(np.float32([np.nan])).astype(np.uint32) << 16).view(np.float32)).all()
+    assert np.isnan((_bfloat16_bits(np.array([np.nan], np.float32)).astype(np.uint32) << 16).view(np.float32)).all()
 
 
 def test_too_small_for_a_random_crop_is_the_error_of_that_image() -> None:

@@ -26,6 +26,9 @@ HEIGHT, WIDTH = 16, 20
 def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str, Any], Any]]:
     """(op, its arguments, its drawn parameters, torchvision's output)."""
     cases: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = []
+    row: dict[str, Any]
+    args: dict[str, Any]
+    options: dict[str, Any]
     for name in ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"):
         row = {"resized_height": 9, "resized_width": 13}
         cases.append(("Resize", {"size": [9, 13], "interpolation": name}, row, F.resize(image, [9, 13], name)))
@@ -107,7 +110,7 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
 
 def augment_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str, Any], Any]]:
     """Every augmentation of RandAugment and TrivialAugmentWide, weak and strong, with both signs."""
-    cases = []
+    cases: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = []
     for op, space, bins in (
         ("RandAugment", v2.RandAugment._AUGMENTATION_SPACE, (9, 28)),
         ("TrivialAugmentWide", v2.TrivialAugmentWide._AUGMENTATION_SPACE, (4, 15, 30)),
@@ -140,7 +143,10 @@ def augmix_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str
         (two | {"chain_depth": 2, "interpolation": "nearest"}, chains[2], 0.5, [0.5, 0.5]),
         (two | {"chain_depth": 2, "interpolation": "bicubic"}, chains[2], 0.0, [1.0, 0.0]),
     ):
-        op, integers, signs, magnitudes = v2.AugMix(**args), [], [], []
+        op = v2.AugMix(**args)
+        integers: list[torch.Tensor] = []
+        signs: list[torch.Tensor] = []
+        magnitudes: list[float] = []
         for chain in chosen:
             integers += [] if op.chain_depth > 0 else [torch.tensor([len(chain)])]
             for kind, level, negative in chain:

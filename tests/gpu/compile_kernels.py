@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from feeder import _gpu
 
 SIZE, COUNT = (224, 192), 8
-AFFINE = {"scale": torch.ones(3), "bias": torch.zeros(3)}
+AFFINE: dict[str, Any] = {"scale": torch.ones(3), "bias": torch.zeros(3)}
 TURN = {"turn": torch.zeros(COUNT, dtype=torch.uint8)}
 ERASE = {"erase": _gpu.Erase(torch.zeros(COUNT, 4, dtype=torch.int32), torch.zeros(3))}
 COLOR = {"color": _gpu.Color(torch.zeros(COUNT, 4, dtype=torch.uint8), torch.ones(COUNT, 4))}
@@ -55,9 +55,12 @@ def launches() -> None:
             _gpu.normalize(pixels, SIZE, dtype=dtype, layout=layout, channels_last=last, **options)
     images = _gpu.Ragged.of([torch.zeros((300, 400, 3), dtype=torch.uint8)] * COUNT)
     box = torch.tensor([[0, 0, 400, 300]] * COUNT)
-    for last, (dtype, options) in itertools.product(
-        (False, True), [(torch.uint8, {}), (torch.float16, AFFINE | TURN), (torch.float32, AFFINE | TURN | ERASE)]
-    ):
+    kinds: list[tuple[torch.dtype, dict[str, Any]]] = [
+        (torch.uint8, {}),
+        (torch.float16, AFFINE | TURN),
+        (torch.float32, AFFINE | TURN | ERASE),
+    ]
+    for last, (dtype, options) in itertools.product((False, True), kinds):
         _gpu.crop_resize(images, box.double(), box, SIZE, dtype=dtype, channels_last=last, **options)
 
 

@@ -261,9 +261,12 @@ def test_whole_recipes_on_turned_images_give_pillows_pixels(
 def test_what_kernel_1_runs_alone_is_one_pass_as_before(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     normalize = _gpu.normalize
-    monkeypatch.setattr(
-        _gpu, "normalize", lambda *args, **options: calls.append(options) or normalize(*args, **options)
-    )
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(options)
+        return normalize(*args, **options)
+
+    monkeypatch.setattr(_gpu, "normalize", counted)
     recipe = T.Recipe.of(
         [
             T.Resize((HEIGHT, WIDTH)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -41,7 +42,7 @@ def test_without_what_triton_needs_the_references_run_and_it_is_said_once(
     if missing == "compiler":  # the interpreter would follow a GPU's addresses on the CPU
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(shutil, "which", lambda name: None if missing == "gcc" else f"/usr/bin/{name}")
-    monkeypatch.setattr(dispatch.os.path, "exists", lambda path: missing != "h")
+    monkeypatch.setattr(os.path, "exists", lambda path: missing != "h")
     assert not dispatch.runs_triton(GPU, "auto")
     assert not dispatch.runs_triton(GPU, "auto")
     (record,) = caplog.records
@@ -53,7 +54,7 @@ def test_without_what_triton_needs_the_references_run_and_it_is_said_once(
 def test_with_all_of_it_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     monkeypatch.setenv("CC", "cc")
-    monkeypatch.setattr(dispatch.os.path, "exists", lambda path: path.endswith("Python.h"))
+    monkeypatch.setattr(os.path, "exists", lambda path: path.endswith("Python.h"))
     assert dispatch.runs_triton(GPU, "auto")
     assert not dispatch.runs_triton(GPU, "torch")
     assert not dispatch.runs_triton(torch.device("cpu"), "auto")

@@ -105,7 +105,7 @@ def _close(loader: DataLoader[Any]) -> None:
 @pytest.mark.parametrize("recipe", [RECIPE, MORE], ids=["one pass", "batched ops"])
 def test_no_batch_waits_for_the_gpu(shards: Path, backend: str, recipe: Compose) -> None:
     loader = _loader(shards, backend, recipe, mix=CutMix())
-    sums = []
+    sums: list[Any] = []
     for images, _ in itertools.chain(loader, loader):
         if len(sums) == 4:  # kernels are compiled, memory is there
             torch.cuda.set_sync_debug_mode("error")

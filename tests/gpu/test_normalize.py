@@ -75,8 +75,8 @@ def test_everything_in_one_pass(using: str, channels_last: bool, device: torch.d
     erase = [(0, 0, 5, 7), (0, 0, 0, 0), (18, 30, 19, 37), (3, 3, 3, 9), (0, 0, 19, 37)]
     value = np.array([0.5, -1.0, 2.0], np.float32)
     colored = [
-        oracle.color(oracle.turn(image, code), *both)
-        for image, code, *both in zip(images, turns, steps, factors, strict=True)
+        oracle.color(oracle.turn(image, code), order, strengths)
+        for image, code, order, strengths in zip(images, turns, steps, factors, strict=True)
     ]
     for mix in (([4, 0, 1, 2, 3], 0.3, (0, 0, *SIZE)), ([4, 0, 1, 2, 3], 0.0, (4, 6, 12, 31)), None):
         found = _gpu.normalize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -161,7 +162,7 @@ class Case:
     flip: bool = False
     extra: dict[str, object] = field(default_factory=dict)
 
-    def arguments(self) -> dict[str, object]:
+    def arguments(self) -> dict[str, Any]:
         """All of its keyword arguments but ``out`` and what describes it."""
         return {
             "planes": self.planes,

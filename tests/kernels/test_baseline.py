@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,9 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 def blocks_of(kind: str, count: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
     """int16 [count, 8, 8] coefficients and an int16 [64] quantization table."""
     rng = np.random.default_rng(len(kind))
-    quant = rng.integers(1, 256, 64)
+    quant: npt.NDArray[Any] = rng.integers(1, 256, 64)
     shape = (count, 8, 8)
+    blocks: npt.NDArray[Any]
     if kind == "photo":
         fall = np.add.outer(np.arange(8), np.arange(8)) + 1
         blocks = rng.normal(0, 60 / fall, shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ Box = tuple[int, int, int, int]
 
 
 def decode(
-    buffers: list[bytes],
+    buffers: Sequence[bytes | bytearray | memoryview],
     boxes: list[Box],
     size: tuple[int, int] = (24, 20),
     *,

@@ -254,7 +254,7 @@ def test_floats_are_the_normalized_bytes(level: str, layout: str, size: tuple[in
     if layout == "nhwc":
         np.testing.assert_array_equal(np.moveaxis(pixels, 2, 0), resample(case, "nchw"))
     shape = (1, 1, 3) if layout == "nhwc" else (3, 1, 1)
-    scale, bias = (np.float32(v).reshape(shape) for v in (SCALE, BIAS))
+    scale, bias = (np.asarray(v, np.float32).reshape(shape) for v in (SCALE, BIAS))
     floats = pixels.astype(np.float32) * scale + bias
     normalize = {"scale": SCALE, "bias": BIAS}
     np.testing.assert_array_equal(resample(case, layout, "float32", **normalize), floats)
@@ -402,8 +402,9 @@ def test_nothing_beside_planes_and_output_is_touched(level: str) -> None:
 def test_calls_leave_nothing_behind_in_working_memory() -> None:
     rng = np.random.default_rng(19)
     cases = [
-        ycbcr_case(rng, sampling, *(int(v) for v in rng.integers(1, 200, 2)), (int(rng.integers(1, 90)), 31))
+        ycbcr_case(rng, sampling, int(width), int(height), (int(rng.integers(1, 90)), 31))
         for sampling in list(SAMPLINGS.values()) * 3
+        for width, height in [rng.integers(1, 200, 2)]
     ] + [random_case(rng, color) for color in ("gray", "rgb", "cmyk", "ycck") * 3]
     first = [resample(case).tobytes() for case in cases]
     order = rng.permutation(len(cases))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-import random
 import subprocess
 import sys
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import distributed
@@ -24,6 +22,7 @@ from feeder.loader import auto_workers as auto
 from feeder.loader.auto_workers import Choice, measured, shared
 from feeder.system.cores import Cores
 from feeder.system.processes import process_tree
+from tests.support.generators import generator_states
 from tests.support.loader_data import write_shards
 
 
@@ -147,17 +146,15 @@ class Once(SequentialSampler):
 
 def test_any_dataset_is_measured_without_touching_what_is_the_callers(four_cores: None) -> None:
     before = process_tree()
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    states = generator_states()
     dataset = Items()
     sampler, generator = Once(dataset), torch.Generator()
     drawn = generator.get_state()
     loader = feeder.DataLoader(dataset, batch_size=8, sampler=sampler, generator=generator, num_workers="auto")
     assert loader.stats()["auto"]["images_per_s"]
     assert (dataset.asked, sampler.iterations) == (0, 0)
-    assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(generator.get_state(), drawn)
-    assert random.getstate() == states[1]
-    assert np.random.get_state()[1].tolist() == states[2]
+    assert generator_states() == states
     assert set(process_tree()) <= set(before)
     assert torch.cat(list(loader)).tolist() == list(range(32))
 

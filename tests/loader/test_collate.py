@@ -28,6 +28,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import path as fastpath
 from feeder.loader.slots.batch_message import Slot, pack, pack_whole, unpack, unpack_whole
 from feeder.transforms import Compose, MixUp, Normalize, RandomResizedCrop, Resize, ToDtype
+from tests.support.generators import generator_states
 from tests.support.loader_data import encode, write_shards
 
 FIELDS = ("index", "key", "json", "cls")
@@ -141,12 +142,10 @@ def test_random_draws_of_a_collate_fn_follow_from_seed_epoch_and_place(shards: P
         return DataLoader(dataset, shuffle=True, num_workers=workers, collate_fn=as_dict, **options)
 
     torch.manual_seed(1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[union-attr]
+    before = generator_states()
     whole = loader(0)
     first, second = told(whole), told(whole)
-    assert random.getstate() == before[0]
-    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[union-attr]
-    assert torch.equal(torch.get_rng_state(), before[2])
+    assert generator_states() == before
     assert len({batch[-1] for batch in first + second}) == 14
     assert told(loader(2)) == first
     assert told(loader(1, seed=4))[0][-1] != first[0][-1]
@@ -301,7 +300,7 @@ def test_a_collate_fn_in_a_worker_knows_its_worker(shards: Path) -> None:
     told_init: list[int] = []
 
     def worker(samples: list[Any]) -> Any:
-        info = get_worker_info()
+        info: Any = get_worker_info()
         return (
             None if info is None else (info.id, info.num_workers, len(info.dataset), torch.get_num_threads(), told_init)
         )
@@ -321,7 +320,7 @@ def test_what_a_collate_fn_can_not_be_combined_with_is_refused_by_name(
         ({"channels_last": True}, "channels_last=True .* there is a collate_fn"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            DataLoader(dataset, collate_fn=as_dict, **options)  # type: ignore[arg-type]
+            DataLoader(dataset, collate_fn=as_dict, **options)
 
     elsewhere = MagicMock(spec=TrainerDecoder)
     elsewhere.name = "elsewhere"
@@ -386,7 +385,7 @@ def test_results_of_any_kind_and_size_arrive_whole_and_slots_grow_to_hold_them(s
 def _taken(loader: DataLoader[Any]) -> Iterator[Any]:
     """What an epoch's batches are before they are unpacked."""
     batches = iter(loader)
-    inner = batches._batches  # type: ignore[attr-defined]
+    inner = batches._batches
     while (finished := next(inner, None)) is not None:
         yield finished
 

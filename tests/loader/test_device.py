@@ -125,7 +125,7 @@ def test_only_what_is_copied_counts_as_copied() -> None:
 def test_state_is_of_what_was_handed_out_and_not_of_what_is_ahead(shards: Path, workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "device": "cpu"}
     loader = DataLoader(_dataset(shards), **options)
-    plain = DataLoader(range(50), **options)  # type: ignore[arg-type]
+    plain = DataLoader(range(50), **options)
     for each in (loader, plain):
         iterator = iter(each)
         for _ in range(3):
@@ -142,7 +142,8 @@ def test_state_is_of_what_was_handed_out_and_not_of_what_is_ahead(shards: Path, 
 def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved, found = [], []
+    moved: list[torch.Tensor] = []
+    found: list[Any] = []
 
     def has_room_for_one(value: Any, device: torch.device) -> Any:
         if len(moved) > len(found):
@@ -315,7 +316,7 @@ def test_mixing_depends_on_the_place_in_the_epoch_and_not_on_a_resume(shards: Pa
     with pytest.raises(ArgumentError, match="mix must be"):
         DataLoader(dataset, mix=0.2)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="mix"):
-        DataLoader(torch.zeros(4), mix=MixUp())  # type: ignore[arg-type]
+        DataLoader(torch.zeros(4), mix=MixUp())
 
 
 @pytest.mark.parametrize("generic", [False, True])

@@ -37,6 +37,8 @@ from tests.loader.test_workers import _ended
 
 Point = collections.namedtuple("Point", "x y")
 
+_TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
+
 
 def _is_first(mark: str) -> bool:
     """Whether nobody has been here before; without a mark always."""
@@ -329,7 +331,7 @@ def test_a_collate_fn_can_not_end_an_iterable_dataset(workers: int, batch_size: 
 
 
 def test_batch_that_cannot_be_pickled_is_an_error() -> None:
-    loader = DataLoader(range(4), batch_size=2, num_workers=1, collate_fn=lambda batch: threading.Lock())  # type: ignore[arg-type]
+    loader = DataLoader(range(4), batch_size=2, num_workers=1, collate_fn=lambda batch: threading.Lock())
     with pytest.raises(TypeError, match="pickle"):
         next(iter(loader))
 
@@ -740,7 +742,7 @@ def test_arguments_are_torchs_in_its_order_with_its_defaults() -> None:
         assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
     assert all(parameter.kind is parameter.KEYWORD_ONLY for name, parameter in ours.items() if name not in theirs)
     plain: Any = torch.utils.data.DataLoader(range(8), 2)  # type: ignore[arg-type]
-    loader: Any = DataLoader(range(8), 2)  # type: ignore[arg-type]
+    loader: Any = DataLoader(range(8), 2)
     for name in set(vars(plain)) - {"sampler", "batch_sampler", "dataset"}:
         assert getattr(loader, name) == getattr(plain, name), name
 
@@ -789,14 +791,14 @@ class _Pinnable:
         return self
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 8), reason="older ones ask torch.cuda, which can't be said to be there")
+@pytest.mark.skipif(_TORCH < (2, 8), reason="older ones ask torch.cuda, which can't be said to be there")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_with_a_pin_memory_of_their_own_are_asked_to(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: None)
     options: dict[str, Any] = {"batch_size": 2, "num_workers": workers, "collate_fn": _Pinnable}
     for pin in (False, True):
-        batches = list(DataLoader(range(4), pin_memory=pin, **options))  # type: ignore[arg-type]
+        batches = list(DataLoader(range(4), pin_memory=pin, **options))
         assert [(batch.samples, batch.is_pinned) for batch in batches] == [([0, 1], pin), ([2, 3], pin)]
 
 
@@ -823,7 +825,7 @@ def test_carried_batches_keep_their_structure() -> None:
     assert type(result["point"]) is Point
     assert result["point"].x.tolist() == value["point"].x.tolist()  # type: ignore[attr-defined]
     assert result["list"][0].dtype == torch.bfloat16
-    assert torch.equal(result["list"][0], value["list"][0])  # type: ignore[arg-type, index]
+    assert torch.equal(result["list"][0], value["list"][0])  # type: ignore[index]
     assert result["list"][1:] == ["text", b"bytes", None, 1.5]
     assert result["empty"].shape == (0, 4)
     assert result["bool"].tolist() == [True, False]
@@ -890,7 +892,7 @@ def test_default_collate_writes_into_the_slot() -> None:
 @pytest.mark.parametrize("interval", [1, 3])
 def test_resume_after_every_step(workers: int, interval: int) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
-    loader = DataLoader(range(30), snapshot_every_n_steps=interval, **options)  # type: ignore[arg-type]
+    loader = DataLoader(range(30), snapshot_every_n_steps=interval, **options)
     seen: list[list[int]] = []
     states = []
     for batch in loader:
@@ -898,20 +900,20 @@ def test_resume_after_every_step(workers: int, interval: int) -> None:
         states.append(loader.state_dict())
     assert sorted(i for batch in seen for i in batch) == list(range(30))
     for step, state in enumerate(states, 1):
-        resumed = DataLoader(range(30), snapshot_every_n_steps=interval, **options)  # type: ignore[arg-type]
+        resumed = DataLoader(range(30), snapshot_every_n_steps=interval, **options)
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == seen[step:]
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 3), (3, 1)])
 def test_map_style_dataset_without_state_resumes_with_another_number_of_workers(before: int, after: int) -> None:
-    loader = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=before)  # type: ignore[arg-type]
+    loader = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=before)
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
     state = loader.state_dict()
     rest = [batch.tolist() for batch in iterator]
-    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=after)  # type: ignore[arg-type]
+    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=after)
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == rest
 
@@ -946,12 +948,12 @@ def test_iterable_dataset_without_state_is_counted_off() -> None:
 
 
 def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
-    loader = DataLoader(range(30), batch_size=4, shuffle=True)  # type: ignore[arg-type]
+    loader = DataLoader(range(30), batch_size=4, shuffle=True)
     list(loader)
     state = loader.state_dict()
     expected = [batch.tolist() for batch in loader]
     torch.manual_seed(12345)
-    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=1)  # type: ignore[arg-type]
+    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=1)
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == expected
 
@@ -961,11 +963,11 @@ def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
 def test_a_place_beyond_the_end_of_the_epoch_is_refused(options: dict[str, Any], workers: int) -> None:
     """An epoch without any batch would be the alternative."""
     longer = options | {"batch_sampler": [[0]] * 9} if "batch_sampler" in options else options
-    loader = DataLoader(range(9), num_workers=workers, **longer)  # type: ignore[arg-type]
+    loader = DataLoader(range(9), num_workers=workers, **longer)
     iterator = iter(loader)
     for _ in range(7):
         next(iterator)
-    other = DataLoader(range(5), num_workers=workers, **options)  # type: ignore[arg-type]
+    other = DataLoader(range(5), num_workers=workers, **options)
     other.load_state_dict(loader.state_dict())
     with pytest.raises(ArgumentError, match=r"7 of its sampler's numbers were handed out, and this sampler gives [25]"):
         next(iter(other))

@@ -291,8 +291,9 @@ def test_a_split_of_the_stored_order_that_nobody_asked_for_is_told_once(
     with pytest.warns(UserWarning, match="rank 1 of 3 gets its part.*, 17 of 50 samples.*rank=0, world_size=1") as told:
         assert len(_ids(_epoch(loader))) == 17
     assert told[0].filename == __file__  # where it is iterated
-    counted = _epoch(loader)  # not a second time: a warning is an error here
-    for options in ({"shuffle": True}, {"rank": 0, "world_size": 1}, {"sampler": range(1, 50, 3)}):
+    _epoch(loader)  # not a second time: a warning is an error here
+    chosen: tuple[dict[str, Any], ...] = ({"shuffle": True}, {"rank": 0, "world_size": 1}, {"sampler": range(1, 50, 3)})
+    for options in chosen:
         counted = _ids(_epoch(DataLoader(dataset, batch_size=5, **options)))
     assert counted == [*range(1, 50, 3)]
 
@@ -324,10 +325,10 @@ def test_samplers_may_have_no_end_and_no_length(shards: Path, workers: int) -> N
                 yield from range(7)
 
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
-    loader = DataLoader(dataset, batch_size=5, sampler=Endless(), num_workers=workers)  # type: ignore[arg-type]
+    loader = DataLoader(dataset, batch_size=5, sampler=Endless(), num_workers=workers)
     iterator: Any = iter(loader)
     assert [next(iterator)[2].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2]]
-    resumed = DataLoader(dataset, batch_size=5, sampler=Endless())  # type: ignore[arg-type]
+    resumed = DataLoader(dataset, batch_size=5, sampler=Endless())
     resumed.load_state_dict(loader.state_dict())
     assert next(iter(resumed))[2].tolist() == [3, 4, 5, 6, 0]
     with pytest.raises(TypeError):
@@ -386,9 +387,9 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
     held = f"DataLoader({dataset!r}, batch_size=4, "
     assert repr(fast) == f"{held}shuffle=True, num_workers=2, seed=0, device='cpu', path='fast')"
     assert repr(DataLoader(dataset, 4, sampler=[1])) == f"{held}sampler=list, num_workers=0, seed=0, path='fast')"
-    plain = DataLoader(range(9), shuffle=True)  # type: ignore[arg-type]
+    plain = DataLoader(range(9), shuffle=True)
     assert repr(plain) == "DataLoader(range, batch_size=1, shuffle=True, num_workers=0, path='generic')"
-    batches = DataLoader(range(9), batch_sampler=[[1, 2]])  # type: ignore[arg-type]
+    batches = DataLoader(range(9), batch_sampler=[[1, 2]])
     assert repr(batches) == "DataLoader(range, batch_sampler=list, num_workers=0, path='generic')"
     assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.loader.dataloader.DataLoader object")
 
@@ -507,7 +508,8 @@ def test_worker_init_fn_finds_torchs_worker_info(shards: Path, tmp_path: Path) -
     def init(number: int) -> None:
         info = torch.utils.data.get_worker_info()
         assert info is not None
-        seen = info.id, info.num_workers, len(info.dataset), info.seed == torch.initial_seed()
+        dataset: Any = info.dataset
+        seen = info.id, info.num_workers, len(dataset), info.seed == torch.initial_seed()
         (tmp_path / f"worker{number}").write_text(repr(seen))
         _meet(tmp_path)
 
@@ -523,8 +525,15 @@ def test_worker_init_fn_finds_another_seed_in_each_epoch_that_workers_start_in(
         (tmp_path / str(torch.initial_seed() - number)).touch()
 
     for rank in (0, 1):
-        options = {"rank": rank, "world_size": 2, "worker_init_fn": init, "persistent_workers": persistent}
-        loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8, num_workers=2, **options)
+        loader = DataLoader(
+            ShardDataset(shards, RECIPE),
+            batch_size=8,
+            num_workers=2,
+            rank=rank,
+            world_size=2,
+            worker_init_fn=init,
+            persistent_workers=persistent,
+        )
         for _ in range(2):
             _epoch(loader)
     assert len(os.listdir(tmp_path)) == (2 if persistent else 4)
@@ -578,7 +587,7 @@ def test_other_datasets_take_torchs_path() -> None:
     assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     for options in ({"rank": 0, "world_size": 2}, {"seed": 0}, {"shuffle": Window(4)}, {"fidelity": "exact"}):
         with pytest.raises(ArgumentError, match="feeder's datasets"):
-            DataLoader(torch.arange(10), **options)  # type: ignore[arg-type]
+            DataLoader(torch.arange(10), **options)
 
 
 def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> None:
@@ -589,7 +598,7 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
         with pytest.raises(ArgumentError, match=name):
             setattr(loader, name, len)
         assert getattr(loader, name) is before
-    loader.whatever = 1  # type: ignore[attr-defined]
+    loader.whatever = 1
     generic = DataLoader(torch.arange(4), batch_size=2)
     generic.collate_fn = len
     assert list(generic) == [2, 2]
@@ -597,7 +606,7 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
 
 def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
-    concatenated = torch.utils.data.ConcatDataset([dataset, ShardDataset(shards, Resize(8))])
+    concatenated: Any = torch.utils.data.ConcatDataset([dataset, ShardDataset(shards, Resize(8))])
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (concatenated, {}, "the dataset is a ConcatDataset"),
         (torch.arange(10), {}, "the dataset is a Tensor"),
@@ -834,7 +843,7 @@ def test_resume_with_other_world_sizes_sees_every_sample_once(shards: Path, at: 
             if state is not None:
                 loader.load_state_dict(state)
         iterators = [iter(loader) for loader in loaders]
-        left = len(iterators[0])  # type: ignore[arg-type]
+        left = len(iterators[0])
         for _ in range(left if batch_size == 7 else min(at, left)):
             for iterator in iterators:
                 seen += next(iterator)[2].tolist()
@@ -849,7 +858,7 @@ def test_resume_with_other_world_sizes_sees_every_sample_once(shards: Path, at: 
 
 def test_resume_with_an_explicit_sampler_skips_its_batches(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
-    sampler = torch.utils.data.distributed.DistributedSampler(dataset, 2, 1, shuffle=True)
+    sampler: Any = torch.utils.data.distributed.DistributedSampler(dataset, 2, 1, shuffle=True)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     iterator = iter(loader)
     next(iterator)
@@ -914,10 +923,11 @@ def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_pa
             loader.load_state_dict(state)
     fitting = DataLoader(dataset, shuffle=True, seed=1)
     generic = DataLoader(torch.arange(4))
-    for bad in (1, None, [], "state", True):
+    no_states: tuple[Any, ...] = (1, None, [], "state", True)
+    for no_state in no_states:
         for loader in (fitting, generic):
             with pytest.raises(ArgumentError, match="a state that state_dict\\(\\) gave"):
-                loader.load_state_dict(bad)  # type: ignore[arg-type]
+                loader.load_state_dict(no_state)
     with pytest.raises(ArgumentError, match=r"StatefulDataLoader.*fingerprint"):
         generic.load_state_dict(state)
     with pytest.raises(ArgumentError, match="version 1"):

@@ -178,7 +178,8 @@ def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path) -> None:
     expected = _epoch(DaliLoader(dataset, batch_size=16))
     for workers, share in ((0, 128), (2, 128), (2, 640)):
         loader = DaliLoader(dataset, batch_size=16, num_workers=workers)
-        loader._fast.work.share_bytes = share
+        path: Any = loader._fast
+        path.work.share_bytes = share
         assert share >= ROW.itemsize
         assert _same(_epoch(loader), expected)
 
@@ -425,7 +426,7 @@ def test_a_slot_that_dali_keeps_until_it_is_fed_again_is_reckoned_with(
 def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from feeder.decode.dali import pipeline as dali_pipeline
 
-    built = []
+    built: list[Any] = []
     build = dali_pipeline._build
     monkeypatch.setattr(dali_pipeline, "_build", lambda options: built.append(options) or build(options))
     loader = DaliLoader(ShardDataset(shards, RECIPE), batch_size=70, num_workers=1)
@@ -446,7 +447,8 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
 def test_the_load_of_the_hardware_engine_is_the_loaders_or_dalis_own(
     shards: Path, given: float | None, built: float
 ) -> None:
-    decoder = DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, hw_decoder_load=given)._fast.decoder
+    path: Any = DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, hw_decoder_load=given)._fast
+    decoder = path.decoder
     assert isinstance(decoder, dali_backend.DaliDecoder)
     assert decoder._queue.options.hw_decoder_load == built
 

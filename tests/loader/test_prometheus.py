@@ -75,7 +75,7 @@ def test_a_scrape_gives_what_stats_give(shards: Path) -> None:
 
 
 def test_any_dataset_has_metrics() -> None:
-    loader = DataLoader(range(8), batch_size=4, metrics_port=0)  # type: ignore[arg-type]
+    loader = DataLoader(range(8), batch_size=4, metrics_port=0)
     for _ in loader:
         pass
     assert _samples(loader.metrics_url)["feeder_stage_seconds_count", "0", "fetch"] == 2

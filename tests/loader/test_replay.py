@@ -17,6 +17,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
+from tests.support.generators import generator_states
 from tests.support.loader_data import write_shards
 
 _SAMPLES = 20
@@ -153,11 +154,11 @@ def test_an_epoch_drawn_from_the_global_random_state_is_finished_as_it_was(
     assert loader.state_dict()  # one warning is enough
     rest = _rest(iterator)
     _seed_all(2)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
+    before = generator_states()
     resumed = DataLoader(dataset, batch_size=4, sampler=_GLOBAL[kind](), num_workers=workers)
     resumed.load_state_dict(state)
     assert _rest(resumed) == rest
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
+    after = generator_states()
     assert torch.equal(after[0], before[0])
     assert after[1:] == before[1:]
     assert seen[0] != rest[0]

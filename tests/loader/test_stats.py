@@ -141,12 +141,11 @@ def test_a_slow_decoder_shows(shards: Path, monkeypatch: pytest.MonkeyPatch, met
 
 def test_slow_copies_a_slow_caller_and_idle_workers_show(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from feeder.loader.device import feed as device
-
-    original = device.move
+    from feeder.loader.device.nested import move
 
     def slow(*arguments: Any) -> Any:
         time.sleep(_SLOW_S)
-        return original(*arguments)
+        return move(*arguments)
 
     monkeypatch.setattr(device, "move", slow)
     loader = DataLoader(

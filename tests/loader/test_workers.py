@@ -89,7 +89,7 @@ def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
     shards: Path, tmp_path: Path, deed: str, cause: str, context: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = _dataset(shards, 21, deed, str(tmp_path / "mark"))
-    patience = {"hang_timeout_s": 2} if deed == "stop" else {}
+    patience: dict[str, Any] = {"hang_timeout_s": 2} if deed == "stop" else {}
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=context, **patience)
     with caplog.at_level(logging.WARNING, "feeder"):
         batches = [tuple(x.clone() for x in batch) for batch in loader]
@@ -229,7 +229,7 @@ def test_a_bug_in_a_worker_is_raised_with_its_traceback(shards: Path) -> None:
 
 
 def test_worker_that_cannot_start_says_why(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards), num_workers=1, worker_init_fn=lambda i: 1 // 0)  # type: ignore[arg-type, return-value]
+    loader = DataLoader(_dataset(shards), num_workers=1, worker_init_fn=lambda i: 1 // 0)  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         next(iter(loader))
 
@@ -514,7 +514,7 @@ def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shard
     loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1)
     iterator = iter(loader)
     batches = [tuple(x.clone() for x in next(iterator))]
-    board = iterator._engine.pool._board  # type: ignore[attr-defined]
+    board = iterator._engine.pool._board
     stopped = os.fork()
     if stopped == 0:  # as a worker would be: any process may have the lock
         board._patience_s = None
@@ -540,7 +540,7 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error_and_the_loop_can_b
     dataset = _dataset(shards, 21, "kill", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
-    engine = iterator._engine  # type: ignore[attr-defined]
+    engine = iterator._engine
     ring = engine.ring
 
     def refuse(number: int) -> None:
@@ -569,12 +569,12 @@ def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch
     for _ in range(4):
         next(iterator)
     found: list[dict[str, Any]] = []
-    process = iterator._engine.pool._workers[0].process  # type: ignore[attr-defined]
+    process = iterator._engine.pool._workers[0].process
     ended = process.ended
 
     def look() -> int | None:
         found.append(loader.stats())  # as another thread may at any time
-        return ended()  # type: ignore[no-any-return]
+        return ended()
 
     monkeypatch.setattr(process, "ended", look)
     loader.close()
@@ -590,14 +590,14 @@ def test_an_interrupt_while_workers_are_given_up_leaves_the_loader_usable(
     loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    pids, engine = loader.worker_pids(), iterator._engine  # type: ignore[attr-defined]
+    pids, engine = loader.worker_pids(), iterator._engine
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine.pool, "abandon", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        iterator.close()  # type: ignore[attr-defined]
+        iterator.close()
     assert _ended(pids)
     epochs = [[tuple(x.clone() for x in batch) for batch in loader] for _ in range(2)]
     _check(epochs[0] + epochs[1], _expected(shards, 3, batch_size=4)[16:])
@@ -621,7 +621,7 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
     loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    board = iterator._engine.pool._board  # type: ignore[attr-defined]
+    board = iterator._engine.pool._board
 
     def interrupt(parts: list[Any]) -> None:
         raise KeyboardInterrupt

@@ -91,6 +91,6 @@ def test_uniform_fills_the_unit_interval_without_correlation() -> None:
         lambda: uniform(0, 0, [0], 2**16, 1),
     ],
 )
-def test_numbers_out_of_range_are_refused(call) -> None:  # type: ignore[no-untyped-def]
+def test_numbers_out_of_range_are_refused(call) -> None:
     with pytest.raises(ArgumentError, match="must be"):
         call()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,13 +72,14 @@ def test_an_epoch_that_changes_world_size_at_any_steps_sees_each_sample_once(sam
 
 
 def test_split_refuses_impossible_arguments() -> None:
-    for bad in [
+    refused: list[dict[str, Any]] = [
         {"batch_size": 0},
         {"batch_size": 1, "rank": 1},
         {"batch_size": 1, "rank": -1},
         {"batch_size": 1, "world_size": 0},
         {"batch_size": 1, "start": 11},
-    ]:
+    ]
+    for bad in refused:
         with pytest.raises(ArgumentError):
             Split(10, **bad)
     with pytest.raises(ArgumentError, match="step"):

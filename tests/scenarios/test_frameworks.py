@@ -80,7 +80,7 @@ def _module() -> Any:
             self.validated += batch[2].tolist()
 
         def predict_step(self, batch: Any, _: int) -> list[int]:
-            return batch[2].tolist()  # type: ignore[no-any-return]
+            return batch[2].tolist()
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)
@@ -388,7 +388,7 @@ def test_samplers_show_the_order_of_the_whole_job(shards: Path, collate: Any) ->
         assert len(rank) == 4
 
     def ids(batch: Any) -> list[int]:
-        return batch[2].tolist() if collate is None else [sample[2] for sample in batch]  # type: ignore[no-any-return]
+        return batch[2].tolist() if collate is None else [sample[2] for sample in batch]
 
     assert sorted(i for rank in ranks for batch in rank for i in ids(batch)) == list(range(_SIZE))
 
@@ -421,9 +421,10 @@ class Drawn(torch.utils.data.Dataset[Any]):
 def _for_trainer(kind: str, shards: Path) -> DataLoader[Any]:
     if kind == "plain":
         dataset = Drawn()
-        sampler = torch.utils.data.DistributedSampler(dataset, 1, 0)
-        return DataLoader(dataset, batch_size=8, num_workers=1, sampler=sampler)
-    sampler = torch.utils.data.DistributedSampler(range(_SIZE), 1, 0) if kind == "sampler" else None  # type: ignore[arg-type]
+        plain: Any = torch.utils.data.DistributedSampler(dataset, 1, 0)
+        return DataLoader(dataset, batch_size=8, num_workers=1, sampler=plain)
+    numbers: Any = range(_SIZE)
+    sampler: Any = torch.utils.data.DistributedSampler(numbers, 1, 0) if kind == "sampler" else None
     return DataLoader(_dataset("shards", shards), batch_size=8, shuffle=sampler is None, sampler=sampler, num_workers=1)
 
 
@@ -482,7 +483,7 @@ def test_an_epoch_is_told_once_to_whatever_takes_it(shards: Path) -> None:
         def set_epoch(self, epoch: int) -> None:
             self.told.append(epoch)
 
-    class Dataset(Plain, Taking):  # type: ignore[misc]
+    class Dataset(Plain, Taking):
         pass
 
     for dataset in (Dataset(), _dataset("shards", shards)):
@@ -492,7 +493,7 @@ def test_an_epoch_is_told_once_to_whatever_takes_it(shards: Path) -> None:
         DataLoader(dataset, batch_sampler=outer).set_epoch(5)
         assert (sampler.told, outer.told, outer.sampler.told) == ([4], [5], [5])
         assert getattr(dataset, "told", [4, 5]) == [4, 5]
-    DataLoader(range(3)).set_epoch(1)  # type: ignore[arg-type]
+    DataLoader(range(3)).set_epoch(1)
     DataLoader(torch.utils.data.ChainDataset([]), batch_size=None).set_epoch(1)
 
 

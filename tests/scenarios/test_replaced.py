@@ -125,7 +125,7 @@ def test_rows_of_a_seekable_image_are_not_taken_from_another_one(tmp_path: Path)
             path = tmp_path / name / "images" / "class" / f"{i}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpegs.jpeg("4:2:0", (320, 320), i + 4 * (name == "second")))
-        shard(tmp_path / name / "images", tmp_path / name / "set", ShardOptions())
+        shard(str(tmp_path / name / "images"), str(tmp_path / name / "set"), ShardOptions())
     loader = DataLoader(ShardDataset(tmp_path / "first" / "set", CROP), batch_size=2)
     iterator = iter(loader)
     next(iterator)

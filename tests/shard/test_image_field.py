@@ -214,7 +214,7 @@ def test_a_dataset_takes_another_field_as_the_image(tmp_path: Path) -> None:
     assert verify(str(folder / "index.mask.png.bin")) == []
     assert inspect(str(folder / "index.mask.png.bin")).fields == {"mask.png": 4, "image.jpg": 4, "cls": 4}
     # What is the image already needs no file of its own.
-    assert ShardDataset(folder, image_field="image.jpg").reader.index.path == plain.reader.index.path
+    assert ShardDataset(folder, image_field="image.jpg").reader.place == plain.reader.place
 
 
 def test_the_headers_are_read_once_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,5 +278,5 @@ def test_a_header_longer_than_what_is_read_first_is_read_whole(tmp_path: Path) -
     Image.open(io.BytesIO(image("jpg", 1))).save(tagged, "JPEG", exif=exif)
     write_tar(tmp_path / "t.tar", [("1.image.jpg", image("jpg", 0)), ("1.left.jpg", tagged.getvalue())])
     index_tars(str(tmp_path))
-    index = ShardDataset(tmp_path, image_field="left.jpg").reader.index
+    index = Index(ShardDataset(tmp_path, image_field="left.jpg").reader.place)
     assert (int(index.width[0]), int(index.height[0]), int(index.orientation[0])) == (21, 36, 6)

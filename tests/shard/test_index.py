@@ -109,7 +109,7 @@ def test_cut_off_at_any_byte_it_is_refused_by_name(tmp_path: Path) -> None:
             Index(cut)
 
 
-def header_of(data: bytes) -> dict[str, Any]:
+def header_of(data: bytes | bytearray) -> dict[str, Any]:
     header: dict[str, Any] = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
     return header
 

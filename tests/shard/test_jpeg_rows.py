@@ -55,7 +55,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         else:
             data = jpegs.jpeg(kind, size, i)
         path.write_bytes(data)
-    shard(root / "images", root / "set", ShardOptions(shard_size_bytes=1 << 20))
+    shard(str(root / "images"), str(root / "set"), ShardOptions(shard_size_bytes=1 << 20))
     return root / "set", without_rows(root / "set", root / "old")
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,9 @@ def test_every_sample_is_written_once_with_its_bytes_and_label(tree: Path, tmp_p
     for path, data, label in found:
         assert data == (tree / path).read_bytes()
         assert path.startswith(f"class-{label}/")
-    assert Manifest.read(str(tmp_path / "out")).classes == [f"class-{i}" for i in range(4)]
+    manifest = Manifest.read(str(tmp_path / "out"))
+    assert manifest is not None
+    assert manifest.classes == [f"class-{i}" for i in range(4)]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its last tar to the garbage collector
@@ -94,9 +97,10 @@ def test_dali_reads_the_shards_with_the_index_files(tree: Path, tmp_path: Path) 
     shards = sorted(str(p) for p in out.glob("*.tar"))
 
     @pipeline_def(batch_size=60, num_threads=1, device_id=None)
-    def pipeline():  # type: ignore[no-untyped-def]
+    def pipeline():
+        readers: Any = fn.readers
         return tuple(
-            fn.readers.webdataset(paths=shards, index_paths=[s[:-4] + ".idx" for s in shards], ext=["jpg", "cls"])
+            readers.webdataset(paths=shards, index_paths=[s[:-4] + ".idx" for s in shards], ext=["jpg", "cls"])
         )
 
     built = pipeline()

@@ -13,7 +13,7 @@ import resource
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -397,7 +397,7 @@ def images(tmp_path: Path) -> Path:
     return make_tree(tmp_path / "images", 2, 3)
 
 
-def write_manifest(images: Path, kind: str, rows: list[dict[str, object]]) -> Path:
+def write_manifest(images: Path, kind: str, rows: Sequence[Mapping[str, object]]) -> Path:
     path = images / f"list.{kind}"
     if kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -446,7 +446,7 @@ def test_numbers_of_a_label_column_stay_numbers(
     images: Path, tmp_path: Path, values: list[object], labels: list[float | None]
 ) -> None:
     kind = "csv" if all(isinstance(value, str) for value in values) else "jsonl"
-    rows: list[dict[str, object]] = [
+    rows: Sequence[Mapping[str, object]] = [
         {"path": f"class-{i // 3}/img-00{i % 3}.jpg", "label": value, "note": "n"} for i, value in enumerate(values)
     ]
     out = sharded(write_manifest(images, kind, rows), tmp_path)
@@ -486,7 +486,7 @@ def test_ids_become_paths_and_targets_stand_in_the_index(images: Path, tmp_path:
 
 
 def test_an_unfinished_run_is_not_resumed_with_other_targets(images: Path, tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [{"path": "class-0/img-000.jpg", "x": 0.5, "y": 1}]
+    rows: Sequence[Mapping[str, object]] = [{"path": "class-0/img-000.jpg", "x": 0.5, "y": 1}]
     manifest = write_manifest(images, "csv", rows)
     x, y = (kept(columns=ManifestColumns(targets=(name,))) for name in "xy")
     with pytest.raises(KeyboardInterrupt):
@@ -503,7 +503,7 @@ def test_a_label_column_may_be_left_alone(images: Path, tmp_path: Path) -> None:
     assert member(out, "class-0/img-000.jpg", "json") == b'{"label":"dog"}'
     for given in ({"label": "a", "targets": ("b",)}, {"label": "a", "has_labels": False}, {"path": "a", "label": "a"}):
         with pytest.raises(ArgumentError, match="column 'a'"):
-            ManifestColumns(**given)  # type: ignore[arg-type]
+            ManifestColumns(**given)
     with pytest.raises(SourceError, match="--suffix is for manifests"):
         sharded(images, tmp_path / "b", ManifestColumns(suffix=".jpg"))
     for columns in (ManifestColumns(has_labels=False), ManifestColumns(label="a")):
@@ -544,7 +544,7 @@ def test_csv_rows_with_too_few_columns_are_listed(images: Path, tmp_path: Path) 
 
 def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) -> None:
     data = [encode(pixels(i)) for i in range(3)]
-    rows: list[dict[str, object]] = [
+    rows: Sequence[Mapping[str, object]] = [
         {"image": {"bytes": d, "path": "same.jpg"}, "label": i, "id": i} for i, d in enumerate(data)
     ]
     out = sharded(write_manifest(images, "parquet", rows), tmp_path)
@@ -746,9 +746,9 @@ def test_tars_by_brace_pattern_plain_and_gzipped_keep_all_fields(tmp_path: Path)
         assert member(out, path, "json") == b'{"i":%d}' % i
         assert member(out, path, "seg.png") == b"\x89"
     # The same tars gzipped give the same shards, but for the names of the tars.
-    for path in list((tmp_path / "in").glob("*.tar")):
-        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
+    for tar in list((tmp_path / "in").glob("*.tar")):
+        Path(f"{tar}.gz").write_bytes(gzip.compress(tar.read_bytes()))
+        tar.unlink()
     out2 = tmp_path / "out2"
     shard(str(tmp_path / "in"), str(out2), kept(samples_per_shard=5))
     assert (out2 / "shard-000001.tar").read_bytes() == (out / "shard-000001.tar").read_bytes()
@@ -1055,7 +1055,7 @@ def test_a_label_from_json_takes_the_place_of_the_cls_field(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("index_only", [False, True])
 def test_labels_and_targets_come_from_keys_of_json(tmp_path: Path, index_only: bool) -> None:
-    rows: list[dict[str, object]] = [{"kind": "dog", "age": 0.5, "x": 1}, {"kind": "cat", "age": -3, "x": 2}, {}]
+    rows: Sequence[Mapping[str, object]] = [{"kind": "dog", "age": 0.5, "x": 1}, {"kind": "cat", "age": -3, "x": 2}, {}]
     members = []
     for i, row in enumerate(rows):
         members += [(f"{i}.jpg", encode(pixels(i))), (f"{i}.json", json.dumps(row).encode()), (f"{i}.cls", b"7")]

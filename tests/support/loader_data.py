@@ -117,7 +117,7 @@ class RogueReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return RogueReader, (self.index.path, self.sample, self.deed, self.mark)
 
-    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:  # type: ignore[type-arg]
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
         if self.sample in ids:
             first = not self.mark
             if self.deed == "wait":
@@ -173,7 +173,7 @@ class ToldReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return ToldReader, (self.index.path, self.word)
 
-    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:  # type: ignore[type-arg]
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
         die_if_told(self.word)
         return super().read(ids, wanted)
 
@@ -189,7 +189,7 @@ class DyingAndWaitingReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return DyingAndWaitingReader, (self.index.path, self.marks)
 
-    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:  # type: ignore[type-arg]
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
         if 8 in ids:
             if self.mark("dying"):
                 self.wait("die")

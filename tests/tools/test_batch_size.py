@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import random
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 
 import feeder
 from feeder import find_batch_size
-from feeder.tools.training import batch_size
+from tests.support.generators import generator_states
 
 MIB = 1 << 20
 
@@ -25,7 +27,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(batch_size.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
 
 def _limited(limit: int, error: Exception, seconds: Any = lambda size: 1.0, clock: Clock | None = None) -> Any:
@@ -46,7 +48,7 @@ def test_the_largest_that_fits_is_found(
     limit: int, start: int, multiple_of: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(batch_size.gc, "collect", lambda: 0)  # nothing to collect here, and it takes long
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # nothing to collect here, and it takes long
     step = _limited(limit, torch.OutOfMemoryError("CUDA out of memory"), clock=clock)
     found = find_batch_size(step, start=start, multiple_of=multiple_of, maximum=4096, steps=1)
     unit = multiple_of if limit >= multiple_of else 1
@@ -163,8 +165,13 @@ def test_model_optimizer_and_random_state_are_as_before(had_gradients: bool) -> 
     def state() -> list[Any]:
         gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        draws = [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()]
-        return [weights, gradients, copy.deepcopy(optimizer.state_dict()), schedule.state_dict(), draws]
+        return [
+            weights,
+            gradients,
+            copy.deepcopy(optimizer.state_dict()),
+            schedule.state_dict(),
+            generator_states(),
+        ]
 
     if had_gradients:
         train(4)

@@ -182,7 +182,14 @@ def test_what_a_rival_makes_is_checked_before_it_is_timed() -> None:
 
 
 def test_a_rival_that_fails_or_says_nothing_is_named_with_its_reason(tree: Path) -> None:
-    job = {"path": str(tree), "folder": None, "options": {"workers": []}, "workers": 0, "do": "run", "rival": "nobody"}
+    job: dict[str, Any] = {
+        "path": str(tree),
+        "folder": None,
+        "options": {"workers": []},
+        "workers": 0,
+        "do": "run",
+        "rival": "nobody",
+    }
     with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="no answer in 0 s"):
         contestant.ask(job, 0.0)
     assert contestant.ended

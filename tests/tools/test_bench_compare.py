@@ -56,8 +56,8 @@ def test_noise_alone_changes_nothing():
 def test_what_unchanged_peers_moved_by_is_the_machine_and_no_change():
     found = compare(result(), result(lambda name: 1.25, seed=2))
     assert found.drift == pytest.approx(1.25, abs=0.05)
-    found = verdicts(result(), result(lambda name: 1.15 if name == "feeder" else 1.25, seed=2))
-    assert set(found.values()) == {"same"}
+    same = verdicts(result(), result(lambda name: 1.15 if name == "feeder" else 1.25, seed=2))
+    assert set(same.values()) == {"same"}
     slower = verdicts(result(), result(lambda name: 0.5 if name == "feeder" else 1.25, seed=2))
     assert slower["images_per_s feeder 2"] == "slower"
     # A peer of another version says nothing of the machine.

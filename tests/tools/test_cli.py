@@ -19,7 +19,7 @@ from tests.shard.test_source import write_tar
 from tests.support.images import encode, make_tree, pixels
 
 
-def run(*arguments: str | Path, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *(program or ["-m", "feeder"]), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)

@@ -21,6 +21,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.tools.headroom.fit import Fit
 from feeder.tools.headroom.headroom import Headroom, _seekable_gain
 from feeder.transforms import Compose, Lambda, Normalize, RandomResizedCrop
+from tests.support.generators import generator_states
 from tests.support.loader_data import write_shards
 from tests.support.slow import SlowItems, Slowly, SlowReader
 from tests.support.undisturbed import undisturbed
@@ -138,16 +139,14 @@ def test_nothing_is_changed_by_the_measurement(shards: Path, fast: bool, workers
     torch.manual_seed(1)
     loader = make()
     before = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
-    chance = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]
+    chance = generator_states()
     feeder.headroom(loader, step, seconds=0.5, restore=[model, optimizer])
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[0][name])
     assert optimizer.state_dict() == before[1]
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert random.getstate() == chance[0]
-    assert np.random.get_state()[1].tolist() == chance[1]  # type: ignore[index]
-    assert torch.equal(torch.get_rng_state(), chance[2])
+    assert generator_states() == chance
     for images, (other, _) in zip(expected, loader, strict=True):
         assert torch.equal(images, other)
 

@@ -94,6 +94,7 @@ def test_a_page_refers_to_nothing_outside_of_itself():
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", document))
     assert not any({"src", "href", "data", "action"} & set(attributes) for _, attributes in parsed.tags)
     policy = next(a["content"] for t, a in parsed.tags if t == "meta" and a.get("http-equiv"))
+    assert policy is not None
     assert "default-src 'none'" in policy
     ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
     used = set(re.findall(r"url\(#(\w+)\)", document))

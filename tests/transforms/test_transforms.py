@@ -150,7 +150,8 @@ def test_arguments_and_defaults_are_those_of_torchvision() -> None:
     assert RandomSolarize(128) == RandomSolarize(threshold=128.0, p=0.5)
     assert RandomAdjustSharpness(2) == RandomAdjustSharpness(sharpness_factor=2.0, p=0.5)
     assert {op().p for op in (RandomInvert, RandomAutocontrast, RandomEqualize)} == {0.5}
-    assert RandomInvert() != RandomEqualize()
+    different: object = RandomEqualize()
+    assert RandomInvert() != different
     assert RandomZoomOut() == RandomZoomOut(0, (1.0, 4.0), 0.5)
 
 
@@ -472,7 +473,8 @@ def test_seed_epoch_sample_and_place_in_the_recipe_all_change_the_draws() -> Non
     flips = draw([RandomHorizontalFlip(), RandomHorizontalFlip()], sizes=sizes, ids=ids)
     assert (flips.ops[0]["flip"] != flips.ops[1]["flip"]).any()
     first = draw([RandomResizedCrop(9)], sizes=sizes, ids=ids)
-    for other in ({"seed": 5}, {"epoch": 5}, {"ids": ids + 50}):
+    others: tuple[dict[str, Any], ...] = ({"seed": 5}, {"epoch": 5}, {"ids": ids + 50})
+    for other in others:
         changed = draw([RandomResizedCrop(9)], **{"sizes": sizes, "ids": ids, **other})
         assert (changed.source_box != first.source_box).any(axis=1).mean() > 0.9
 
@@ -632,7 +634,7 @@ def test_affine_says_what_the_value_ops_do(ops: list[Op], dtype: str, scale: flo
     recipe = Recipe.of(ops)
     assert recipe.output_dtype == dtype
     assert recipe.storage_dtype == ("uint16" if dtype == "bfloat16" else dtype)
-    if scale is None:
+    if scale is None or bias is None:
         assert recipe.affine is None
     else:
         assert recipe.affine is not None

@@ -205,7 +205,7 @@ def worker_main(connection: socket.socket, job: Job) -> None:
         connection: To the trainer.
         job: What to do.
     """
-    signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
+    signal_handling._set_worker_signal_handlers()
     connection.settimeout(None)  # whatever the script's default for sockets is
     # Not by a Thread: for one that ends at its start, for want of memory, Thread.start() waits for ever.
     _thread.start_new_thread(_watch, (connection.fileno(), os.getppid()))
