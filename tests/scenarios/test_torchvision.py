@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from feeder import transforms
-from feeder.dataset.datasets import FolderDataset
+from feeder.dataset.folders import FolderDataset
 from tests.golden import torchvision_arrays
 from tests.support.images import encode, pixels
 from tests.support.loader_data import write_shards
@@ -64,7 +64,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (folder / "tree" / name).write_bytes(b"no image")
     (folder / "compared.py").write_text(_COMPARED)
     run_with_torchvision(folder / "compared.py", folder)
-    return json.loads((folder / "theirs.json").read_text())  # type: ignore[no-any-return]
+    return json.loads((folder / "theirs.json").read_text())
 
 
 def _leaves(value: Any) -> Iterator[Any]:
