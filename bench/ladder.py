@@ -38,13 +38,14 @@ import torch
 
 import feeder
 from bench import standin
-from bench.gpu.common import Result, cpu_seconds, gpu, is_over, warm_up
+from bench.gpu.common import Result, gpu, is_over, warm_up
 from bench.gpu.resnet import resnet50
 from bench.gpu.train import Utilisation
 from bench.make_images import make_images
 from bench.standin import StandIn
 from feeder.system.cores import cores as given_cores
 from feeder.system.nvml import current_gpu_busy
+from feeder.system.processes import cpu_seconds
 from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
 from feeder.tools.bench.result_file import spread
