@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from feeder._gpu import Mix
-    from feeder.decode.staged.staged import Staged, Stager
+    from feeder.decode.staged.staged import Staged
+    from feeder.decode.staged.stager import Stager
     from feeder.transforms import Draws, Recipe
     from feeder.transforms.op import Params
 

@@ -25,6 +25,7 @@ __all__ = [
     "clipped_warning",
     "image_info",
     "is_image_field",
+    "is_plain_jpeg",
     "jpeg_has_end",
     "jpeg_orientation",
     "quiet_pillow",
@@ -150,57 +151,76 @@ def _checked(extension: str, width: int, height: int, orientation: int) -> Image
     return ImageInfo(extension, width, height, orientation if 1 <= orientation <= 8 else 1)
 
 
-def _jpeg_info(data: bytes) -> ImageInfo:
-    position, end = 2, len(data)
-    size: tuple[int, int] | None = None
-    exif: list[bytes] = []
-    xmp: bytes | None = None
-    while position + 4 <= end:
-        if data[position] != 0xFF:  # some cameras pad between segments; libjpeg and Pillow skip it
-            position = data.find(b"\xff", position)
-            if position < 0:
-                break
-            continue
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields the code and the position of each marker with a segment, up to the first scan's header or an end marker.
+
+    Bytes between segments, which some cameras pad with, are skipped, as libjpeg and Pillow do it.
+    """
+    position = data.find(b"\xff", 2)
+    while 0 <= position <= len(data) - 4:
         marker = data[position + 1]
         if marker == 0xFF:  # fill byte
             position += 1
             continue
         if marker == 0 or marker in _STANDALONE_MARKERS:
-            position += 2
+            position = data.find(b"\xff", position + 2)
             continue
+        yield marker, position
+        if marker in (0xD9, 0xDA):
+            return
+        position = data.find(b"\xff", _segment_end(data, position))
+
+
+def _segment_end(data: bytes, position: int) -> int:
+    return position + 2 + (data[position + 2] << 8 | data[position + 3])
+
+
+def _jpeg_info(data: bytes) -> ImageInfo:
+    size: tuple[int, int] | None = None
+    exif: list[bytes] = []
+    xmp: bytes | None = None
+    for marker, position in _jpeg_segments(data):
+        end = _segment_end(data, position)
         if marker in (0xD9, 0xDA):
             if size is None:
                 raise ValueError(f"damaged jpg: no frame header before byte {position}")
             return _checked("jpg", *size, jpeg_orientation(exif, xmp))
-        length = data[position + 2] << 8 | data[position + 3]
         if marker in _SOF_MARKERS:
-            if length < 8 or position + 9 > end:
+            if end - position < 10 or position + 9 > len(data):
                 break
             height, width = struct.unpack_from(">HH", data, position + 5)
             size = size or (width, height)
         elif marker == 0xE1:
             if data.startswith(EXIF_HEAD, position + 4):
-                exif.append(data[position + 4 : position + 2 + length])
+                exif.append(data[position + 4 : end])
             elif data.startswith(_XMP_HEAD, position + 4):
-                xmp = data[position + 4 + len(_XMP_HEAD) : position + 2 + length]
-        position += 2 + length
+                xmp = data[position + 4 + len(_XMP_HEAD) : end]
     raise ValueError("truncated jpg: ends inside its header")
 
 
 def _scan_start(data: bytes) -> int:
-    """Where the first scan's entropy-coded data starts: a thumbnail's end marker before it is not the image's."""
-    position, end = 2, len(data)
-    while position + 4 <= end:
-        marker = data[position + 1]
-        if marker == 0xFF:
-            position += 1
-        elif marker in _STANDALONE_MARKERS:
-            position += 2
-        else:
-            position += 2 + (data[position + 2] << 8 | data[position + 3])
-            if marker == 0xDA:
-                return position
-    return end
+    """Returns the position of the first scan's entropy-coded data: an end marker before it is a thumbnail's."""
+    return next((_segment_end(data, at) for marker, at in _jpeg_segments(data) if marker == 0xDA), len(data))
+
+
+def is_plain_jpeg(data: bytes) -> bool:
+    """Returns whether a JPEG whose header can be read is gray or YCbCr, 8 bits, Huffman-coded and without padding.
+
+    Every JPEG decoder decodes these alike.
+    """
+    end, adobe_rgb = 2, False
+    for marker, position in _jpeg_segments(data):
+        if data[end:position].strip(b"\xff"):
+            return False
+        end = _segment_end(data, position)
+        if marker == 0xEE and data.startswith(b"Adobe", position + 4) and end - position >= 16:
+            adobe_rgb = data[position + 15] == 0
+        elif marker in _SOF_MARKERS:
+            components = data[position + 9]
+            ids = bytes(data[position + 10 : position + 10 + 3 * components : 3])
+            is_color = components == 3 and not adobe_rgb and ids != b"RGB"
+            return marker in (0xC0, 0xC1, 0xC2) and data[position + 4] == 8 and (components == 1 or is_color)
+    return False
 
 
 def jpeg_orientation(exif: list[bytes], xmp: bytes | None) -> int:

@@ -9,7 +9,9 @@ import pytest
 
 from feeder import transforms as T
 from feeder.decode.registry import available_decoders
-from feeder.decode.staged.staged import ROW, Kind, Staged, Stager, stored_boxes, turn_codes
+from feeder.decode.staged.staged import ROW, Kind, Staged
+from feeder.decode.staged.stager import Stager
+from feeder.decode.staged.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import ArgumentError
 from tests.gpu.oracle import turn
 from tests.support.conformance import encode, natural_image

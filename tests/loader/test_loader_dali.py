@@ -26,7 +26,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decode.dali import decoder as dali_backend
 from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
 from feeder.decode.dali.queue import DaliQueue
-from feeder.decode.staged.capacity import looked_at, plan_room
+from feeder.decode.staged.capacity import plan_capacity, planning_sample
 from feeder.decode.staged.staged import ROW, Staged
 from feeder.errors import BackendError, DecodeError
 from feeder.loader.dataloader import DataLoader
@@ -186,7 +186,7 @@ def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path) -> None:
 
 def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
     reader = ShardDataset(shards).reader
-    room = plan_room(reader.peek(looked_at(len(reader), in_shards=True)), (16, 16), 4)
+    room = plan_capacity(reader.peek(planning_sample(len(reader), in_shards=True)), (16, 16), 4)
     assert room.share_bytes % 64 == 0
     largest = max(max(reader.index.length.tolist()), 3 * 16 * 16)  # type: ignore[attr-defined]
     assert 3 * 16 * 16 < room.share_bytes <= largest + ROW.itemsize + 64
@@ -199,7 +199,7 @@ def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
         (tmp_path / f"c/{i}.jpg").write_bytes(photo)
     (tmp_path / "c/x.jpg").write_bytes(scan)
     files = FolderDataset(tmp_path).reader
-    room = plan_room(files.peek(looked_at(len(files), in_shards=False)), (8, 8), 64)
+    room = plan_capacity(files.peek(planning_sample(len(files), in_shards=False)), (8, 8), 64)
     assert room.outlier_pixels < 2500 * 2500
     assert room.preallocate == (64, 64)
     assert room.share_bytes < 2 * len(photo) + ROW.itemsize

@@ -18,7 +18,8 @@ from feeder.decode.decoder import MAX_PIXELS, Buffer, TrainerDecoder, check_batc
 from feeder.decode.device.finisher import Finisher
 from feeder.decode.device.ops import check_device_ops
 from feeder.decode.staged.redo import decode_on_cpu
-from feeder.decode.staged.staged import Kind, Staged, Stager
+from feeder.decode.staged.staged import Kind, Staged
+from feeder.decode.staged.stager import Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
 from feeder.transforms.op import Params

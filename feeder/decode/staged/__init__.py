@@ -1,1 +1,1 @@
-"""Encoded images that workers stage for a decoder in the trainer."""
+"""Encoded images, staged by workers for a decoder in the trainer."""

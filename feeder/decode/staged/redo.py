@@ -1,4 +1,4 @@
-"""Staged JPEGs decoded on the CPU after all, where the decoder that they were staged for has failed on their batch."""
+"""The CPU's decode of staged JPEGs, for batches on which the decoder they were staged for has failed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def decode_on_cpu(
 ) -> tuple[npt.NDArray[np.uint8], list[DecodeError | None]]:
     """Decodes, crops and resizes, by feeder's CPU kernels, or by Pillow where they are not built.
 
-    In the exact way, so that a batch which is redone is as near as can be to what it would have been. Whether an image
-    is good is for the way to say that the CPU backend would take: they look at different parts of a damaged file.
+    Pixels are those of fidelity "exact", as close as possible to the decoder's. Errors are those of ``fidelity``, the
+    CPU backend's own: the two look at different parts of a damaged file.
 
     Args:
         rows: [N] of :data:`feeder.decode.staged.staged.ROW`, of JPEGs, whose sizes have one area.
         payloads: N JPEGs.
-        threads: How many share the work.
+        threads: Number of threads.
         fidelity: The CPU backend's, "fast" or "exact".
 
     Returns:
-        uint8 [N, H * W * 3], as stored (not turned), and for each image None or why it can't be decoded.
+        uint8 [N, H * W * 3], as stored (not turned), and for each image None or the reason why it can't be decoded.
     """
     pixels = np.zeros((len(rows), 3 * int(rows["size"][0].prod())), np.uint8)
     errors: list[DecodeError | None] = [None] * len(rows)
@@ -74,7 +74,7 @@ def decode_on_cpu(
 
 
 def _with_pillow(row: np.void, payload: Buffer) -> npt.NDArray[np.uint8]:
-    """The pixels of one image; raises DecodeError."""
+    """Returns the pixels of one image, or raises DecodeError."""
     from PIL import Image
 
     left, top, right, bottom = row["window"].tolist()

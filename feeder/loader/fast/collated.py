@@ -31,7 +31,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
 from feeder.order.random import philox
 
-__all__ = ["Collated", "CollatedWork", "room_for"]
+__all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]
 
 _STREAM = 65_531  # the next below those of mixing
 _ALIGN = 64
@@ -148,7 +148,7 @@ def _together(parts: list[Report]) -> Report:
     return Report(substitutions=[found for part in parts for found in part.substitutions], **sums)
 
 
-def room_for(work: Work) -> int:
+def slot_bytes_per_sample(work: Work) -> int:
     """Bytes of a slot for each sample, if a batch is about its samples: stacked, with labels, in their dtype. Where
     sizes differ, little: the first batches tell."""
     if work.recipe.output_size is None:

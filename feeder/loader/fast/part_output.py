@@ -18,7 +18,7 @@ from feeder.loader.observe.meter import Meter
 if TYPE_CHECKING:
     from feeder.decode.decoder import Buffer, Decoder
     from feeder.decode.device.fused import DeviceSplit
-    from feeder.decode.staged.staged import Stager
+    from feeder.decode.staged.stager import Stager
     from feeder.errors import DecodeError
     from feeder.transforms import Draws, Recipe
 

@@ -26,12 +26,12 @@ from feeder.decode.decoder import Decoder, TrainerDecoder
 from feeder.decode.device.fused import split_for_device
 from feeder.decode.image_header import clipped_warning
 from feeder.decode.registry import get_decoder
-from feeder.decode.staged.capacity import looked_at, plan_room
+from feeder.decode.staged.capacity import plan_capacity, planning_sample
 from feeder.errors import ArgumentError
 from feeder.loader.agreement import Agreement
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batches import HELD_BATCHES, Finished, Request, part_rows
-from feeder.loader.fast.collated import CollatedWork, room_for
+from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.finishing import Completion
 from feeder.loader.fast.iterator import FastIterator, Place, Progress
@@ -96,7 +96,7 @@ class FastPath:
         self.decoder: TrainerDecoder | None = None
         if self.collates:
             _check_collating(loader, decoder)
-            self.work.share_bytes = room_for(self.work) if loader.num_workers else 0
+            self.work.share_bytes = slot_bytes_per_sample(self.work) if loader.num_workers else 0
         elif isinstance(decoder, TrainerDecoder):
             self.decoder = decoder
             self._stage_for(decoder)
@@ -128,11 +128,11 @@ class FastPath:
         rows = loader.batch_size or 1
         parts = part_rows(rows, loader.num_workers) if loader.num_workers else [(0, rows)]
         reader = self.dataset.reader
-        found = reader.peek(looked_at(len(reader), in_shards=bool(reader.shard_sizes())))
-        room = plan_room(found, recipe.output_size, min(rows for _, rows in parts))
-        decoder.prepare(rows, room.preallocate, room.outlier_pixels)
+        found = reader.peek(planning_sample(len(reader), in_shards=bool(reader.shard_sizes())))
+        capacity = plan_capacity(found, recipe.output_size, min(rows for _, rows in parts))
+        decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)
         self.work.stager = decoder.stager.with_threads(loader.worker_threads)
-        self.work.share_bytes = room.share_bytes
+        self.work.share_bytes = capacity.share_bytes
 
     def split(self, start: int) -> Split:
         """This rank's part of an epoch, from a position on."""

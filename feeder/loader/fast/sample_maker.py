@@ -16,7 +16,7 @@ import numpy.typing as npt
 from feeder.dataset.decoding import problem_of
 from feeder.dataset.reader import Encoded, Reader
 from feeder.decode.registry import get_decoder
-from feeder.decode.staged.staged import stored_rows
+from feeder.decode.staged.stored_boxes import stored_rows
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
 from feeder.loader.observe.meter import Meter
@@ -26,7 +26,7 @@ from feeder.system.callers import warn
 if TYPE_CHECKING:
     from feeder.decode.decoder import Decoder
     from feeder.decode.device.fused import DeviceSplit
-    from feeder.decode.staged.staged import Stager
+    from feeder.decode.staged.stager import Stager
     from feeder.transforms import Draws, Recipe
 from feeder.loader.fast.part_report import Report, Substitution
 
