@@ -19,8 +19,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import ShardEntry
-from feeder.shard.source import source as base
-from feeder.shard.source import tars
+from feeder.shard.source import image_file, tars
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.shards import shard
 from feeder.system.progress import Progress
@@ -222,7 +221,7 @@ def test_a_gzip_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
         shard(str(tmp_path / "bomb.tar.gz"), str(tmp_path / "out"), kept())
     assert not (tmp_path / "out").exists()
     packed = gzip.compress(write_tar(tmp_path / "x.tar", [("a.jpg", JPEG), ("a.txt", bytes(1 << 20))]).read_bytes(), 1)
-    monkeypatch.setattr(base, "_UNPACKED_TIMES", 2 + (1 << 20) // len(packed))
+    monkeypatch.setattr(image_file, "_UNPACKED_TIMES", 2 + (1 << 20) // len(packed))
     (tmp_path / "x.tar.gz").write_bytes(packed)
     assert shard(str(tmp_path / "x.tar.gz"), str(tmp_path / "out"), kept()).samples == 1
 

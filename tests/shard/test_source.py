@@ -1017,7 +1017,7 @@ def test_an_odd_label_is_rejected_and_moves_no_other(tmp_path: Path, odd: bytes,
 def test_json_that_is_too_large_or_too_deep_for_a_label_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("feeder.shard.source.tars.LARGE_BYTES", 100_000)
+    monkeypatch.setattr("feeder.shard.source.tar_labels.LARGE_BYTES", 100_000)
     rows = [b'{"k": 1}', b'{"k": %s1%s}' % (b"[" * 40_000, b"]" * 40_000), b'{"k": 1, "x": "%s"}' % (b"x" * 100_000)]
     members = [(f"{i}.{field}", data) for i, row in enumerate(rows) for field, data in (("jpg", JPEG), ("json", row))]
     write_tar(tmp_path / "t.tar", members)

@@ -9,7 +9,8 @@ import stat
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.class_folders import UNREADABLE, class_names, splits_advice, unlistable, walk
-from feeder.shard.source.source import Source, looks_like_image
+from feeder.shard.source.image_file import looks_like_image
+from feeder.shard.source.source import Source
 
 __all__ = ["open_folder"]
 

@@ -1,31 +1,36 @@
-"""Encoded images as they come from files: of a bearable size, and read only if they begin as images do."""
+"""Files of encoded images: limits on their size, and reading that looks at a large file's first bytes."""
 
 from __future__ import annotations
 
 import os
 
+from feeder.decode.image_header import IMAGE_EXTENSIONS
 from feeder.system.files import open_regular
 
-__all__ = ["LARGE_BYTES", "MAX_FILE_BYTES", "check_size", "read_image"]
+__all__ = ["LARGE_BYTES", "MAX_FILE_BYTES", "check_size", "looks_like_image", "read_image", "unpacked_limit"]
 
-# The largest image that can be decoded, 89 million pixels, takes as much uncompressed as three float32 channels.
+# Three float32 channels of the largest image that can be decoded, 89 million pixels.
 MAX_FILE_BYTES = 1 << 30
 
-# Below this a file is read at once, whatever it is; photos are nearly always smaller.
+# Smaller files are read at once, whatever they are; photos are nearly always smaller.
 LARGE_BYTES = 16 << 20
-# As Pillow tells the formats that can be decoded; the last is that of `feeder shard --encode raw`.
+# First bytes of the formats that can be decoded, as Pillow knows them; the last is that of `--encode raw`.
 _MAGICS = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8", b"II", b"MM", b"P", b"\x93NUMPY")
 _MAGIC_BYTES = 8
+# Images hardly shrink when they are packed, and labels and headers not that much; a file of zeros does a thousandfold.
+_UNPACKED_TIMES = 100
+# Formats that feeder does not decode; such a file claims to be an image all the same.
+_OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
 
 
 def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-    """Checks, before memory is taken for it, that a large image is not too large and begins as an image does.
+    """Checks, before memory is taken for an image, that it is not too large and, if large, begins as an image does.
 
     Args:
         descriptor: An open file.
-        offset: Where the image starts, bytes.
-        length: Its size in bytes, as somebody says.
-        max_bytes: The largest size to be borne.
+        offset: Start of the image, bytes.
+        length: Size of the image that an index or a header claims, bytes.
+        max_bytes: The largest size allowed.
 
     Raises:
         OSError: if its first bytes can't be read.
@@ -44,7 +49,7 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
     Args:
         path: The file.
-        max_bytes: The largest size to be borne.
+        max_bytes: The largest size allowed.
 
     Raises:
         OSError: if it can't be read, or is no regular file.
@@ -56,12 +61,22 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         size = os.fstat(descriptor).st_size
         check_size(descriptor, 0, size, max_bytes=max_bytes)
         data = os.read(descriptor, size)
-        while len(data) < size and (more := os.read(descriptor, size - len(data))):  # a server may give it in parts
+        while len(data) < size and (more := os.read(descriptor, size - len(data))):  # a server may give less
             data += more
         return data
     except MemoryError:
         raise MemoryError(f"{path}: not enough memory for its {size:,} bytes") from None
-    except OSError as error:  # which has no name where a descriptor was read
+    except OSError as error:  # an error of a descriptor has no file name
         raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)
+
+
+def looks_like_image(path: str | bytes) -> bool:
+    """Tells whether a file's name claims that it is an image."""
+    return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
+
+
+def unpacked_limit(packed_bytes: int, least_bytes: int) -> int:
+    """Number of bytes that a file of ``packed_bytes`` may unpack to, at least ``least_bytes``."""
+    return max(least_bytes, _UNPACKED_TIMES * packed_bytes)

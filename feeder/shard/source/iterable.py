@@ -13,7 +13,8 @@ from typing import Any
 from feeder.errors import SourceError
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
 from feeder.shard.source.labels import LabelColumn, as_number, is_class_number, label_text
-from feeder.shard.source.source import NO_FILE, Source, drop_duplicates
+from feeder.shard.source.sample_table import NO_FILE
+from feeder.shard.source.source import Source, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.text import count
 

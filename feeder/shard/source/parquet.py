@@ -1,4 +1,4 @@
-"""Rows of Parquet files, which may be damaged, or hold far more than their size says."""
+"""Rows of Parquet files, which may be damaged, or hold far more than their size suggests."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from feeder.errors import SourceError
-from feeder.shard.source.source import unpacked_limit
+from feeder.shard.source.image_file import unpacked_limit
 
 __all__ = ["parquet_rows"]
 
 _BATCH_ROWS = 256
-# A value may stand once in a file and be meant in every row, so this many rows times all values are at most so much.
+# A file may store a value once and mean it in every row, so the rows of a batch times the bytes of all values are at
+# most this.
 _BATCH_BYTES = 256 << 20
-# Of lists, whose values may be repeated likewise, and which are Python's objects before they are JSON.
+# The same for values of lists, each of which is a Python object before it is JSON.
 _BATCH_VALUES = 8 << 20
 
 
 def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
-    """The rows of a Parquet file, or for a row that can't be read the reason, as a stream.
+    """Streams the rows of a Parquet file; for a row that can't be read, the reason.
 
     Raises:
-        SourceError: if the file can't be read, or unpacks to what no images' file does.
-        OSError: if the disk fails, or a page is not what its checksum says.
+        SourceError: if the file can't be read, or unpacks to more than a file of images would.
+        OSError: if the disk fails, or a page does not match its checksum.
     """
     try:
         import pyarrow
@@ -48,7 +49,7 @@ def _batch_rows(path: str, group: Any) -> int:
     """Number of a row group's rows that may be in memory at a time.
 
     Raises:
-        SourceError: if a column is far larger than it is packed, or has too many values in a row.
+        SourceError: if a column unpacks to far more than it is packed, or has too many values in a row.
     """
     rows = _BATCH_ROWS
     for chunk in (group.column(number) for number in range(group.num_columns)):
@@ -57,12 +58,12 @@ def _batch_rows(path: str, group: Any) -> int:
         if size_bytes > (limit := unpacked_limit(packed_bytes, _BATCH_BYTES)):
             raise SourceError(
                 f"{path}: column {chunk.path_in_schema!r} unpacks from {packed_bytes:,} bytes to {size_bytes:,}, more "
-                f"than {limit:,}; images don't shrink so much: look what it is"
+                f"than {limit:,}; images don't shrink so much: check what it holds"
             )
         if row_values > _BATCH_VALUES:
             raise SourceError(
                 f"{path}: column {chunk.path_in_schema!r} has {row_values:,} values in a row, more than "
-                f"{_BATCH_VALUES:,}; images are bytes: look what it is"
+                f"{_BATCH_VALUES:,}; images are bytes: check what it holds"
             )
         rows = min(rows, _BATCH_BYTES // max(1, size_bytes), _BATCH_VALUES // max(1, row_values))
     return max(1, rows)
@@ -73,7 +74,7 @@ def _singly(batch: Any) -> Iterator[Any]:
 
 
 def _row(number: int, batch: Any) -> dict[str, Any] | str:
-    """The only row of a batch, or why it can't be read."""
+    """The only row of a batch, or the reason for which it can't be read."""
     try:
         row: dict[str, Any] = batch.to_pylist()[0]
     except (ValueError, OverflowError) as error:

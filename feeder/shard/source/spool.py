@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from types import TracebackType
 
-from feeder.shard.source.source import Container, Part, Source
+from feeder.shard.source.sample_table import Part
+from feeder.shard.source.source import Container, Source
 from feeder.system.files import atomic_file
 
 __all__ = ["Spool"]

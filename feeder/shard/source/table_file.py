@@ -21,7 +21,8 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.parquet import parquet_rows
-from feeder.shard.source.source import NO_FILE, Part, Source, drop_duplicates, reject_samples
+from feeder.shard.source.sample_table import NO_FILE, Part
+from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
 from feeder.system.files import DISK_FULL, open_regular
 from feeder.text import count

@@ -1,47 +1,40 @@
-"""Existing WebDataset tars, plain or gzipped: all fields of every sample, grouped as the webdataset library does."""
+"""Tars in WebDataset's layout, plain or gzipped: all fields of each sample, grouped as the webdataset library does."""
 
 from __future__ import annotations
 
 import collections
 import glob
 import gzip
-import json
 import os
 import zlib
-from array import array
-from dataclasses import replace
-from typing import Any
 
 import braceexpand
-import numpy as np
 
 from feeder.decode.image_header import is_image_field
 from feeder.errors import SourceError
-from feeder.shard.format.index import Index
-from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.tar import Refused, Seam, read_members
 from feeder.shard.source.class_folders import unlistable
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
-from feeder.shard.source.image_file import LARGE_BYTES
-from feeder.shard.source.labels import LABEL_BYTES, LabelColumn, label_text, target_number
-from feeder.shard.source.source import NO_FILE, Part, Source, drop_duplicates, reject_samples, unpacked_limit
+from feeder.shard.source.image_file import unpacked_limit
+from feeder.shard.source.sample_table import NO_FILE, Part
+from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.source.tar_labels import TarLabels
 from feeder.system.files import DISK_FULL, atomic_file
 from feeder.text import count
 
-__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars", "split_name"]
+__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _UNPACKED_BYTES = 1 << 30
-_SOUND, _JOINED, _DAMAGED = range(3)
+_SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, beside a seam of two archives, beside damage
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def split_name(name: str) -> tuple[str, str] | None:
-    """Splits a member's name at the first dot of its last part into key and field; None if it has no field or key.
+def _split_name(name: str) -> tuple[str, str] | None:
+    """Splits a member's name into key and field, at the first dot of its last part; None if one of them is empty.
 
-    Source: webdataset's ``base_plus_ext``; like there, fields are in lower case.
+    Source: webdataset's ``base_plus_ext``; fields are in lower case, as there.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, field = base.partition(".")
@@ -49,7 +42,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def expand_pattern(pattern: str) -> list[str]:
-    """The tars that a brace pattern, a glob, a folder or a plain path names, in order.
+    """Lists the tars that a brace pattern, a glob, a folder or a plain path names, in order.
 
     Raises:
         SourceError: if it names none, or something that is no local file.
@@ -82,10 +75,10 @@ def open_tars(
 
     Args:
         pattern: As :func:`expand_pattern` takes it.
-        work: Folder where gzipped tars are unpacked to; None refuses them.
+        work: Folder that gzipped tars are unpacked into; None refuses them.
         image_field: Field that holds the image, or several with ";" between them, of which each sample has one; None
             chooses it by the names of the fields, for all samples alike.
-        columns: Keys of the samples' ``json`` that have the label or the targets; None: the ``cls`` field has it.
+        columns: Keys of the samples' ``json`` with the label or the targets; None takes the label from ``cls``.
 
     Raises:
         SourceError: if a tar can't be opened.
@@ -93,7 +86,7 @@ def open_tars(
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
     asked = None if image_field is None else image_field.lower()
-    labels = _Labels(source, pattern, columns or ManifestColumns())
+    labels = TarLabels(source, pattern, columns or ManifestColumns())
     damaged: list[int] = []
     joined: list[int] = []
     several = 0
@@ -102,7 +95,7 @@ def open_tars(
         try:
             group = _list_tar(source, name, _plain_tar(source, name, path, work), path, labels, asked)
         except OSError as error:
-            if error.errno in DISK_FULL:  # where it is unpacked to; nothing is wrong with the tar
+            if error.errno in DISK_FULL:  # the work folder's disk; nothing is wrong with the tar
                 raise
             raise SourceError(f"{path}: can't be read: {error.strerror or error}") from None
         damaged += group.damaged
@@ -121,7 +114,7 @@ def open_tars(
 
 
 def _glob(pattern: str) -> list[str]:
-    """The matches of a pattern, sorted; glob itself passes over folders that it can't list.
+    """Matches of a pattern, sorted. glob itself passes over folders that it can't list.
 
     Raises:
         OSError: for such a folder.
@@ -134,10 +127,10 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
-    """The tar's path, or that of its unpacked copy.
+    """Path of the tar, or of its unpacked copy.
 
     Raises:
-        SourceError: if it is compressed, and ``work`` is None or it unpacks to what no tar of images does.
+        SourceError: if it is compressed and ``work`` is None, or it unpacks to more than a tar of images would.
     """
     with open(path, "rb") as file:
         if file.read(2) != _GZIP_MAGIC:
@@ -148,11 +141,11 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, atomic_file(unpacked) as plain:
         try:
-            while chunk := compressed.read1(1 << 20):  # read() would lose what comes before the damage
+            while chunk := compressed.read1(1 << 20):  # read() would lose the bytes before the damage
                 if plain.tell() + len(chunk) > limit:
                     raise SourceError(
-                        f"{path}: unpacks to more than {limit:,} bytes; images don't shrink so much: look what it is, "
-                        "unpack it, and shard the tar"
+                        f"{path}: unpacks to more than {limit:,} bytes; images don't shrink so much: check what it "
+                        "holds, unpack it, and shard the tar"
                     )
                 plain.write(chunk)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -160,10 +153,12 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
     return unpacked
 
 
-def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Labels, image_field: str | None) -> _Group:
-    """Adds a tar's samples; returns what took them in."""
+def _list_tar(
+    source: Source, name: str, plain: str, original: str, labels: TarLabels, image_field: str | None
+) -> _Group:
+    """Adds a tar's samples; returns the group that collected them."""
     container = source.add_container(plain)
-    if plain != original:  # what must not change is the user's file, not our copy
+    if plain != original:  # a resumed run compares the user's file, not the unpacked copy
         status = os.stat(original)
         source.containers[container] = source.containers[container]._replace(
             size_bytes=status.st_size, mtime_ns=status.st_mtime_ns
@@ -175,7 +170,7 @@ def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Lab
             if isinstance(member, Seam):
                 group.seam()
                 continue
-            split = split_name(member.name)
+            split = _split_name(member.name)
             if split is None:
                 path = f"{name}/{member.name}".rstrip("/")
                 if isinstance(member, Refused):
@@ -193,16 +188,16 @@ def _list_tar(source: Source, name: str, plain: str, original: str, labels: _Lab
 
 
 def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[int, str]:
-    """Samples to be rejected, as they lack a field, such as the label, which may have been lost beside them.
+    """Finds samples that lack a field, such as the label, which may have been lost beside them.
 
     Args:
-        source: The source, whose table has the samples.
-        damaged: Numbers of the samples beside damage. Another sample's field that they lack may be lost.
-        joined: Numbers of the samples beside a seam of two archives, mostly whole: they may lack what a sample that
-            stands elsewhere lacks too.
+        source: The source with the samples in its table.
+        damaged: Samples beside damage. A field that any other sample has may be lost.
+        joined: Samples beside a seam of two archives, mostly whole. They may lack a field that samples elsewhere lack
+            too.
 
     Returns:
-        Reason by the sample's number.
+        Reason for the rejection, by sample.
     """
     if not damaged and not joined:
         return {}
@@ -221,131 +216,24 @@ def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[i
 
 
 def _shape(fields: frozenset[str]) -> frozenset[str]:
-    """Fields without the format of images, as that may differ from sample to sample."""
+    """Fields without the format of images, which may differ from sample to sample."""
     names: collections.Counter[str] = collections.Counter()
     for field in fields:
         names[f"{field.rpartition('.')[0]}.image" if is_image_field(field) else field] += 1
     return frozenset(f"{name} {k}" for name, number in names.items() for k in range(number))
 
 
-def _own_targets(folder: str) -> tuple[str, ...]:
-    """The targets of the shard set in a folder, which are in its samples' ``json``; none where there is no such set."""
-    path = os.path.join(folder, INDEX_NAME)
-    if Manifest.read(folder) is None or not os.path.isfile(path):
-        return ()
-    targets = Index(path).targets
-    return () if targets == ("cls",) else targets
-
-
-def _json_row(descriptor: int, part: Part | None) -> dict[str, Any]:
-    """The keys of a ``json`` field; empty if there is none, or it is no object.
-
-    Raises:
-        ValueError: if it is no JSON, or too large or nested too deeply for it.
-    """
-    if part is None:
-        return {}
-    if part.length > LARGE_BYTES:  # before memory is taken for it
-        raise ValueError(f"its json has {part.length:,} bytes, more than {LARGE_BYTES:,}")
-    try:
-        row = json.loads(os.pread(descriptor, part.length, part.offset))
-    except RecursionError:
-        raise ValueError("its json is nested too deeply") from None
-    return row if isinstance(row, dict) else {}
-
-
-class _Labels:
-    """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``."""
-
-    def __init__(self, source: Source, pattern: str, columns: ManifestColumns) -> None:
-        if columns.label is None and not columns.targets and columns.has_labels:
-            columns = replace(columns, targets=_own_targets(source.root))
-        self._source, self._pattern, self._columns = source, pattern, columns
-        key = columns.label
-        place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
-        way_out = "name a key of the samples' json that has the label with --label-column, or give --no-labels"
-        self._column = LabelColumn(place, way_out, ("", "-1") if key is None else ("",))
-        self._target = array("f")
-        self._found = 0
-        self._unreadable = array("q")  # numbers of samples
-
-    def take(self, descriptor: int, parts: dict[str, Part]) -> int:
-        """Takes the label of the tar's next sample and returns its code.
-
-        Raises:
-            ValueError: for a target that is no number.
-        """
-        columns, part = self._columns, parts.get("cls")
-        if not columns.has_labels:
-            return -1
-        if not columns.label and not columns.targets:
-            if part is None:
-                return self._column.add(None)
-            text = label_text(os.pread(descriptor, min(part.length, LABEL_BYTES + 1), part.offset))
-            if text is None:
-                self._unreadable.append(len(self._source.table))
-            self._found += 1
-            return self._column.add(text)
-        row = _json_row(descriptor, parts.get("json"))
-        self._found += any(name in row for name in (columns.label, *columns.targets))
-        self._target.extend([target_number(row.get(name), f"{name!r} of the json field") for name in columns.targets])
-        return self._column.add(row.get(columns.label)) if columns.label else -1
-
-    def finish(self) -> dict[int, str]:
-        """Gives the samples their labels, now that all are known.
-
-        Returns:
-            By number the samples that are to be rejected, as their labels are damaged or odd, with the reason.
-
-        Raises:
-            SourceError: if no sample has the keys asked for, or a label can't be one.
-        """
-        source, columns = self._source, self._columns
-        if not columns.has_labels:
-            return {}
-        samples, manifest = len(source.table), Manifest.read(source.root)
-        known = manifest.classes if manifest else None
-        asked = [name for name in (columns.label, *columns.targets) if name]
-        if asked and samples and not self._found:
-            raise SourceError(f"{self._pattern}: no sample has {' or '.join(map(repr, asked))} in a json field")
-        if columns.targets:
-            numbers = np.array(self._target, np.float32).reshape(samples, len(columns.targets))
-            source.table.set_targets(columns.targets, numbers)
-            return {}
-        found = self._column.finish(None if asked else known)
-        reasons = source.take_labels(found, columns.label or "cls")
-        source.replaces_cls = bool(asked) and found.labels is not None
-        if found.labels is not None and known is not None and not asked:
-            source.classes = known
-        what = "the cls field" if not asked else f"{asked[0]!r} of the json field"
-        missing = found.missing
-        if missing < samples:
-            reasons |= dict.fromkeys(self._unreadable, "its label is binary or too long")
-            missing -= len(self._unreadable)
-        elif self._unreadable:
-            unread = count(len(self._unreadable), "cls field")
-            source.notes.append(f"{self._pattern}: {unread} without a label, being binary or too long")
-        if found.example is not None:
-            kind = "class names" if found.classes is not None else "float32 targets"
-            source.notes.append(f"{self._pattern}: labels are {kind}, as {what} holds {found.example!r}")
-        if samples and missing == samples:
-            source.notes.append(f"{self._pattern}: no sample has a label in {what}")
-        elif missing:
-            source.notes.append(f"{self._pattern}: {count(missing, 'sample')} without a label in {what}")
-        return reasons
-
-
 class _Group:
-    """Neighbouring members with one key: a sample, unless one of them is refused.
+    """Collects neighbouring members with one key: a sample, unless one of them is refused.
 
     Attributes:
-        damaged: Numbers of the samples beside damage, which may lack a field.
-        joined: Numbers of the samples beside a seam of two archives.
-        has_seam: Whether the tar has several archives.
+        damaged: Samples beside damage, which may lack a field.
+        joined: Samples beside a seam of two archives.
+        has_seam: True if the tar has several archives.
     """
 
     def __init__(
-        self, source: Source, tar: str, descriptor: int, labels: _Labels, image_fields: tuple[str, ...] | None
+        self, source: Source, tar: str, descriptor: int, labels: TarLabels, image_fields: tuple[str, ...] | None
     ) -> None:
         self._source = source
         self._tar = tar
@@ -361,7 +249,7 @@ class _Group:
         self.has_seam = False
 
     def damage(self) -> None:
-        """Takes note that members are lost here."""
+        """Notes that members are lost here."""
         self._place = self._next_place = _DAMAGED
 
     def seam(self) -> None:
@@ -372,7 +260,7 @@ class _Group:
         self._key, self._next_place = "", max(self._next_place, _JOINED)
 
     def add(self, key: str, part: Part | str) -> None:
-        """Takes the next member, or the reason why it was refused."""
+        """Takes the next member, or the reason for which it was refused."""
         if key != self._key:
             self.finish()
             self._key = key

@@ -19,7 +19,8 @@ from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.jpeg_rows import row_data
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.class_folders import UNREADABLE
-from feeder.shard.source.source import Rejection, Source, looks_like_image
+from feeder.shard.source.image_file import looks_like_image
+from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.encode import EncodeOptions, Encoder
 
 __all__ = ["ShardWriter"]

@@ -1,0 +1,180 @@
+"""The table of a source's samples: paths, sizes, labels, and where their fields are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NO_FILE", "Part", "SampleTable"]
+
+NO_FILE = -(2**63)  # the modification time of a sample whose image is no file of its own
+_CHUNK = 1 << 16
+
+
+class Part(NamedTuple):
+    """One field of a sample: ``length`` bytes at ``offset`` of a container (a tar, or the spool).
+
+    An empty field name stands for the image whose extension its bytes decide.
+    """
+
+    field: str
+    container: int
+    offset: int
+    length: int
+
+
+class SampleTable:
+    """The samples of a source, in its order: columns of numbers and one arena of paths, no Python object a sample.
+
+    Attributes:
+        fields: Numbers of the fields by name.
+        targets: Names of the numbers that samples have in place of a label.
+    """
+
+    def __init__(self) -> None:
+        self.fields: dict[str, int] = {}
+        self._paths = bytearray()
+        self._path_starts = array("q", [0])
+        self._sizes = array("q")
+        self._mtimes = array("q")
+        self._labels = array("q")
+        self.targets: tuple[str, ...] = ()
+        self._target = array("f")
+        self._rows = array("q")
+        self._part_starts = array("q", [0])
+        self._part_fields = array("H")
+        self._part_containers = array("i")
+        self._part_offsets = array("q")
+        self._part_lengths = array("q")
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(
+        self,
+        path: bytes,
+        size: int,
+        mtime_ns: int,
+        label: int,
+        parts: Sequence[Part] = (),
+        target: Sequence[float] = (),
+        row: int | None = None,
+    ) -> None:
+        """Adds a sample.
+
+        Args:
+            path: The image's file, relative to the source's root, or a name for what is in a container.
+            size: Bytes of the image file (0 if the image is a part) and of all parts.
+            mtime_ns: The image file's modification time; NO_FILE if the image is a part.
+            label: Class index, -1 for none.
+            parts: Fields that are in containers.
+            target: One number for each of ``targets``.
+            row: The sample's row in its table, from 0; given for all samples or for none.
+        """
+        self._target.extend(target)
+        if row is not None:
+            self._rows.append(row)
+        self._paths += path
+        self._path_starts.append(len(self._paths))
+        self._sizes.append(size)
+        self._mtimes.append(mtime_ns)
+        self._labels.append(label)
+        for part in parts:
+            self._part_fields.append(self.fields.setdefault(part.field, len(self.fields)))
+            self._part_containers.append(part.container)
+            self._part_offsets.append(part.offset)
+            self._part_lengths.append(part.length)
+        self._part_starts.append(len(self._part_fields))
+
+    def path(self, i: int) -> bytes:
+        """Path of sample ``i``."""
+        return bytes(self._paths[self._path_starts[i] : self._path_starts[i + 1]])
+
+    def label(self, i: int) -> int:
+        """Label of sample ``i``, -1 for none."""
+        return self._labels[i]
+
+    def target(self, i: int) -> list[float]:
+        """Numbers of sample ``i``, one for each of ``targets``; NaN for none."""
+        count = len(self.targets)
+        return self._target[i * count : (i + 1) * count].tolist()
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if the samples come from rows of a table."""
+        return len(self._rows) > 0
+
+    def row(self, i: int) -> int:
+        """Row of sample ``i`` in its table, from 0."""
+        return self._rows[i]
+
+    def has_file(self, i: int) -> bool:
+        """Tells whether the image of sample ``i`` is a file, not a part."""
+        return self._mtimes[i] != NO_FILE
+
+    def size(self, i: int) -> int:
+        """Bytes of sample ``i`` in the source."""
+        return self._sizes[i]
+
+    def parts(self, i: int) -> list[Part]:
+        """Fields of sample ``i`` that are in containers."""
+        names = list(self.fields)
+        return [
+            Part(names[self._part_fields[k]], self._part_containers[k], self._part_offsets[k], self._part_lengths[k])
+            for k in range(self._part_starts[i], self._part_starts[i + 1])
+        ]
+
+    def by_fields(self) -> dict[frozenset[str], array[int]]:
+        """Samples by the names of their fields."""
+        names = list(self.fields)
+        found: dict[bytes, array[int]] = {}
+        for i in range(len(self)):
+            fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]].tobytes()
+            found.setdefault(fields, array("q")).append(i)
+        groups: dict[frozenset[str], array[int]] = {}
+        for fields, ids in found.items():  # the same fields may stand in several orders
+            groups.setdefault(frozenset(names[k] for k in array("H", fields)), array("q")).extend(ids)
+        return groups
+
+    def relabel(self, mapping: npt.NDArray[np.int64]) -> None:
+        """Replaces each label l >= 0 by ``mapping[l]``."""
+        labels = np.frombuffer(self._labels, np.int64)
+        for start in range(0, len(labels), _CHUNK):  # a mask of all would take much memory
+            chunk = labels[start : start + _CHUNK]
+            chunk[chunk >= 0] = mapping[chunk[chunk >= 0]]
+
+    def set_targets(self, names: Sequence[str], numbers: npt.NDArray[np.float32]) -> None:
+        """Gives all samples numbers in place of labels: float32 [N, K], a column for each name."""
+        labels = np.frombuffer(self._labels, np.int64)
+        labels[:] = -1
+        self.targets, self._target = tuple(names), array("f", numbers.tobytes())
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of every sample, int64 [N]; a view."""
+        return np.frombuffer(self._sizes, np.int64)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All that identifies the samples, as views."""
+        numbers = {
+            "path_starts": self._path_starts,
+            "sizes": self._sizes,
+            "mtimes": self._mtimes,
+            "labels": self._labels,
+        }
+        columns: dict[str, npt.NDArray[Any]] = {"paths": np.frombuffer(self._paths, np.uint8)}
+        return columns | {name: np.frombuffer(values, np.int64) for name, values in numbers.items()}
+
+    def digest(self) -> str:
+        """SHA-256 of paths, sizes, labels and targets. A copy of the dataset has the same, as times don't count."""
+        digest = hashlib.sha256()
+        for name in ("paths", "path_starts", "sizes", "labels"):
+            digest.update(np.ascontiguousarray(self.columns()[name]).data)
+        if self.targets:
+            digest.update(json.dumps(self.targets).encode() + self._target.tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,131 @@
+"""The labels of the samples of tars."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from feeder.errors import SourceError
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.image_file import LARGE_BYTES
+from feeder.shard.source.labels import LABEL_BYTES, LabelColumn, label_text, target_number
+from feeder.shard.source.sample_table import Part
+from feeder.shard.source.source import Source
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.text import count
+
+__all__ = ["TarLabels"]
+
+
+class TarLabels:
+    """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``."""
+
+    def __init__(self, source: Source, pattern: str, columns: ManifestColumns) -> None:
+        if columns.label is None and not columns.targets and columns.has_labels:
+            columns = replace(columns, targets=_own_targets(source.root))
+        self._source, self._pattern, self._columns = source, pattern, columns
+        key = columns.label
+        place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
+        way_out = "name a key of the samples' json that has the label with --label-column, or give --no-labels"
+        self._column = LabelColumn(place, way_out, ("", "-1") if key is None else ("",))
+        self._target = array("f")
+        self._found = 0
+        self._unreadable = array("q")  # samples whose ``cls`` field is no text
+
+    def take(self, descriptor: int, parts: dict[str, Part]) -> int:
+        """Takes the label of a tar's next sample and returns its code.
+
+        Raises:
+            ValueError: for a target that is no number.
+        """
+        columns, part = self._columns, parts.get("cls")
+        if not columns.has_labels:
+            return -1
+        if not columns.label and not columns.targets:
+            if part is None:
+                return self._column.add(None)
+            text = label_text(os.pread(descriptor, min(part.length, LABEL_BYTES + 1), part.offset))
+            if text is None:
+                self._unreadable.append(len(self._source.table))
+            self._found += 1
+            return self._column.add(text)
+        row = _json_row(descriptor, parts.get("json"))
+        self._found += any(name in row for name in (columns.label, *columns.targets))
+        self._target.extend([target_number(row.get(name), f"{name!r} of the json field") for name in columns.targets])
+        return self._column.add(row.get(columns.label)) if columns.label else -1
+
+    def finish(self) -> dict[int, str]:
+        """Gives the samples their labels, now that all are known.
+
+        Returns:
+            Reason for the rejection by sample, for those whose label is damaged or odd.
+
+        Raises:
+            SourceError: if no sample has the keys asked for, or a label can't be one.
+        """
+        source, columns = self._source, self._columns
+        if not columns.has_labels:
+            return {}
+        samples, manifest = len(source.table), Manifest.read(source.root)
+        known = manifest.classes if manifest else None
+        asked = [name for name in (columns.label, *columns.targets) if name]
+        if asked and samples and not self._found:
+            raise SourceError(f"{self._pattern}: no sample has {' or '.join(map(repr, asked))} in a json field")
+        if columns.targets:
+            numbers = np.array(self._target, np.float32).reshape(samples, len(columns.targets))
+            source.table.set_targets(columns.targets, numbers)
+            return {}
+        found = self._column.finish(None if asked else known)
+        reasons = source.take_labels(found, columns.label or "cls")
+        source.replaces_cls = bool(asked) and found.labels is not None
+        if found.labels is not None and known is not None and not asked:
+            source.classes = known
+        what = "the cls field" if not asked else f"{asked[0]!r} of the json field"
+        missing = found.missing
+        if missing < samples:
+            reasons |= dict.fromkeys(self._unreadable, "its label is binary or too long")
+            missing -= len(self._unreadable)
+        elif self._unreadable:
+            unread = count(len(self._unreadable), "cls field")
+            source.notes.append(f"{self._pattern}: {unread} without a label, being binary or too long")
+        if found.example is not None:
+            kind = "class names" if found.classes is not None else "float32 targets"
+            source.notes.append(f"{self._pattern}: labels are {kind}, as {what} holds {found.example!r}")
+        if samples and missing == samples:
+            source.notes.append(f"{self._pattern}: no sample has a label in {what}")
+        elif missing:
+            source.notes.append(f"{self._pattern}: {count(missing, 'sample')} without a label in {what}")
+        return reasons
+
+
+def _own_targets(folder: str) -> tuple[str, ...]:
+    """Names of the targets of the shard set in a folder, which its samples have in their ``json``; empty for no set."""
+    path = os.path.join(folder, INDEX_NAME)
+    if Manifest.read(folder) is None or not os.path.isfile(path):
+        return ()
+    targets = Index(path).targets
+    return () if targets == ("cls",) else targets
+
+
+def _json_row(descriptor: int, part: Part | None) -> dict[str, Any]:
+    """Parses a ``json`` field; empty for a sample without one, or one that is no object.
+
+    Raises:
+        ValueError: if it is no JSON, or too large or nested too deeply.
+    """
+    if part is None:
+        return {}
+    if part.length > LARGE_BYTES:  # before memory is taken for it
+        raise ValueError(f"its json has {part.length:,} bytes, more than {LARGE_BYTES:,}")
+    try:
+        row = json.loads(os.pread(descriptor, part.length, part.offset))
+    except RecursionError:
+        raise ValueError("its json is nested too deeply") from None
+    return row if isinstance(row, dict) else {}
