@@ -13,7 +13,7 @@ export VENV PYTHON IMAGES TORCH_INDEX
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint fuzz bench-smoke env clean
+.PHONY: help demo test test-slow lint fuzz bench-smoke env clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,9 +25,15 @@ demo: ## shard images, load them, compare with torch's DataLoader (IMAGES=dir fo
 
 # Without a GPU, also where there is one, so that they test the same everywhere; bench/gpu.sh runs those that need it.
 # A test that is stuck where Python can't end it: SIGABRT, at which pytest writes the stacks of all threads.
-test: ## run the tests
+PYTEST = CUDA_VISIBLE_DEVICES= timeout --foreground --signal=ABRT --kill-after=60 3600 $(BIN)/python -m pytest
+
+test: ## run the tests, but for those of more than five seconds
 	@scripts/env.sh test
-	CUDA_VISIBLE_DEVICES= timeout --foreground --signal=ABRT --kill-after=60 3600 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: ## run the tests of more than five seconds
+	@scripts/env.sh test
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 lint: ## check style, format and types
 	@scripts/env.sh test

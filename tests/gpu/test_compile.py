@@ -12,6 +12,7 @@ import pytest
 from feeder import _gpu
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _gpu.has_triton(), reason="Triton is not installed")
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

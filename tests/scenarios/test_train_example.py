@@ -112,6 +112,7 @@ def test_it_is_short() -> None:
     assert len(SCRIPT.read_text().splitlines()) < 350
 
 
+@pytest.mark.slow
 def test_it_learns(data: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     printed = _subprocess([str(SCRIPT), *data, "--out", str(out), *SMALL, "1", "--epochs", "5"])
@@ -183,6 +184,7 @@ def _assert_alike(killed: Path, unbroken: Path, deaths: list[Any]) -> None:
     assert sorted(path.name for path in killed.iterdir()) == ["best.pt", "last.pt", "log.csv"]
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
     """An epoch has five steps: checkpoints are in it, at its end, and in the next one."""
     chance = np.random.default_rng(0)
@@ -212,6 +214,7 @@ def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[
         _assert_alike(tmp_path / f"{every}", unbroken, several)
 
 
+@pytest.mark.slow
 def test_ddp_that_loses_a_process_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
     options = [*data, "--epochs", "2", "--accumulate", "2", "--checkpoint-every", "3", *SMALL, "0", "--parallel", "ddp"]
     deaths = [(1, "step", 5), (0, "step", 4)]
@@ -245,6 +248,7 @@ def test_dp_computes_each_loss_where_its_part_is(data: list[str], tmp_path: Path
     assert all(p.grad is not None for p in trainer.model.parameters())
 
 
+@pytest.mark.slow
 def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, script: Any) -> None:
     # 63 images to validate with, 20 at a time: the two processes fill the last batch up, which must not count.
     options = [*SMALL, "0", "--epochs", "1", "--norm", "group", "--accumulate", "2"]
