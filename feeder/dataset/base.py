@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
@@ -21,7 +22,7 @@ from feeder.text import count
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["FeederDataset", "applies_exif", "keeps_samples"]
+__all__ = ["FeederDataset", "applies_exif", "drawn_samples", "keeps_samples"]
 
 
 class FeederDataset(Dataset[tuple[Any, ...]]):
@@ -91,10 +92,15 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             if not -size <= i < size:
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
+        seed = int(torch.empty((), dtype=torch.int64).random_()) % (1 << 64)
+        return self._drawn(seed, 0, np.arange(len(ids)), ids)
+
+    def _drawn(
+        self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
+    ) -> list[tuple[Any, ...]]:
         if self._decoder is None:
             self._decoder = SampleDecoder(self.reader, self.recipe, self.fields)
-        seed = int(torch.empty((), dtype=torch.int64).random_())
-        images, labels, fields = self._decoder.decode(seed, ids)
+        images, labels, fields = self._decoder.decode(seed, epoch, keys, ids)
         return as_samples(images, labels, fields, self.recipe.output_dtype)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,6 +171,19 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             for name in names:
                 if name not in known:
                     raise ArgumentError(f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}")
+
+
+def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Samples as ``dataset[i]`` gives them, with the augmentation that the loader's fast path draws for them.
+
+    Args:
+        dataset: One that makes its samples itself, see :func:`keeps_samples`.
+        seed: 0 to 2**64-1.
+        epoch: 0 to 2**32-1.
+        ids: Sample ids, 0 or more.
+    """
+    found = np.array(ids, np.int64)
+    return dataset._drawn(seed, epoch, found, found)
 
 
 def keeps_samples(dataset: Any, base: type) -> bool:

@@ -35,12 +35,14 @@ class SampleDecoder:
         self._has_warned = False
 
     def decode(
-        self, seed: int, ids: npt.NDArray[np.int64]
+        self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any], list[list[Any]]]:
         """Reads, decodes and augments samples. Warns of the first image that loses range, as nobody counts them here.
 
         Args:
-            seed: Of the augmentation of this call; any integer.
+            seed: Of the augmentation, 0 to 2**64-1.
+            epoch: The epoch that it is drawn for.
+            keys: int64 [N], what it is drawn by.
             ids: int64 [N].
 
         Returns:
@@ -57,7 +59,7 @@ class SampleDecoder:
             problem = problem_of(encoded, row)
             if problem is None:
                 one = slice(row, row + 1)
-                draws = recipe.draw(seed % (1 << 64), 0, np.array([row]), encoded.sizes[one])
+                draws = recipe.draw(seed, epoch, keys[one], encoded.sizes[one])
                 image = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
                 buffers, turns = encoded.buffers[one], encoded.orientations[one]
                 problem = self._decoder.decode(buffers, turns, recipe, draws, image)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.text import count
 
-__all__ = ["as_feeder", "differing_part", "joined_in"]
+__all__ = ["as_feeder", "dataset_fingerprint", "differing_part", "is_feeders", "joined_in"]
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
@@ -45,6 +46,25 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     else:
         reader = whole.reader
     return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.fields)
+
+
+def is_feeders(dataset: Any) -> bool:
+    """Returns True for a feeder dataset, and for a ``Subset`` or ``ConcatDataset`` of such; also where a class that
+    derives from these makes its own of ``dataset[i]``."""
+    if isinstance(dataset, ConcatDataset):
+        return all(map(is_feeders, dataset.datasets))
+    return is_feeders(dataset.dataset) if isinstance(dataset, Subset) else isinstance(dataset, FeederDataset)
+
+
+def dataset_fingerprint(dataset: Any) -> str:
+    """Returns a hash of which samples a dataset has that :func:`is_feeders` is True for."""
+    if isinstance(dataset, FeederDataset):
+        return dataset.reader.fingerprint()
+    parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
+    digest = hashlib.blake2b("".join(map(dataset_fingerprint, parts)).encode(), digest_size=16)
+    if isinstance(dataset, Subset):
+        digest.update(np.asarray(dataset.indices, np.int64).tobytes())
+    return digest.hexdigest()
 
 
 def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -26,9 +27,10 @@ from feeder.errors import ArgumentError
 from feeder.loader.group_store import group_life, group_store, within
 from feeder.text import count
 
-__all__ = ["Agreement", "Connection", "connect"]
+__all__ = ["Agreement", "Connection", "connect", "recipe_digest"]
 
 _PATIENCE_S = 5.0  # with a store that does not answer
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
 _T = TypeVar("_T")
 _begun: dict[tuple[str, int], int] = {}
 
@@ -52,6 +54,11 @@ def connect(rank: int) -> Connection | None:
     store = group_store()
     life = None if store is None else within(_PATIENCE_S, lambda: group_life(store, rank))
     return None if life is None else Connection(store, rank, life)
+
+
+def recipe_digest(recipe: Any) -> str:
+    """Returns a digest of a recipe's text, the same on all ranks."""
+    return hashlib.blake2b(_ADDRESS.sub("", repr(recipe)).encode(), digest_size=8).hexdigest()
 
 
 class Agreement:

@@ -14,7 +14,7 @@ import torch
 import torch.utils.data
 from typing_extensions import TypeVar
 
-from feeder.dataset.subset import as_feeder
+from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import Choice, choose
 from feeder.loader.device.feed import checked_device
@@ -23,6 +23,7 @@ from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath, current_ranks
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.path import GenericPath
+from feeder.loader.generic.split_order import SplitOrder, order_of
 from feeder.loader.generic.state_dict import draw_seed, make_resumable
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
@@ -63,16 +64,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     the samples. Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of
     workers or ranks. The same holds for torch's ``Subset`` of one, with the indices that it has when the loader is
     made: its samples are drawn for by their place in it, and named by their ids in the whole; and for torch's
-    ``ConcatDataset`` of several with equal transforms and fields, whose labels stay as they are. For any other dataset
-    everything is as with torch's loader.
+    ``ConcatDataset`` of several with equal transforms and fields, whose labels stay as they are. Elsewhere batches are
+    made as with torch's loader. For feeder datasets, and for classes that derive from them, order, rank split, seed and
+    ``shuffle`` are feeder's there, too; for any other dataset everything is torch's.
 
     Args:
         dataset: As torch's; but for what follows, the same holds for every argument up to ``in_order``.
         num_workers: Also "auto": the fewest that are about as fast as one for each core that this rank may have, by
             about three seconds of measurement on samples drawn apart; where that is not possible (iterable datasets,
             datasets with a state of their own), one for each such core. One rank of a host measures for all. What was
-            chosen, and why, is logged and in :meth:`stats`. On the fast path it changes no batch; elsewhere torch seeds
-            random augmentation by worker, so take a number where runs are to be repeated.
+            chosen, and why, is logged and in :meth:`stats`. For feeder datasets it changes no batch; for others torch
+            seeds random augmentation by worker, so take a number where runs are to be repeated.
         collate_fn: On the fast path it is called once for each batch, in the worker that makes the whole batch, with
             the list of its finished samples as ``dataset[i]`` gives them; what it returns is the batch. Before each
             call the generators of Python, numpy and torch are seeded from seed, epoch and the batch's place in the
@@ -84,10 +86,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             something can't be pickled.
         worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of (seed, rank, the
             epoch that the workers start in, number of the worker).
-        shuffle: On the fast path also a :class:`feeder.Window`.
+        shuffle: For feeder datasets also a :class:`feeder.Window`.
         in_order: On the fast path batches come in order also with False, as order and resume rest on it.
-        generator: On the fast path, where there is no ``seed``, the seed is drawn from it when the loader is made.
-        seed: Of the order and the augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one.
+        generator: For feeder datasets, where there is no ``seed``, the seed is drawn from it when the loader is made.
+        seed: Of the order and the augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one. Off the
+            fast path it has no effect beside an explicit sampler.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             the same number of batches: ``stats()["padded"]`` lists what is repeated for that. So in a distributed job
@@ -120,8 +123,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             on the fast path; elsewhere, where a batch may take any time, never.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
             puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
-        snapshot_every_n_steps: For datasets that are not feeder's: how often workers send their dataset's state along;
-            a resume makes the batches since then again and drops them. 0: never.
+        snapshot_every_n_steps: How often workers send the state of their dataset along, where it has a
+            ``state_dict()``, or where it is not feeder's; a resume makes the batches since then again and drops them.
+            0: never.
         metrics_port: Serves :meth:`stats` to Prometheus on this TCP port, at ``/metrics``, until :meth:`close`; 0 takes
             a free one, see :attr:`metrics_url`. Loaders of one process may share a port: the label ``loader`` tells
             them apart. None: no server. Needs the extra ``metrics``.
@@ -217,6 +221,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             # Images of different sizes are for a collate_fn to put together.
             and (self._source.recipe.output_size is not None or collate_fn not in _DEFAULT_COLLATES)
         )
+        self._is_split_generic = own_order and not self._is_fast and is_feeders(dataset)
         self._generic_reason: GenericReason | None = None
         if not self._is_fast:
             self._generic_reason = generic_reason(dataset)
@@ -248,6 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         self._path: FastPath | None = None
+        self._split_order: SplitOrder | None = None
         self._generic = GenericPath()
         self._path_arguments = shuffle if isinstance(shuffle, Window) else bool(shuffle), own_order
         if self._is_fast:
@@ -258,12 +264,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._path = self._make_path()
             self._serve_metrics()
             return
-        make_resumable(self.sampler, self.batch_sampler)
+        if self._is_split_generic:
+            if seed is None:
+                self.seed = 0 if generator is None else draw_seed(generator)
+            self._make_split_order()
+        else:
+            make_resumable(self.sampler, self.batch_sampler)
         given = {
-            "shuffle=Window(...)": isinstance(shuffle, Window),
-            "seed": seed is not None,
-            "rank": rank is not None,
-            "world_size": world_size is not None,
+            "shuffle=Window(...)": isinstance(shuffle, Window) and not self._is_split_generic,
+            "seed": seed is not None and not is_feeders(dataset),
+            "rank": rank is not None and not is_feeders(dataset),
+            "world_size": world_size is not None and not is_feeders(dataset),
             "backend": backend != "auto",
             "fidelity": fidelity != "fast",
             "on_error": on_error != "raise",
@@ -284,22 +295,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
                 f"{self._generic_reason}. Leave {them} out{way}"
             )
-        self._warn_of_torchs_path(own_order)
+        self._warn_of_torchs_path(own_order, seed)
         self.generic_meters  # noqa: B018  made before another thread may ask for it
         self._serve_metrics()
 
-    def _warn_of_torchs_path(self, own_order: bool) -> None:
+    def _warn_of_torchs_path(self, own_order: bool, seed: int | None) -> None:
         """Says that a feeder dataset goes without the fast path: nothing else would show it."""
         reason = self._path_reason
         if reason is None:
             return
-        world_size = current_ranks(self)[1]
-        unsplit = ""
-        if world_size > 1 and own_order:
-            unsplit = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
-        warn(
-            f"this loader runs torch's path, without feeder's order, rank split and speed: {reason}{unsplit}",
-        )
+        world_size, missing, further = current_ranks(self)[1], "order, rank split and speed", ""
+        if self._is_split_generic:
+            missing = "speed"
+        elif world_size > 1 and own_order:
+            further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
+        elif seed is not None:
+            further = ". seed= has no effect here beside a sampler"
+        warn(f"this loader runs torch's path, without feeder's {missing}: {reason}{further}")
 
     @property
     def _path_reason(self) -> str | None:
@@ -339,7 +351,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate's ``prepare()`` alone reads it, before it makes one of torch's loaders from this one."""
-        if self._is_fast:
+        if self._is_fast or self._is_split_generic:
             warn(
                 "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
                 "speed, the augmentation by seed and the exact resume. Leave the loader out of prepare(), and give it "
@@ -383,6 +395,30 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return path
 
     @property
+    def split_order(self) -> SplitOrder | None:
+        """Feeder's own order on the generic path; a copied or unpickled loader makes one of its own."""
+        if self._split_order is None and self._is_split_generic:
+            self._make_split_order()
+        return self._split_order
+
+    def _make_split_order(self) -> None:
+        ranks = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
+        order = order_of(self.dataset, self.seed or 0, self._path_arguments[0])
+        self._split_order = SplitOrder(self.dataset, order, self.batch_size, self.drop_last, ranks)
+        me = weakref.ref(self)
+
+        def aim(epoch: int) -> None:
+            if (loader := me()) is not None:
+                loader._generic.aim(loader, epoch)
+
+        show_order(self, order).on_epoch = aim
+
+    @property
+    def _index_sampler(self) -> Any:
+        """The sampler that torch's iterators take indices from."""
+        return super()._index_sampler if self.split_order is None else self.split_order
+
+    @property
     def target_device(self) -> torch.device | None:
         """The device that batches go to; None: they stay where they are made."""
         return self._target_device
@@ -411,12 +447,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return StaticBuffers(self.batch_size) if self.static_buffers else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and self.__dict__.get("_path") is not None:
+        has_path = self.__dict__.get("_path") is not None
+        if (name in _FIXED and has_path) or (name == "seed" and self.__dict__.get("_split_order") is not None):
             raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_path": None, "_iterator": None, "_generic": GenericPath(), "_metrics": None}
+        state = self.__dict__ | {"_path": None, "_split_order": None, "_iterator": None, "_metrics": None}
+        state["_generic"] = GenericPath()
         for name in ("_feeding_stream", "_generic_meters", "_static_places"):
             state.pop(name, None)
         return state
@@ -446,24 +484,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.
 
-        An explicit sampler is told, too. For a dataset that is not feeder's the epoch is passed on to whichever of
-        ``sampler``, ``batch_sampler``, ``batch_sampler.sampler`` and ``dataset`` has a ``set_epoch`` of its own.
+        Without feeder's own order the epoch is passed on to whichever of ``sampler``, ``batch_sampler``,
+        ``batch_sampler.sampler`` and ``dataset`` has a ``set_epoch`` of its own.
 
         Args:
             epoch: 0 to 2**32-1. After :meth:`load_state_dict` the epoch that was loaded keeps the place in it.
         """
         if self._fast is not None:
             self._fast.set_epoch(epoch)
-        if self._fast is None or not self._fast.own_order:
+            if not self._fast.own_order:
+                tell_epoch(self, epoch)
+        elif self.split_order is None:
             tell_epoch(self, epoch)
+        else:
+            self._generic.set_epoch(self, epoch)
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration stands; batches that were made ahead and not handed out yet do not count. After a
         ``break`` it is where the loop was broken off, although the next iterator goes on to the next epoch.
 
-        For a feeder dataset a few numbers, as JSON, the same on every rank. With an explicit sampler also the state of
-        its generator, or its own, and a digest of the samples handed out, which are of this rank. For any other dataset
-        the state of torchdata's StatefulDataLoader: the sampler's place, and what dataset and iterators give as theirs.
+        On the fast path a few numbers, as JSON, the same on every rank. With an explicit sampler also the state of
+        its generator, or its own, and a digest of the samples handed out, which are of this rank. Elsewhere the state
+        of torchdata's StatefulDataLoader: the sampler's place, which with feeder's own order any rank can go on from,
+        and what dataset and iterators give as theirs.
 
         Warns:
             UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
@@ -530,9 +575,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``clipped``: how many images lost range, because their samples have more than 8 bits: floats, and integers
               outside 0-255; ``slow``: how many JPEGs are of a kind that the backend's usual way does not take (odd
               sampling factors, CMYK) and were decoded by a slower one;
-            - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks.
+            - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks, off the
+              fast path too.
         """
         stats = self._generic.stats(self.generic_meters) if self._fast is None else self._fast.stats()
+        if self.split_order is not None:
+            stats["padded"] = list(self.split_order.padded)
         stats |= {"path": self.path, "path_reason": self._path_reason}
         return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
 
@@ -549,6 +597,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         try:
             if self._path is not None:
                 self._path.close()
+            if self._split_order is not None:
+                self._split_order.close()
         finally:
             self._generic.close(self)
             metrics, self._metrics = self._metrics, None

@@ -9,8 +9,10 @@ import numpy as np
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from feeder.order.epoch import Order
+from feeder.order.split import Split
+from feeder.system.callers import warn
 
-__all__ = ["show_order", "tell_epoch"]
+__all__ = ["show_order", "tell_epoch", "warn_of_split"]
 
 _AT_ONCE = 4096
 
@@ -61,8 +63,8 @@ def show_order(loader: DataLoader[Any], order: Order) -> Any:
     shown = (_Shuffled if isinstance(sampler, RandomSampler) else _Stored)(dataset)
     shown.order = order
     object.__setattr__(loader, "sampler", shown)  # torch's own lets nobody replace it
-    assert loader.batch_sampler is not None
-    loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]
+    if loader.batch_sampler is not None:
+        loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]
     return shown
 
 
@@ -75,3 +77,13 @@ def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
         if hasattr(each, "set_epoch") and not any(each is other for other in told):
             told.append(each)
             each.set_epoch(epoch)
+
+
+def warn_of_split(split: Split) -> None:
+    """Warns that an epoch in stored order, as of an evaluation, is split by rank where torch's would not be."""
+    warn(
+        f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
+        f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "
+        f"example, needs rank=0, world_size=1; where the split is meant, rank={split.rank} and "
+        f'world_size={split.world_size} say so. To count each sample once, see "Evaluation" in docs/loading.md',
+    )

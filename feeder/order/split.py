@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.order.epoch import Order
 
-__all__ = ["Split"]
+__all__ = ["Split", "ordered_batches"]
+
+_ORDERED_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,18 @@ class Split:
         base = self.start + step * self._global_batch
         size = min(self.batch_size, -(-(self.samples - base) // self.world_size))
         return base + self.rank * size, size
+
+
+def ordered_batches(
+    order: Order, epoch: int, split: Split
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Yields of each of a rank's batches the positions and the sample ids, both int64 [N].
+
+    Ids of several batches are computed at once: most of what they cost is there however few they are.
+    """
+    steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
+    for first_step in range(0, len(split), steps):
+        batches = [split.positions(step) for step in range(first_step, min(first_step + steps, len(split)))]
+        ids = order.ids(epoch, np.concatenate(batches))
+        ends = np.cumsum([len(positions) for positions in batches])
+        yield from zip(batches, np.split(ids, ends[:-1]), strict=True)

@@ -615,7 +615,7 @@ def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -
     ]
     for given, arguments, message in cases:
         with pytest.raises(ArgumentError, match=message):
-            DataLoader(given, seed=1, **arguments)
+            DataLoader(given, fidelity="exact", **arguments)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

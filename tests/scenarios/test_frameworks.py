@@ -46,8 +46,16 @@ class Plain(torch.utils.data.Dataset[Any]):
         return torch.full((3, 8, 8), float(i)), i % 7, i
 
 
+class Derived(ShardDataset):
+    """A feeder dataset that makes samples of its own, which a loader takes by torch's path."""
+
+    def __getitem__(self, i: Any) -> Any:
+        return super().__getitem__(i)
+
+
 def _dataset(kind: str, shards: Path) -> Any:
-    return Plain() if kind == "plain" else ShardDataset(shards, RandomResizedCrop(8), fields=("index",))
+    derived = Derived if kind == "derived" else ShardDataset
+    return Plain() if kind == "plain" else derived(shards, RandomResizedCrop(8), fields=("index",))
 
 
 def _loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -119,7 +127,7 @@ def test_lightning_sees_every_sample_of_every_epoch(shards: Path, tmp_path: Path
     loader.close()
 
 
-@pytest.mark.parametrize("kind", ["shards", "plain"])
+@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
 def test_lightning_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
     save = _lightning().callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5, save_top_k=-1)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 1}
@@ -131,17 +139,18 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Pat
         loader = DataLoader(_dataset(kind, shards), **options)
         _trainer(tmp_path, max_epochs=2).fit(resumed, loader, ckpt_path=checkpoint)
         assert resumed.epoch(step // 7) == unbroken.epoch(step // 7)[step % 7 :]
-        if kind == "shards":  # the other one's next order is for torch's random state to say
+        if kind != "plain":  # its next order is for torch's random state to say
             assert resumed.seen == unbroken.seen[step:]
             assert torch.equal(resumed.layer.weight, unbroken.layer.weight)
 
 
 @pytest.mark.parametrize("every", ["epoch", "step"])
-def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: str) -> None:
+@pytest.mark.parametrize("kind", ["shards", "derived"])
+def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: str, kind: str) -> None:
     """Lightning makes the iterator before it tells the epoch, and doesn't load the place in an epoch that is over."""
     options = {"every_n_epochs": 1} if every == "epoch" else {"every_n_train_steps": 7}
     save = _lightning().callbacks.ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, **options)
-    loaders = [DataLoader(_dataset("shards", shards), batch_size=8, shuffle=True, num_workers=k) for k in (0, 1)]
+    loaders = [DataLoader(_dataset(kind, shards), batch_size=8, shuffle=True, num_workers=k) for k in (0, 1)]
     unbroken, resumed = _module(), _module()
     _trainer(tmp_path, max_epochs=3, callbacks=[save]).fit(unbroken, loaders[0])
     _trainer(tmp_path, max_epochs=3).fit(resumed, loaders[1], ckpt_path=tmp_path / "epoch=0.ckpt")
@@ -170,7 +179,7 @@ class Report(_lightning().Callback):
 warnings.simplefilter("ignore")
 shards, cases = json.loads(sys.argv[1])
 for folder, kind, inject in cases:
-    seed = {"seed": 3} if kind == "shards" else {}
+    seed = {"seed": 3} if kind != "plain" else {}
     loader = DataLoader(_dataset(kind, Path(shards)), batch_size=8, shuffle=True, num_workers=1, **seed)
     trainer = _trainer(Path(folder), max_epochs=2, devices=2, strategy="ddp_fork", use_distributed_sampler=inject,
                        callbacks=[Report(Path(folder))], num_sanity_val_steps=0)
@@ -182,7 +191,8 @@ for folder, kind, inject in cases:
 def test_lightning_on_two_processes(shards: Path, tmp_path: Path) -> None:
     """With its own sampler, which it rebuilds the loader with, and with the loader's own split."""
     _lightning()
-    cases = [(tmp_path / "0", "shards", True), (tmp_path / "1", "plain", True), (tmp_path / "2", "shards", False)]
+    kinds = [("shards", True), ("plain", True), ("shards", False), ("derived", True), ("derived", False)]
+    cases = [(tmp_path / str(number), *case) for number, case in enumerate(kinds)]
     for folder, *_ in cases:
         folder.mkdir()
     arguments = json.dumps([str(shards), [(str(folder), *rest) for folder, *rest in cases]])
@@ -203,7 +213,7 @@ def test_lightning_on_two_processes(shards: Path, tmp_path: Path) -> None:
         assert sorted(ranks[0]["validated"] + ranks[1]["validated"]) == sorted(2 * list(range(_SIZE)))
         for rank in ranks:
             assert rank["fast"] == (kind == "shards")
-            assert rank["seed"] == (3 if kind == "shards" else None)
+            assert rank["seed"] == (None if kind == "plain" else 3)
             assert (rank["sampler"] == "DistributedSampler") == inject
 
 
@@ -318,7 +328,7 @@ from feeder.loader.dataloader import DataLoader
 
 accelerator = Accelerator(cpu=True)
 seen = {}
-for kind in ("shards", "plain"):
+for kind in ("shards", "derived", "plain"):
     for way in ("own", "prepared", "sampler"):
         dataset = _dataset(kind, Path(sys.argv[1]))
         sampler = torch.utils.data.DistributedSampler(dataset) if way == "sampler" else None
@@ -360,7 +370,9 @@ def test_accelerate_on_two_processes(shards: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
-    assert list(ranks[0]) == ["shards own", "shards prepared", "shards sampler", "plain prepared", "plain sampler"]
+    ways = ("own", "prepared", "sampler")
+    split = [f"{kind} {way}" for kind in ("shards", "derived") for way in ways]
+    assert list(ranks[0]) == [*split, "plain prepared", "plain sampler"]
     for way in ranks[0]:
         epochs = []
         for first, second in zip(ranks[0][way], ranks[1][way], strict=True):

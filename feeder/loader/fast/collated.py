@@ -9,17 +9,14 @@ Note [Batches of a collate_fn]
 
 from __future__ import annotations
 
-import contextlib
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
@@ -29,11 +26,10 @@ from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import Report
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
-from feeder.order.random import philox
+from feeder.loader.workers.seeding import seeded
 
 __all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]
 
-_STREAM = 65_531  # the next below those of mixing
 _ALIGN = 64
 
 
@@ -112,7 +108,7 @@ class CollatedWork(Work):
         report = _together(parts)
         beat()
         started = time.perf_counter_ns()
-        with _seeded(self.seed, epoch, int(positions[0])):
+        with seeded(self.seed, epoch, int(positions[0])):
             if not self.share_bytes:
                 report.collated = Collated(self.collate_fn(samples))
             else:
@@ -156,19 +152,3 @@ def slot_bytes_per_sample(work: Work) -> int:
     size_bytes = 3 * int(np.prod(work.recipe.output_size)) * work.recipe.storage_dtype.itemsize
     label_bytes = work.reader.label_dtype.itemsize
     return sum(-(-size // _ALIGN) * _ALIGN for size in (size_bytes, label_bytes))
-
-
-@contextlib.contextmanager
-def _seeded(seed: int, epoch: int, place: int) -> Iterator[None]:
-    """Seeds Python's, numpy's and torch's generators for the batch at a place in the epoch, and puts them back."""
-    words = philox(seed, epoch, [place], _STREAM, 2)[0].tolist()
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(words[0] << 32 | words[1])
-    np.random.seed(words[2:4])
-    torch.default_generator.manual_seed(words[4] << 32 | words[5])
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])

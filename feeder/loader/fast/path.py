@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import operator
 import os
 import pickle
-import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,7 +26,7 @@ from feeder.decode.image_header import clipped_warning
 from feeder.decode.registry import get_decoder
 from feeder.decode.staged.capacity import plan_capacity, planning_sample
 from feeder.errors import ArgumentError
-from feeder.loader.agreement import Agreement
+from feeder.loader.agreement import Agreement, recipe_digest
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batches import HELD_BATCHES, Finished, Request, part_rows
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
@@ -43,9 +41,10 @@ from feeder.loader.fast.trainer_decode import Decoded
 from feeder.loader.group_store import is_initialized
 from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import introduce
 from feeder.order.epoch import Order, Window
-from feeder.order.split import Split
+from feeder.order.split import Split, ordered_batches
 from feeder.system.callers import warn
 from feeder.transforms.mixing import check_mix
 
@@ -56,9 +55,7 @@ __all__ = ["FastPath", "current_ranks"]
 
 _STATE_VERSION = 1
 _LEDGER_ENTRIES = 10_000
-_ORDERED_AT_ONCE = 2048
 _NO_METERS = dict.fromkeys(("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes"), 0)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
 
 
 class FastPath:
@@ -163,12 +160,7 @@ class FastPath:
         if split is None or split.world_size == 1 or is_told:
             return
         self._has_told = True
-        warn(
-            f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
-            f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "
-            f"example, needs rank=0, world_size=1; where the split is meant, rank={split.rank} and "
-            f'world_size={split.world_size} say so. To count each sample once, see "Evaluation" in docs/loading.md',
-        )
+        warn_of_split(split)
 
     def agree(self, progress: Progress) -> None:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
@@ -179,14 +171,14 @@ class FastPath:
         if steps:
             self._agreement.check(steps)
             return
-        loader, recipe = self._loader, _ADDRESS.sub("", repr(self.dataset.recipe))
+        loader = self._loader
         identity = self._identity()
         values = {
             "dataset": f"{identity.pop('samples')} samples, fingerprint {identity.pop('fingerprint')}",
             **identity,
             "batch_size": loader.batch_size,
             "drop_last": loader.drop_last,
-            "recipe": hashlib.blake2b(recipe.encode(), digest_size=8).hexdigest(),
+            "recipe": recipe_digest(self.dataset.recipe),
             "epoch": progress.place.epoch,
             "consumed": progress.place.start,
         }
@@ -394,14 +386,8 @@ class FastPath:
     def requests(self, place: Place, split: Split | None, replay: Replay | None) -> Iterator[Request]:
         """The batches from a place on."""
         if split is not None:
-            # The ids of several batches at once: most of what they cost is there however few they are.
-            steps = max(1, _ORDERED_AT_ONCE // max(1, self._loader.batch_size or 1))
-            for first_step in range(0, len(split), steps):
-                batches = [split.positions(step) for step in range(first_step, min(first_step + steps, len(split)))]
-                ids = self.order.ids(place.epoch, np.concatenate(batches))
-                ends = np.cumsum([len(positions) for positions in batches])
-                for positions, chosen in zip(batches, np.split(ids, ends[:-1]), strict=True):
-                    yield Request(place.epoch, positions, chosen)
+            for positions, chosen in ordered_batches(self.order, place.epoch, split):
+                yield Request(place.epoch, positions, chosen)
             return
         assert replay is not None
         for first, chosen in replay.batches():

@@ -30,12 +30,14 @@ from feeder.loader.device.page_lock import page_lock, slot_guard
 from feeder.loader.generic.position import Progress, counts_off, fitting_states, with_workers, worker_key
 from feeder.loader.generic.processes import Message, Processes
 from feeder.loader.generic.single_process import begin_torchs
+from feeder.loader.generic.split_order import SplitEpoch
 from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import Job, Result, Task
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.path_reason import raise_explained
 from feeder.loader.slots.batch_message import unpack
 from feeder.loader.slots.slots import Slots
+from feeder.loader.stateful import Stateful
 from feeder.loader.workers.iterator_lock import Use
 from feeder.system.memory import available_bytes
 
@@ -96,7 +98,10 @@ class WorkersIterator(_BaseDataLoaderIter):
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
         self._in_order = loader.in_order
+        self._seeding = None if loader.split_order is None else loader.split_order.seeding
         self._interval = loader.snapshot_every_n_steps or 0
+        if self._seeding is not None and not isinstance(loader.dataset, Stateful):
+            self._interval = 1  # such a state costs nothing, and it goes on with another world size or batch size
         self._guard = slot_guard(loader.device_options)
         self._memory_limit_bytes = loader.memory_limit_bytes
         context = loader.multiprocessing_context or torch.multiprocessing
@@ -148,6 +153,11 @@ class WorkersIterator(_BaseDataLoaderIter):
         """Whether the epoch is over."""
         return self.progress.finished
 
+    @property
+    def split_epoch(self) -> SplitEpoch | None:
+        """The epoch in feeder's own order; None with another sampler."""
+        return self._indices.split_epoch
+
     def __next__(self) -> Any:
         with self._use.begun(self._shutdown_workers):
             return self._next()
@@ -155,6 +165,8 @@ class WorkersIterator(_BaseDataLoaderIter):
     def _next(self) -> Any:
         if self.delivers:
             self.meters.asked()
+        if self.split_epoch is not None:
+            self.split_epoch.ask()
         try:
             batch = super().__next__()
         except StopIteration:
@@ -163,6 +175,8 @@ class WorkersIterator(_BaseDataLoaderIter):
             raise
         except (MemoryError, OSError, RuntimeError) as error:
             raise_explained(self._dataset, error)
+        if self.split_epoch is not None:
+            self.split_epoch.hand_out()
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:
@@ -185,8 +199,17 @@ class WorkersIterator(_BaseDataLoaderIter):
         with self._use.begun(self._shutdown_workers):
             self._begin_anew(loader, first_iter)
 
+    def restart(self) -> None:
+        """Begins another epoch in place of the one that nothing was asked of yet."""
+        with self._use.begun(self._shutdown_workers):
+            self._num_yielded = 0
+            self._begin_again()
+
     def _begin_anew(self, loader: Any, first_iter: bool) -> None:
         super()._reset(loader, first_iter)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         for pending in self._pending.values():
             pending.is_wanted = False
             pending.index = None
@@ -490,6 +513,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             self._num_workers,
             None if self._shared_seed is None else int(self._shared_seed),
             state or self._first_states.get(worker_key(number)) or None,
+            self._seeding,
         )
 
     def _died(self, number: int) -> None:

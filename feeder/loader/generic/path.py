@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from feeder.errors import ArgumentError
 from feeder.loader.device.feed import feed_device
 from feeder.loader.generic.multi_process import WorkersIterator
-from feeder.loader.generic.position import Progress, epoch_is_over
+from feeder.loader.generic.position import Progress, epoch_is_over, sampler_place
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.state_dict import IndexIterator, ResumableRandomSampler, draw_seed
 from feeder.loader.observe.live_view import LiveView, end_view
@@ -90,7 +90,9 @@ class GenericPath:
             self._prepared = self._new(loader)
         assert self._here is not None or self._progress is not None
         source: Any = self._here if self._here is not None else self._progress
-        sampler = loader.sampler
+        sampler, order = loader.sampler, loader.split_order
+        if order is not None and order.told is not None and source.finished:
+            return {**source.state_dict(), "_next_epoch": order.told}
         if not source.finished or not isinstance(sampler, ResumableRandomSampler) or sampler.generator is not None:
             return source.state_dict()  # type: ignore[no-any-return]
         # The next epoch's order is torch's random state's, which is not ours to save: its seeds are drawn now, and
@@ -114,9 +116,49 @@ class GenericPath:
                 f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
                 f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
             )
-        self.close(loader)
-        self._here = self._progress = self._prepared = self._on_device = None
+        if (order := loader.split_order) is not None:
+            if state:
+                order.load_state_dict(sampler_place(state).get("_index_sampler_state") or {})
+            order.told = state.get("_next_epoch")
+        self._forget(loader)
         self._loaded = state or None
+
+    def _forget(self, loader: DataLoader[Any]) -> None:
+        self.close(loader)
+        self._here = self._progress = self._prepared = self._on_device = self._loaded = None
+
+    def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
+        """Sets the epoch of the next iterator in feeder's own order; a place in that epoch that was loaded is kept."""
+        order, place, prepared = loader.split_order, None, self._prepared
+        assert order is not None
+        order.set_epoch(epoch)
+        if prepared is not None and not prepared.finished:
+            place = sampler_place(prepared.state_dict())["_sampler_iter_state"]
+        elif self._loaded is not None and not self._loaded["_iterator_finished"]:
+            place = sampler_place(self._loaded)["_sampler_iter_state"]
+        if place is not None and place["epoch"] == order.told:
+            order.told = None
+        elif place is not None:
+            self._forget(loader)
+
+    def aim(self, loader: DataLoader[Any], epoch: int) -> None:
+        """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
+        nothing yet, else of the next."""
+        order, current = loader.split_order, self._here
+        assert order is not None
+        iterator = self._with_workers() if current is None and self._with_workers is not None else current
+        split_epoch = None if iterator is None else iterator.split_epoch
+        is_next = self._prepared is not None or self._loaded is not None
+        if is_next or iterator is None or split_epoch is None or iterator.finished or not split_epoch.is_untouched:
+            self.set_epoch(loader, epoch)
+            return
+        order.set_epoch(epoch)
+        if split_epoch.epoch == order.told:
+            order.told = None
+            return
+        iterator.restart()
+        if self._on_device is not None:
+            self._on_device.state = iterator.state_dict()
 
     def stats(self, meters: GenericMeters) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`. Without the loader: an iterator may outlive it."""

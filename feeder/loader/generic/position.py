@@ -8,7 +8,16 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.text import count
 
-__all__ = ["Progress", "counts_off", "epoch_is_over", "fitting_states", "with_workers", "without_workers", "worker_key"]
+__all__ = [
+    "Progress",
+    "counts_off",
+    "epoch_is_over",
+    "fitting_states",
+    "sampler_place",
+    "with_workers",
+    "without_workers",
+    "worker_key",
+]
 
 
 @dataclass
@@ -42,6 +51,12 @@ def epoch_is_over(state: dict[str, Any]) -> dict[str, Any] | None:
     snapshot = state["_snapshot"]
     main: dict[str, Any] = snapshot["_main_snapshot"]
     return None if _have_own(snapshot["_worker_snapshots"]) else main
+
+
+def sampler_place(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the sampler's part of a state."""
+    found: dict[str, Any] = state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state
+    return found
 
 
 def _have_own(states: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from feeder.errors import stop_in_a_batch
 from feeder.loader.generic.position import without_workers
+from feeder.loader.generic.split_order import SplitEpoch
 from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import never_ending, worker_state
 from feeder.loader.observe.live_view import LiveView, end_view
@@ -46,9 +47,10 @@ class HereIterator(_SingleProcessDataLoaderIter):
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         if state is not None:
             load_if_stateful(self._dataset, state["dataset_state"])
+        order = loader.split_order
         self._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
-            self._dataset,
+            self._dataset if order is None else order.seeding.samples(self._dataset),
             self._auto_collation,
             never_ending(self.meters.timed(self._collate_fn) if self._auto_collation else self._collate_fn),
             self._drop_last,
@@ -58,10 +60,25 @@ class HereIterator(_SingleProcessDataLoaderIter):
         self._sampler_iter: Any = self._indices
         if state is not None:
             self._load(state)
+        if self.split_epoch is not None:
+            self.split_epoch.begun()
+
+    @property
+    def split_epoch(self) -> SplitEpoch | None:
+        """The epoch in feeder's own order; None with another sampler."""
+        return self._indices.split_epoch
+
+    def restart(self) -> None:
+        """Begins another epoch in place of the one that nothing was asked of yet."""
+        self._sampler_iter = self._indices = IndexIterator(self._index_sampler)
+        self._num_yielded = 0
+        self._indices.state()
 
     def __next__(self) -> Any:
         if self.delivers:
             self.meters.asked()
+        if self.split_epoch is not None:
+            self.split_epoch.ask()
         try:
             batch = super().__next__()
         except StopIteration:
@@ -70,6 +87,8 @@ class HereIterator(_SingleProcessDataLoaderIter):
             raise
         except (MemoryError, OSError, RuntimeError) as error:
             raise_explained(self._dataset, error)
+        if self.split_epoch is not None:
+            self.split_epoch.hand_out()
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:
@@ -92,7 +111,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
         """Where it is, under torchdata's keys."""
         fetcher: Any = self._dataset_fetcher
         indices = self._indices.state()  # first: it may draw a seed, which the dataset's random state has to be after
-        state = worker_state(0, self._dataset_kind, fetcher, fetcher.dataset)
+        state = worker_state(0, self._dataset_kind, fetcher, self._dataset)
         return {
             **indices,
             "_num_yielded": self._num_yielded,

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
+from feeder.loader.generic.split_order import SplitEpoch
 from feeder.loader.stateful import Stateful, load_if_stateful, state_of
 
 __all__ = [
@@ -188,6 +189,11 @@ class IndexIterator:
         self.yielded += 1
         return value
 
+    @property
+    def split_epoch(self) -> SplitEpoch | None:
+        """The epoch in feeder's own order; None with another sampler."""
+        return self._iterator if isinstance(self._iterator, SplitEpoch) else None
+
     def state(self) -> dict[str, Any]:
         """Where it is, under torchdata's keys."""
         own, iterator = state_of(self._source), state_of(self._iterator)
@@ -210,6 +216,11 @@ class IndexIterator:
         own, iterator = state["_index_sampler_state"], inner or None
         self.yielded = skip = state["_sampler_iter_yielded"]
         if self._is_batches:
+            if "samples_yielded" not in inner:
+                raise ArgumentError(
+                    "this state does not fit: it was saved with another sampler; resume with the dataset and arguments "
+                    "that it was saved with"
+                )
             skip = self._samples = inner["samples_yielded"]
             own, iterator = inner.get("sampler_state"), inner.get("sampler_iter_state")
         if isinstance(self._source, _InfiniteConstantSampler):

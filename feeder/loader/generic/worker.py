@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.errors import stop_in_a_batch
 from feeder.loader.generic.meters import Spent
+from feeder.loader.generic.split_order import Seeding
 from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
@@ -57,7 +58,7 @@ _GRACE_S = 4.0
 
 @dataclass
 class Job:
-    """What a worker is for; the arguments of torch's worker loop."""
+    """What a worker is for: the arguments of torch's worker loop, a state, and the seeding with feeder's own order."""
 
     kind: int
     dataset: Any
@@ -70,6 +71,7 @@ class Job:
     workers: int
     shared_seed: int | None
     state: dict[str, Any] | None
+    seeding: Seeding | None = None
 
 
 @dataclass
@@ -304,8 +306,9 @@ class _Worker:
         if state is not None:
             load_if_stateful(self.dataset, state["dataset_state"])
         collate = never_ending(job.collate_fn if self._collate is None else self._into_slot)
+        dataset = self.dataset if job.seeding is None else job.seeding.samples(self.dataset)
         self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            job.kind, self.dataset, job.auto_collation, collate, job.drop_last
+            job.kind, dataset, job.auto_collation, collate, job.drop_last
         )
         if state is not None and job.kind == _DatasetKind.Iterable and state["fetcher_state"] is not None:
             load_if_stateful(self.fetcher.dataset_iter, state["fetcher_state"]["dataset_iter_state"])

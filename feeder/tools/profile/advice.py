@@ -67,7 +67,7 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
     wait, step = main.wait_s / n, main.step_s / n
     advice = []
     if record.path_reason is not None:
-        text = f"The loader runs torch's path, without feeder's order, rank split and speed: {record.path_reason}."
+        text = f"The loader runs torch's path, without feeder's speed: {record.path_reason}."
         gain = _most(wait, step) if bound == "input" else None
         advice.append(Advice("feeder's fast path", text, gain, True))
     # Waits for workers to start have a remedy of their own, below; more workers would make them longer.

@@ -1,0 +1,292 @@
+"""Feeder's order on the generic path: the epochs of a feeder dataset, split by rank.
+
+Note [Order on the generic path]
+    The loader's samplers show the order of the whole job, and torch's iterators take a :class:`SplitOrder` in their
+    place. Each index that it gives is a :class:`Batch`, which carries epoch and position to the worker, so that
+    augmentation there follows from the seed as well.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from feeder.dataset.base import FeederDataset, drawn_samples
+from feeder.dataset.subset import as_feeder, dataset_fingerprint
+from feeder.errors import ArgumentError
+from feeder.loader.agreement import Agreement, recipe_digest
+from feeder.loader.ranks import current_ranks, is_in_group
+from feeder.loader.samplers import warn_of_split
+from feeder.loader.workers.seeding import seeded
+from feeder.order.epoch import Order, Window
+from feeder.order.random import check_range
+from feeder.order.split import Split, ordered_batches
+
+__all__ = ["Batch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
+
+
+class Batch(list[int]):
+    """The sample ids of a batch, or of a single sample.
+
+    Attributes:
+        epoch: The epoch that it is of.
+        position: The position of its first sample in the epoch.
+    """
+
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Seeding:
+    """Makes samples whose augmentation is a function of (seed, epoch, sample or position).
+
+    Args:
+        seed: 0 to 2**64-1.
+        stored_order: Ids are places in the stored order of a Subset's samples, not in the Subset.
+    """
+
+    seed: int
+    stored_order: bool
+
+    def samples(self, dataset: Any) -> _SeededSamples:
+        """Returns what fetchers take in the dataset's place."""
+        source = as_feeder(dataset, stored_order=self.stored_order)
+        return _SeededSamples(dataset, source, self.seed)
+
+
+@dataclass
+class _SeededSamples:
+    """Samples by :class:`Batch`. Those of a feeder dataset are drawn as on the fast path. Before the user's own code
+    makes them, the generators of Python, numpy and torch are seeded for the batch."""
+
+    dataset: Any
+    source: Any
+    seed: int
+
+    def __getitem__(self, batch: Batch) -> Any:
+        if self.source is not None:
+            return self.__getitems__(batch)[0]
+        with seeded(self.seed, batch.epoch, batch.position):
+            return self.dataset[batch[0]]
+
+    def __getitems__(self, batch: Batch) -> list[Any]:
+        if self.source is not None:
+            return drawn_samples(self.source, self.seed, batch.epoch, batch)
+        with seeded(self.seed, batch.epoch, batch.position):
+            several = getattr(self.dataset, "__getitems__", None)
+            return several([*batch]) if several else [self.dataset[i] for i in batch]
+
+
+def order_of(dataset: Any, seed: int, shuffle: bool | Window) -> Order:
+    """Returns the order of a feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
+
+    Raises:
+        ArgumentError: for a :class:`Window` where it is not known which samples lie in one shard.
+    """
+    sizes: tuple[int, ...] = ()
+    if isinstance(shuffle, Window):
+        source = as_feeder(dataset, stored_order=True) or dataset
+        if not isinstance(source, FeederDataset) or len(source) != len(source.reader):
+            raise ArgumentError(
+                f"shuffle=Window(...) needs to know the samples of each shard, and not for all samples of this "
+                f"{type(dataset).__name__} they are known; take shuffle=True"
+            )
+        sizes = source.reader.shard_sizes()
+    return Order(len(dataset), seed, shuffle, sizes)
+
+
+class SplitOrder:
+    """An index sampler: of each epoch in feeder's order the batches of this rank.
+
+    Args:
+        dataset: A feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
+        order: Its order. The number of samples is asked of the dataset again for each epoch.
+        batch_size: Samples in a batch; None: single samples.
+        drop_last: Leave out a last step that can't fill every rank's batch.
+        ranks: (rank, world size) where they are given; None: those of the job.
+
+    Attributes:
+        padded: Ids of the samples that were repeated to give all ranks the same number of batches.
+        told: The next iterator's epoch, where :meth:`set_epoch` fixed it.
+    """
+
+    def __init__(
+        self, dataset: Any, order: Order, batch_size: int | None, drop_last: bool, ranks: tuple[int, int] | None
+    ) -> None:
+        self._dataset, self._order, self._given = dataset, order, ranks
+        self._batch_size, self._drop_last = batch_size or 1, drop_last
+        self.seeding = Seeding(order.seed, isinstance(order.shuffle, Window))
+        self.padded: list[int] = []
+        self.told: int | None = None
+        self._next = 0
+        self._latest: SplitEpoch | None = None
+        self._agreement = Agreement()
+        self._fingerprint: str | None = None
+        self._has_warned = False
+
+    def __iter__(self) -> SplitEpoch:
+        return SplitEpoch(self)
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, on this rank."""
+        return len(self.split(0))
+
+    def split(self, start: int) -> Split:
+        """Returns this rank's part of an epoch, from a position on."""
+        rank, world_size = current_ranks(self._given)
+        return Split(len(self._dataset), self._batch_size, rank, world_size, self._drop_last, start)
+
+    def order(self) -> Order:
+        """Returns the order of the dataset as it is now."""
+        size = len(self._dataset)
+        if size != self._order.samples:
+            if self._order.shard_sizes:
+                raise ArgumentError("the samples of the dataset were changed after the loader was made; make another")
+            self._order = Order(size, self._order.seed, self._order.shuffle)
+        return self._order
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next iterator, 0 to 2**32-1; those after it go on from there."""
+        self.told = operator.index(epoch)  # of a tensor or numpy's, too: states are plain numbers
+        check_range("epoch", self.told, 1 << 32)
+        self._agreement.epoch_was_set()
+
+    def take_epoch(self) -> int:
+        """Returns the epoch of an iterator that begins."""
+        epoch, self.told = self._next if self.told is None else self.told, None
+        return epoch
+
+    def begin(self, begun: SplitEpoch, split: Split) -> int | None:
+        """Notes an epoch that begins; returns the batches after which the one before it was left, if it was."""
+        self._next = begun.epoch + 1
+        left_after = None if self._latest is None else self._latest.left_after
+        self._latest = begun
+        if self._given is None and self._order.shuffle is False and split.world_size > 1 and not self._has_warned:
+            self._has_warned = True
+            warn_of_split(split)
+        return left_after
+
+    def agree(self, epoch: int, split: Split, steps: int, left_after: int | None) -> None:
+        """Compares an epoch with the other ranks', see :mod:`feeder.loader.agreement`."""
+        if not is_in_group(self._given):
+            return
+        if steps:
+            self._agreement.check(steps)
+            return
+        identity = self.state_dict()
+        values = {
+            "dataset": f"{identity.pop('samples')} samples, fingerprint {identity.pop('fingerprint')}",
+            **identity,
+            "batch_size": self._batch_size,
+            "drop_last": self._drop_last,
+            "recipe": recipe_digest(getattr(self._dataset, "recipe", None)),
+            "epoch": epoch,
+            "consumed": split.start,
+        }
+        self._agreement.begin(split.rank, values, left_after)
+
+    def close(self) -> None:
+        """Raises what another rank has found, if ranks load different orders."""
+        if is_in_group(self._given):
+            self._agreement.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what states have to agree in."""
+        if self._fingerprint is None:
+            self._fingerprint = dataset_fingerprint(self._dataset)
+        shuffle = self._order.shuffle
+        return {
+            "seed": self._order.seed,
+            "shuffle": shuffle.samples if isinstance(shuffle, Window) else shuffle,
+            "samples": self._order.samples,
+            "fingerprint": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuses a state of another dataset, seed or order."""
+        for name, value in self.state_dict().items():
+            if state.get(name) != value:
+                raise ArgumentError(
+                    f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
+                    "with the dataset and arguments that it was saved with"
+                )
+
+
+class SplitEpoch:
+    """An iterator over this rank's batches of one epoch; it begins when the first one is asked for.
+
+    Attributes:
+        epoch: Number of the epoch, once it has begun.
+        is_untouched: No batch was asked for by the caller.
+    """
+
+    epoch: int
+
+    def __init__(self, order: SplitOrder) -> None:
+        self._order = order
+        self._split: Split | None = None
+        self._steps = self._handed = 0
+        self.is_untouched = True
+
+    def __iter__(self) -> SplitEpoch:
+        return self
+
+    def __next__(self) -> Batch:
+        self.begun()
+        positions, ids = next(self._batches)
+        batch = Batch(ids.tolist())
+        batch.epoch, batch.position = self.epoch, int(positions[0])
+        self._steps += 1
+        return batch
+
+    def begun(self) -> Split:
+        """Returns this rank's part of the epoch; begins it if need be."""
+        if self._split is None:
+            return self._begin(self._order.take_epoch(), 0)
+        return self._split
+
+    def _begin(self, epoch: int, start: int) -> Split:
+        self.epoch, order = epoch, self._order.order()
+        self._split = split = self._order.split(start)
+        self._whole = order
+        self._batches: Iterator[Any] = ordered_batches(order, epoch, split)
+        self._steps = self._handed = 0
+        self._left_after = self._order.begin(self, split)
+        return split
+
+    @property
+    def left_after(self) -> int | None:
+        """Number of batches handed out, if there were any and the epoch has more."""
+        return self._handed if self._split is not None and 0 < self._handed < len(self._split) else None
+
+    def ask(self) -> None:
+        """Notes that the caller asks for a batch: compares the first, second and last one with the other ranks'."""
+        split, was_untouched, self.is_untouched = self.begun(), self.is_untouched, False
+        if self._handed in (1, len(split) - 1) if self._handed else was_untouched:
+            self._order.agree(self.epoch, split, self._handed, self._left_after)
+
+    def hand_out(self) -> None:
+        """Notes that the caller gets a batch."""
+        split = self.begun()
+        if self._handed < len(split) and (padding := split.padding(self._handed)):
+            positions = split.positions(self._handed)[-padding:]
+            self._order.padded += self._whole.ids(self.epoch, positions).tolist()
+        self._handed += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the place after the batches given so far, the same on every rank."""
+        split = self.begun()
+        return {"epoch": self.epoch, "consumed": split.consumed(self._steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a place; the world size and batch size may be others than those that it was saved with."""
+        epoch, consumed = (state.get(name) for name in ("epoch", "consumed"))
+        if type(epoch) is not int or type(consumed) is not int:
+            raise ArgumentError(
+                "this state does not fit: it has no place in feeder's order, so it was saved with an explicit sampler, "
+                "with another dataset, or by an older version of feeder"
+            )
+        self._begin(epoch, consumed)
