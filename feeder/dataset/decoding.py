@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +20,33 @@ from feeder.system.callers import warn
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["SampleDecoder", "problem_of"]
+__all__ = ["DecodeCounts", "SampleDecoder", "counted", "problem_of"]
+
+_counting = threading.local()
+
+
+@dataclass
+class DecodeCounts:
+    """Images that were decoded otherwise than usual.
+
+    Attributes:
+        clipped: Number that lost range, because their samples have more than 8 bits.
+        slow: Number of JPEGs that took the backend's slow way.
+    """
+
+    clipped: int = 0
+    slow: int = 0
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[DecodeCounts]:
+    """Counts what this thread decodes one by one, in any dataset. The first clipped image is not warned of then."""
+    before: DecodeCounts | None = getattr(_counting, "counts", None)
+    _counting.counts = counts = DecodeCounts()
+    try:
+        yield counts
+    finally:
+        _counting.counts = before
 
 
 class SampleDecoder:
@@ -37,7 +66,7 @@ class SampleDecoder:
     def decode(
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any], list[list[Any]]]:
-        """Reads, decodes and augments samples. Warns of the first image that loses range, as nobody counts them here.
+        """Reads, decodes and augments samples. Warns of the first image that loses range, unless they are counted.
 
         Args:
             seed: Of the augmentation, 0 to 2**64-1.
@@ -53,6 +82,7 @@ class SampleDecoder:
             DecodeError: for the first bad sample, naming it.
         """
         reader, recipe = self._reader, self._recipe
+        counts: DecodeCounts | None = getattr(_counting, "counts", None)
         encoded = reader.read(ids)
         images = []
         for row, i in enumerate(ids.tolist()):
@@ -64,7 +94,12 @@ class SampleDecoder:
                 buffers, turns = encoded.buffers[one], encoded.orientations[one]
                 problem = self._decoder.decode(buffers, turns, recipe, draws, image)[0]
                 images.append(image[0])
-                if self._decoder.clipped and not self._has_warned:
+                if counts is not None:
+                    counts.clipped, counts.slow = (
+                        counts.clipped + self._decoder.clipped,
+                        counts.slow + self._decoder.slow,
+                    )
+                elif self._decoder.clipped and not self._has_warned:
                     self._has_warned = True
                     key = reader.field(i, "key")
                     warn(f"sample {key!r}: {clipped_warning(1)}; images after it are not named")

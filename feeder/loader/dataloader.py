@@ -563,20 +563,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for an epoch to getting its last batch;
               ``waited_ns``: of that, waiting for workers; ``busy_ns``: of all workers, or of the caller without any;
             - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
-              :func:`feeder.loader.observe.stats.verdict`.
+              :func:`feeder.loader.observe.stats.verdict`;
+            - ``clipped``: number of images of feeder's datasets that lost range, because their samples have more than
+              8 bits: floats, and integers outside 0-255; ``slow``: number of their JPEGs of a kind that the backend's
+              usual way does not take (odd sampling factors, CMYK), which a slower one decoded;
+            - ``padded``, with feeder's own order: ids of the samples that were repeated to fill the last batch of an
+              epoch on all ranks.
 
-            For feeder's datasets also:
+            On the fast path also:
 
             - ``backend``: the decode backend's name;
             - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``:
               sums over the workers' parts;
             - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
-              10,000), see :class:`feeder.loader.fast.part_report.Substitution`;
-            - ``clipped``: how many images lost range, because their samples have more than 8 bits: floats, and integers
-              outside 0-255; ``slow``: how many JPEGs are of a kind that the backend's usual way does not take (odd
-              sampling factors, CMYK) and were decoded by a slower one;
-            - ``padded``: ids of the samples that were repeated to fill the last batch of an epoch on all ranks, off the
-              fast path too.
+              10,000), see :class:`feeder.loader.fast.part_report.Substitution`.
         """
         stats = self._generic.stats(self.generic_meters) if self._fast is None else self._fast.stats()
         if self.split_order is not None:

@@ -211,6 +211,43 @@ def test_a_dataset_with_a_state_of_its_own_keeps_it(shards: Path) -> None:
     assert _all_same([*resumed], [*iterator])
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_state_between_two_snapshots_of_the_dataset_needs_the_same_global_batch(shards: Path, every: int) -> None:
+    options: dict[str, Any] = {"shuffle": True, "num_workers": 1, "snapshot_every_n_steps": every}
+    running = DataLoader(_Counting(shards), 4, **options)
+    iterator = iter(running)
+    for _ in range(3):
+        next(iterator)
+    state, rest = running.state_dict(), [*iterator]
+    resumed = DataLoader(_Counting(shards), 4, **options)
+    resumed.load_state_dict(state)
+    assert _all_same([*resumed], rest)
+    smaller = DataLoader(_Counting(shards), 2, **options)
+    smaller.load_state_dict(state)
+    if every == 1:
+        assert [i for _, ids in smaller for i in ids] == [i for _, ids in rest for i in ids]
+    else:
+        with pytest.raises(ArgumentError, match="the same world size and batch size, or save with snapshot_every_n_st"):
+            next(iter(smaller))
+
+
+class _Broken(ShardDataset):
+    def __getitem__(self, i: Any) -> Any:
+        if i == 9:
+            raise ValueError("sample 9")
+        return i
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_fails_counts_as_a_step(shards: Path, workers: int) -> None:
+    loader = DataLoader(_Broken(shards), 4, num_workers=workers, rank=2, world_size=3)
+    iterator = iter(loader)
+    with pytest.raises(ValueError, match="sample 9"):
+        next(iterator)
+    assert [batch.tolist() for batch in iterator] == [[k, k + 1, k + 2, k + 3] for k in (20, 32, 44)] + [[0]]
+    assert loader.stats()["padded"] == [0]
+
+
 def test_states_that_do_not_fit_are_refused_by_name(shards: Path) -> None:
     loader = _loader("own samples", shards)
     iterator = iter(loader)
@@ -322,7 +359,7 @@ def test_the_warning_says_what_is_missing(shards: Path, monkeypatch: pytest.Monk
         epochs = [[*loader], [*loader]]
     assert len(caught) == 1
     assert [len(batches) for batches in epochs] == [7, 7]
-    sampler: Any = DistributedSampler(range(_SIZE), 2, 1)
+    sampler: Any = DistributedSampler(_dataset("own samples", shards), 2, 1)
     with pytest.warns(UserWarning, match="without feeder's order, .* seed= has no effect here beside a sampler"):
         _loader("own samples", shards, shuffle=None, sampler=sampler, seed=3)
 

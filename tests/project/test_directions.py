@@ -22,7 +22,7 @@ ROOMS = (
     ("shard.write",),
     ("dataset",),
     ("loader.stateful", "loader.random_state", "loader.group_store", "loader.path_reason"),
-    ("loader.agreement",),
+    ("loader.agreement", "loader.ranks"),
     ("loader.observe",),
     ("loader.slots",),
     ("loader.workers",),

@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,6 +226,10 @@ def test_what_is_sharded_can_be_loaded_and_the_rest_is_rejected(tmp_path: Path, 
     loader = DataLoader(dataset, batch_size=4)
     assert sum(len(images) for images, _ in loader) == len(kept)
     assert loader.stats()["slow"] == (0 if mode == "raw" else 3)
+    with pytest.warns(UserWarning, match="runs torch's path"):
+        single = DataLoader(dataset, batch_size=None)
+    assert len(list(single)) == len(kept)
+    assert single.stats()["slow"] == loader.stats()["slow"]
 
 
 def deep_images(folder: Path) -> None:
@@ -265,10 +270,26 @@ def test_the_command_warns_of_images_that_lose_range_also_when_quiet(
     assert main(["shard", "-q", str(tmp_path / "src"), "--out", str(tmp_path / "b"), "--reject-deep"]) == 3
 
 
+class _Wrapped(torch.utils.data.Dataset[Any]):
+    def __init__(self, inner: FolderDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.inner[i]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_images_that_lose_range_are_counted_when_loaded(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("path", ["fast", "generic"])
+@pytest.mark.filterwarnings("ignore:this loader runs torch's path")
+def test_images_that_lose_range_are_counted_when_loaded(tmp_path: Path, workers: int, path: str) -> None:
     deep_images(tmp_path / "c")
-    loader = DataLoader(FolderDataset(tmp_path, transform=Resize((16, 16))), batch_size=2, num_workers=workers)
+    dataset: Any = FolderDataset(tmp_path, transform=Resize((16, 16)))
+    dataset = dataset if path == "fast" else _Wrapped(dataset)
+    loader = DataLoader(dataset, batch_size=2, num_workers=workers)
+    assert loader.path == path
     with pytest.warns(UserWarning, match="3 images of more than 8 bits a sample clipped") as caught:
         for _ in loader:
             pass

@@ -10,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from feeder.dataset.decoding import DecodeCounts
+from feeder.decode.image_header import clipped_warning
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.system.callers import warn
 
 __all__ = ["GenericMeters", "Spent", "batch_rows"]
 
@@ -52,10 +55,11 @@ class GenericMeters:
         self._workers = workers
         self._words = np.zeros((workers, METER_WORDS), np.int64)
         self._meters = [Meter(row) for row in self._words]
-        self._counts = {"batches": 0, "samples": 0, "waited_ns": 0, "elapsed_ns": 0}
+        self._counts = {"batches": 0, "samples": 0, "waited_ns": 0, "elapsed_ns": 0, "clipped": 0, "slow": 0}
         self._busy_ns = 0
         self._collate_ns = 0
         self._asked_ns = self._given_ns = 0
+        self._has_warned = False
 
     def made(self, worker: int, spent: Spent) -> None:
         """A worker has made a batch."""
@@ -76,6 +80,17 @@ class GenericMeters:
         if collate_ns:
             self.here.add("collate", collate_ns)
         self._busy_ns += time_ns
+
+    def decoded(self, counts: DecodeCounts) -> None:
+        """Images were decoded for a batch that is handed out."""
+        self._counts["clipped"] += counts.clipped
+        self._counts["slow"] += counts.slow
+
+    def warn_of_clipped(self) -> None:
+        """Warns once, at the end of an epoch, that images lost range."""
+        if self._counts["clipped"] and not self._has_warned:
+            self._has_warned = True
+            warn(clipped_warning(self._counts["clipped"]))
 
     def timed(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The collate function, timed."""

@@ -171,12 +171,11 @@ class WorkersIterator(_BaseDataLoaderIter):
             batch = super().__next__()
         except StopIteration:
             self.progress.finished = True
+            self.meters.warn_of_clipped()
             end_view(self)
             raise
         except (MemoryError, OSError, RuntimeError) as error:
             raise_explained(self._dataset, error)
-        if self.split_epoch is not None:
-            self.split_epoch.hand_out()
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:
@@ -261,7 +260,10 @@ class WorkersIterator(_BaseDataLoaderIter):
             progress.main, progress.step, progress.last_worker = main, self._num_yielded, last
             self._turn = (last + 1) % self._num_workers
             self._fill()
-        for _ in range(state["_steps_since_snapshot"]):
+        since = state["_steps_since_snapshot"]
+        if since and self.split_epoch is not None:
+            self.split_epoch.check_steps(main["_sampler_iter_state"])
+        for _ in range(since):
             next(self)
         progress.finished = state["_iterator_finished"]
 
@@ -382,11 +384,14 @@ class WorkersIterator(_BaseDataLoaderIter):
     def _deliver(self, pending: _Pending, is_prefix: bool) -> Any:
         result, progress = pending.result, self.progress
         assert result is not None
+        if self.split_epoch is not None:
+            self.split_epoch.hand_out()
         self._fill()
         data = result.data
         if isinstance(data, ExceptionWrapper):
             self._drop(pending)
             data.reraise()  # type: ignore[no-untyped-call]
+        self.meters.decoded(result.counts)
         worker = self._processes.workers[pending.worker]
         if result.state is not None:
             worker.state = result.state

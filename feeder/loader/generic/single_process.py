@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
+from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
 from feeder.loader.generic.position import without_workers
 from feeder.loader.generic.split_order import SplitEpoch
@@ -83,12 +84,11 @@ class HereIterator(_SingleProcessDataLoaderIter):
             batch = super().__next__()
         except StopIteration:
             self.finished = True
+            self.meters.warn_of_clipped()
             end_view(self)
             raise
         except (MemoryError, OSError, RuntimeError) as error:
             raise_explained(self._dataset, error)
-        if self.split_epoch is not None:
-            self.split_epoch.hand_out()
         if self.delivers:
             self.meters.given(batch)
             if self.view is not None:
@@ -99,12 +99,17 @@ class HereIterator(_SingleProcessDataLoaderIter):
         started = time.perf_counter_ns()
         asked = self._indices.yielded
         try:
-            batch = super()._next_data()  # type: ignore[no-untyped-call]
+            with counted() as counts:
+                batch = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration as error:
             if self._dataset_kind == _DatasetKind.Iterable or self._indices.yielded == asked:
                 raise
             raise stop_in_a_batch(error) from error
+        finally:
+            if self.split_epoch is not None and self._indices.yielded > asked:
+                self.split_epoch.hand_out()
         self.meters.made_here(time.perf_counter_ns() - started)
+        self.meters.decoded(counts)
         return batch
 
     def state_dict(self) -> dict[str, Any]:

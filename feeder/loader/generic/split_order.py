@@ -269,7 +269,7 @@ class SplitEpoch:
             self._order.agree(self.epoch, split, self._handed, self._left_after)
 
     def hand_out(self) -> None:
-        """Notes that the caller gets a batch."""
+        """Notes that the caller gets a batch, or its error."""
         split = self.begun()
         if self._handed < len(split) and (padding := split.padding(self._handed)):
             positions = split.positions(self._handed)[-padding:]
@@ -277,9 +277,10 @@ class SplitEpoch:
         self._handed += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place after the batches given so far, the same on every rank."""
+        """Returns the place after the indices given so far, the same on every rank."""
         split = self.begun()
-        return {"epoch": self.epoch, "consumed": split.consumed(self._steps)}
+        size = split.batch_size * split.world_size
+        return {"epoch": self.epoch, "consumed": split.consumed(self._steps), "global_batch": size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a place; the world size and batch size may be others than those that it was saved with."""
@@ -290,3 +291,13 @@ class SplitEpoch:
                 "with another dataset, or by an older version of feeder"
             )
         self._begin(epoch, consumed)
+
+    def check_steps(self, state: dict[str, Any]) -> None:
+        """Refuses a state whose place is so many batches after a snapshot of the dataset, where batches differ now."""
+        here = self.state_dict()["global_batch"]
+        if state["global_batch"] != here:
+            raise ArgumentError(
+                f"this state does not fit: the dataset's state in it is some batches old, of {state['global_batch']} "
+                f"samples on all ranks, and here they have {here}; resume with the same world size and batch size, or "
+                "save with snapshot_every_n_steps=1"
+            )

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
+from feeder.dataset.decoding import DecodeCounts, counted
 from feeder.errors import stop_in_a_batch
 from feeder.loader.generic.meters import Spent
 from feeder.loader.generic.split_order import Seeding
@@ -103,11 +104,13 @@ class Result:
         number: Of the batch; None: the worker has begun an epoch.
         data: The batch, an ExceptionWrapper, or torch's mark for the end of an iterable dataset.
         state: The worker's state after it, if it was asked for.
+        counts: Of the images that were decoded for it.
     """
 
     number: int | None
     data: Any
     state: dict[str, Any] | None
+    counts: DecodeCounts = field(default_factory=DecodeCounts)
 
 
 class Channel:
@@ -319,10 +322,12 @@ class _Worker:
     def make(self, task: Task, slot: Slot, where: str) -> Result:
         state = None
         data: Any
+        counts = DecodeCounts()
         self._slot = slot
         try:
             try:
-                data = None if self.ended else self.fetcher.fetch(task.index)
+                with counted() as counts:
+                    data = None if self.ended else self.fetcher.fetch(task.index)
             except StopIteration as error:
                 if self.job.kind != _DatasetKind.Iterable:
                     raise stop_in_a_batch(error) from error
@@ -335,7 +340,7 @@ class _Worker:
             data = _caught(where)
         finally:
             self._slot = None
-        return Result(task.number, data, state)
+        return Result(task.number, data, state, counts)
 
     def _into_slot(self, batch: Any) -> Any:
         assert self._collate is not None
