@@ -28,15 +28,15 @@ __all__ = ["FeederDataset", "applies_exif", "drawn_samples", "keeps_samples"]
 class FeederDataset(Dataset[tuple[Any, ...]]):
     """Base of :class:`ShardDataset` and :class:`FolderDataset`.
 
-    ``dataset[i]`` is ``(image, label, *fields)``: a tensor [C, H, W], uint8 0-255 unless the recipe has ToDtype or
-    Normalize; an int, or of a set with targets a tensor, float32 [] or [K]; the fields in the order asked for. Under
-    :class:`feeder.DataLoader` augmentation is a function of (seed, epoch, sample id). Under torch's own loader, and
-    with ``dataset[i]``, it is drawn from torch's random state, so that workers and epochs differ as they do for any
-    dataset there.
+    ``dataset[i]`` is ``(image, label, *fields)``. The image is a tensor [C, H, W], uint8 0-255 unless the recipe has
+    ToDtype or Normalize. The label is an int, or in a set with targets a tensor, float32 [] or [K]. Fields have the
+    order in which they were asked for. Under :class:`feeder.DataLoader` augmentation is a function of (seed, epoch,
+    sample id). Under torch's own loader, and with ``dataset[i]``, it is drawn from torch's random state, so workers and
+    epochs differ as they do for any dataset there.
 
     Attributes:
-        reader: Where the bytes come from.
-        recipe: What is done to every image.
+        reader: Reads the samples' bytes.
+        recipe: The ops that every image goes through.
         fields: Names of the further fields.
         classes: Class names by label; None if they are not known.
         class_to_idx: Label by class name; None if they are not known.
@@ -79,7 +79,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         Raises:
             ArgumentError: if the loader is going to stack them, and their images differ in size.
         """
-        if type(self).__getitem__ is not FeederDataset.__getitem__:  # a class of the user's own, with its own samples
+        if type(self).__getitem__ is not FeederDataset.__getitem__:  # a user's subclass that makes its own samples
             return [self[i] for i in indices]
         samples = self._samples(indices)
         check_stackable(samples, self.recipe)
@@ -106,17 +106,17 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_decoder": None} | ({"_targets": None} if keeps_samples(self, FeederDataset) else {})
 
-    if not TYPE_CHECKING:  # for which it would give every name
+    if not TYPE_CHECKING:  # a type checker would take it for every name
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = ""
-            if name in ("imgs", "samples"):  # which torchvision's ImageFolder has
+            if name in ("imgs", "samples"):  # attributes of torchvision's ImageFolder
                 hint = ": fields=['path'] gives each sample's path behind its label, targets the labels of all"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
     def transform(self) -> Recipe:
-        """The recipe. It is there for good: loaders and their workers rely on it."""
+        """The recipe. It can't be changed, as loaders and their workers rely on it."""
         return self.recipe
 
     @transform.setter
@@ -134,8 +134,8 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     @property
     def targets(self) -> list[Any]:
-        """Labels of all samples, as torchvision's datasets have them: a list, made once, apart from the samples. Of a
-        set with targets a float each, or a list of K."""
+        """Labels of all samples, as torchvision's datasets have them: a list of ints, made once; in a set with targets
+        of floats, or of lists of K floats. Changes to it don't change the samples."""
         if self._targets is None:  # scripts ask for it for each sample: [dataset.targets[i] for i in subset.indices]
             self._targets = self.reader.labels().tolist()
         return self._targets
@@ -146,13 +146,13 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             name = type(self).__name__
             way = "derive a class whose dataset[i] has the labels wanted"
             raise AttributeError(f"the targets of a {name} can't be changed, as its samples keep their labels; {way}")
-        self._targets = value  # its own class's, with samples of its own
+        self._targets = value  # of a subclass that makes its own samples
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
-        """A field of all samples, without decoding an image: to filter by, or to split into folds.
+        """One field of all samples, without decoding images: to filter by, or to split into folds.
 
         Args:
-            name: As ``fields`` takes it; it need not be one of them.
+            name: A field as ``fields`` takes it, which need not have it.
 
         Returns:
             int64 [N] for "index", "width", "height", "orientation" and "row", else a list of N: text for "key" and
@@ -187,12 +187,17 @@ def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[i
 
 
 def keeps_samples(dataset: Any, base: type) -> bool:
-    """Returns whether the samples and the length of a dataset are what its base class makes of them."""
+    """Tells whether a dataset makes its samples and its length as this base class does."""
     names = ("__getitem__", "__getitems__", "__len__")
     return all(getattr(type(dataset), name, None) is getattr(base, name, None) for name in names)
 
 
 def applies_exif(exif_orientation: str) -> bool:
+    """Tells whether EXIF orientation is to be applied.
+
+    Raises:
+        ArgumentError: for a word that is neither "apply" nor "ignore".
+    """
     if exif_orientation not in ("apply", "ignore"):
         raise ArgumentError(f"exif_orientation must be 'apply' or 'ignore', got {exif_orientation!r}")
     return exif_orientation == "apply"

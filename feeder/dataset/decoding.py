@@ -50,7 +50,7 @@ def counted() -> Iterator[DecodeCounts]:
 
 
 class SampleDecoder:
-    """Decodes samples one by one, whose images may differ in size, with the backend that "auto" chooses.
+    """Decodes samples one by one, as their images may differ in size, with the backend that "auto" chooses.
 
     Args:
         reader: The samples' encoded bytes.
@@ -66,16 +66,16 @@ class SampleDecoder:
     def decode(
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any], list[list[Any]]]:
-        """Reads, decodes and augments samples. Warns of the first image that loses range, unless they are counted.
+        """Reads, decodes and augments samples. Warns of the first image that is clipped, unless they are counted.
 
         Args:
-            seed: Of the augmentation, 0 to 2**64-1.
-            epoch: The epoch that it is drawn for.
-            keys: int64 [N], what it is drawn by.
+            seed: Seed of the augmentation, 0 to 2**64-1.
+            epoch: Epoch of the augmentation.
+            keys: int64 [N], keys of the augmentation's draws.
             ids: int64 [N].
 
         Returns:
-            N images [C, H, W] of the recipe's ``storage_dtype``, each in memory of its own; their labels [N]; and for
+            N images [C, H, W] of the recipe's ``storage_dtype``, each with its own memory; their labels [N]; and for
             each field a list of N values.
 
         Raises:
@@ -109,7 +109,7 @@ class SampleDecoder:
 
 
 def problem_of(encoded: Encoded, row: int) -> DecodeError | None:
-    """Returns why a sample that was read can't be decoded; None if it may be."""
+    """The error for which a sample that was read can't be decoded; None if there is none."""
     if encoded.errors[row] is None and encoded.sizes[row].min() < 1:
         height, width = encoded.sizes[row].tolist()
         return DecodeError(f"the index gives its size as {width}x{height}; rebuild it with `feeder index`")

@@ -1,4 +1,4 @@
-"""The encoded bytes of samples in files of their own, one folder a class."""
+"""Reads samples from image files, one folder a class."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["FolderReader"]
 
 
 class FolderReader:
-    """Images in files of their own. The list of files is two flat arrays, whatever its length.
+    """Samples that are image files. The list of files is two flat arrays, whatever its length.
 
     Args:
         root: The folder.
         path_data: uint8, the files' paths relative to the root, in the file system's bytes, one after another.
-        path_start: uint64 [N + 1], where each path starts.
+        path_start: uint64 [N + 1], start of each path.
         labels: int64 [N], or float32 [N] or [N, K].
         exif: Whether to apply EXIF orientation.
         classes: Class names by label.
@@ -138,7 +138,7 @@ class FolderReader:
             data = read_image(os.path.join(self.root, self.path(i)))
             return data, image_info(data)
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the sample's
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # not the sample's fault
                 raise
             raise self.at(DecodeError(f"can't be read: {error.strerror}"), i) from None
         except ValueError as error:
@@ -149,7 +149,7 @@ class FolderReader:
         return error.at(key=self.path(i))
 
     def fingerprint(self) -> str:
-        """A hash of the relative paths and labels."""
+        """Hash of the relative paths and labels."""
         digest = hashlib.blake2b(digest_size=16)
         for column in (self._path_start, self._path_data, self._labels):
             digest.update(np.ascontiguousarray(column).data)
@@ -160,7 +160,7 @@ class FolderReader:
         return self._labels
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
-        """Gives the samples other labels, int64 [N] or float32 [N] or [N, K], and the classes other names."""
+        """Replaces the labels, by int64 [N] or float32 [N] or [N, K], and the names of classes."""
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
     def shard_sizes(self) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ class FolderReader:
     def scan(cls, root: str, extensions: frozenset[str], *, exif: bool = True) -> FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
-        The classes are the root's subfolders, sorted by name; samples are sorted by class, folder and file name; links
+        The classes are the root's subfolders, sorted by name. Samples are sorted by class, folder and file name. Links
         to folders are followed, but not in circles.
 
         Raises:
@@ -207,7 +207,7 @@ class FolderReader:
 
 
 def _images(root: str, name: str, extensions: frozenset[str]) -> dict[str, list[str]]:
-    """The names of the image files below a class folder, by folder, relative to the root."""
+    """Names of the image files below a class folder, by folder relative to the root."""
     found: dict[str, list[str]] = {}
 
     def visit(relative: str) -> list[str]:
@@ -216,7 +216,7 @@ def _images(root: str, name: str, extensions: frozenset[str]) -> dict[str, list[
         with os.scandir(os.path.join(root, relative)) as entries:
             for entry in entries:
                 is_image = os.path.splitext(entry.name)[1][1:].lower() in extensions
-                # A link that claims to be an image is one, though its target may be unreadable: reading it says so.
+                # A link named like an image counts as one; if its target can't be read, reading the sample says so.
                 if is_folder(entry, skip_unreadable=is_image):
                     folders.append(entry.name)
                 elif is_image:

@@ -24,13 +24,13 @@ class FolderDataset(FeederDataset):
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
             "height" or "orientation".
-        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
-        classes, target_transform: As :class:`ShardDataset` takes them.
+        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
+        classes, target_transform: See :class:`ShardDataset`.
 
     Raises:
         SourceError: if there is no class folder, or one without an image.
-        ArgumentError: for an unknown field or ``exif_orientation``; for labels that ``classes`` or
-            ``target_transform`` has no place for.
+        ArgumentError: for an unknown field or ``exif_orientation``; for labels that are not in ``classes`` or
+            ``target_transform``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The samples of several readers, one reader's after the other's."""
+"""The samples of several readers, one reader after the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class JoinedReader:
     """Samples of several readers.
 
     Args:
-        readers: One or more, each another.
-        own_index: Whether the field "index" is a sample's place here, and not in its own reader.
+        readers: One or more, all distinct.
+        own_index: True if the field "index" is a sample's number here, False if it is the number in its reader.
 
     Raises:
         ArgumentError: if one has labels of another kind than the first.
@@ -37,7 +37,7 @@ class JoinedReader:
                 )
                 raise ArgumentError(f"{kinds}; join sets with labels of one kind")
         self.label_dtype = first.label_dtype
-        # Of labels that are those of each reader: the names hold for all, or for none.
+        # Labels are those of each reader, so the names hold only if all readers share them.
         self.classes = first.classes if all(reader.classes == first.classes for reader in self.readers) else None
         self.starts = np.cumsum([0, *map(len, self.readers)])
 
@@ -50,8 +50,8 @@ class JoinedReader:
         return int(self.starts[-1])
 
     def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
-        """See :meth:`Reader.read`. All are asked which rows are wanted before any is read, as sizes are drawn for
-        together; only readers that know sizes from their files alone are read before."""
+        """See :meth:`Reader.read`. ``wanted`` is called once for all samples, as their crops are drawn together, so
+        readers that know sizes from their files only are read before."""
         groups = self._groups(ids)
         found: list[Encoded | None] = [None] * len(groups)
         orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
@@ -104,7 +104,7 @@ class JoinedReader:
         return reader.field(own, name)
 
     def field_names(self) -> list[str]:
-        """See :meth:`Reader.field_names`: those that all readers have."""
+        """See :meth:`Reader.field_names`; the names that all readers share."""
         return sorted(set.intersection(*(set(reader.field_names()) for reader in self.readers)))
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
@@ -122,7 +122,7 @@ class JoinedReader:
         return reader.at(error, own)
 
     def fingerprint(self) -> str:
-        """A hash of the readers' own, and of their order."""
+        """Hash of the readers' fingerprints, in their order."""
         digest = hashlib.blake2b(digest_size=16)
         for reader in self.readers:
             digest.update(f"{reader.fingerprint()} {len(reader)};".encode())
@@ -142,7 +142,7 @@ class JoinedReader:
         return self.readers[number], i - int(self.starts[number])
 
     def _groups(self, ids: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """The readers that have some of the samples: (which reader, which rows, their ids there)."""
+        """Groups samples by reader: (number of the reader, rows of the samples, their ids in that reader)."""
         numbers = np.searchsorted(self.starts, ids, side="right") - 1
         groups = []
         for number in np.unique(numbers).tolist():
@@ -152,12 +152,12 @@ class JoinedReader:
 
 
 def shared_classes(classes: Sequence[list[str] | None], places: Sequence[str], *, merge: bool) -> list[str] | None:
-    """The classes that several sets have together, by label; None where they are not known.
+    """Classes of several sets together, by label; None if they are not known.
 
     Args:
-        classes: Of each set, by label.
+        classes: Class names of each set, by label.
         places: Path of each set.
-        merge: Takes all names, in the order in which they first appear; else all lists must be equal.
+        merge: True takes all names, in the order in which they first appear; False wants equal lists.
 
     Raises:
         ArgumentError: naming the first class that differs, or a set without names that is to be merged by them.

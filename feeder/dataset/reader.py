@@ -1,4 +1,4 @@
-"""What reads the encoded bytes of samples, and what it gives. Needs no torch."""
+"""The protocol for reading the encoded bytes of samples. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = [
 ]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
-SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # of EXIF: those that turn width into height
+SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # EXIF's that swap width and height
 
-# Takes orientations (uint8 [N]) and upright sizes (int32 [N, 2], (height, width)); gives the rows that are wanted,
-# int32 [N, 2], (first, end), in pixels as stored.
+# Takes orientations (uint8 [N]) and upright sizes (int32 [N, 2], (height, width)); returns the rows wanted of each
+# image, int32 [N, 2], (first, end), in pixels as stored.
 Wanted = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.int32]], npt.NDArray[np.int32]]
 
 
 @dataclass
 class Encoded:
-    """What was read for N samples.
+    """N samples as they were read.
 
     Attributes:
         buffers: N encoded images; empty where ``errors`` has an entry. Valid until the same thread's next call on
@@ -40,9 +40,9 @@ class Encoded:
         labels: int64 [N], or float32 [N] or [N, K].
         orientations: uint8 [N], EXIF orientation to apply, 1-8.
         sizes: int32 [N, 2], upright (height, width), pixels.
-        errors: One entry per sample: None, or why it could not be read.
-        first_rows: int32 [N]: -1 for a whole image. Else the buffer is a seekable JPEG's header, followed by what the
-            file has from the marker in front of that row of pixels on, as far as it was wanted. None: all are whole.
+        errors: One entry per sample: None, or the error if it could not be read.
+        first_rows: int32 [N]: -1 for a whole image. Otherwise the buffer has a seekable JPEG's header and, from the
+            marker in front of this row of pixels on, the bytes that were wanted. None if all images are whole.
     """
 
     buffers: list[memoryview]
@@ -54,7 +54,7 @@ class Encoded:
 
 
 class Peek(NamedTuple):
-    """What is known of N samples without decoding them.
+    """Sizes of N samples, known without decoding them.
 
     Attributes:
         lengths: int64 [N], of the encoded images, bytes.
@@ -68,11 +68,11 @@ class Peek(NamedTuple):
 
 
 class Reader(Protocol):
-    """Where samples come from. Cheap to pickle; opens its files on first use in each process and thread.
+    """A source of samples. Cheap to pickle; opens its files on first use in each process and thread.
 
     Attributes:
         classes: Class names by label; None if they are not known.
-        label_dtype: Of a sample's label: int64, float32, or a subarray of K float32.
+        label_dtype: The dtype of one label: int64, float32, or a subarray of K float32.
         place: Path of the index or folder.
     """
 
@@ -89,47 +89,47 @@ class Reader(Protocol):
 
         Args:
             ids: int64 [N].
-            wanted: What says which rows are wanted of each; a reader that knows where they lie asks it before it reads,
-                and reads no more. None: all.
+            wanted: Tells which rows of each image are wanted. A reader that knows where rows lie calls it before it
+                reads, and reads no others. None: all.
         """
 
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
-        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], of N samples, as :meth:`read` gives them;
-        None if only the files say."""
+        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as :meth:`read` returns them; None if
+        only the samples' files have them."""
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
-        """What is known of N samples; those that can't be read count as empty."""
+        """Sizes of N samples; those that can't be read count as empty."""
 
     def field(self, i: int, name: str) -> Any:
         """One field of a sample: "key", "path" (str), one of :data:`NUMBER_FIELDS` (int), "json" (parsed), any other
         member (bytes); None where the sample has no such member."""
 
     def field_names(self) -> list[str]:
-        """Names of the fields that there are, sorted."""
+        """Names of the known fields, sorted."""
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
-        """A field of all samples: int64 [samples] for numbers, else a list."""
+        """One field of all samples: int64 [samples] for numbers, else a list."""
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
-        """The error with the sample's place filled in."""
+        """The error, with the sample's place filled in."""
 
     def fingerprint(self) -> str:
-        """A short hash of what the samples are and in what order they stand."""
+        """Short hash of the samples and their order."""
 
     def labels(self) -> npt.NDArray[Any]:
         """Labels of all samples: int64 [samples], or float32 [samples] or [samples, K]."""
 
     def shard_sizes(self) -> tuple[int, ...]:
-        """Number of samples in each shard, in stored order; empty if there are no shards."""
+        """Number of samples in each shard, in stored order; empty without shards."""
 
 
 def label_dtype(labels: npt.NDArray[Any]) -> np.dtype[Any]:
-    """The dtype of one label of these, int64 or float32 [N] or [N, K]: of rows of K a subarray."""
+    """The dtype of one label of int64 or float32 [N] or [N, K]; a subarray for rows of K."""
     return labels.dtype if labels.ndim == 1 else np.dtype((labels.dtype, labels.shape[1:]))
 
 
 def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    """Refuses fields that could run code when read.
+    """Checks the names of fields, and refuses those whose format can run code.
 
     Raises:
         ArgumentError: naming the field.

@@ -1,4 +1,4 @@
-"""Other labels for a dataset's samples: from their json, by names in an order of the caller's, or by a function."""
+"""Other labels for a dataset's samples: from their json, by a list of class names, or by a function."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LOOKED_AT = 100
 
 
 def without_labels(reader: ShardReader) -> None:
-    """Takes a reader's labels away: -1 for all."""
+    """Removes a reader's labels: -1 for all."""
     reader.relabel(np.full(len(reader), -1, np.int64), None)
 
 
 def labels_from_json(reader: ShardReader, keys: str | Sequence[str], classes: Sequence[str] | None) -> None:
-    """Gives the samples what one key of their ``json`` says, or the numbers of several as targets.
+    """Takes labels from one key of the samples' ``json``, or targets from several.
 
     Raises:
         ArgumentError: if no sample has the keys, or a value can't be a label.
@@ -60,7 +60,7 @@ def refuse_unread_labels(reader: ShardReader) -> None:
     """Refuses a set whose samples have ``cls`` fields, but no label.
 
     Raises:
-        ArgumentError: with the ways out.
+        ArgumentError: naming the ways out.
     """
     labels = reader.labels()
     if "cls" not in reader.index.fields or labels.dtype.kind == "f" or not len(labels):
@@ -79,7 +79,7 @@ def refuse_unread_labels(reader: ShardReader) -> None:
 
 
 def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
-    """Numbers the classes as a list of names does: by name where the reader's have names, else as they are.
+    """Numbers the classes by a list of names. Labels without names stay, and get the names of the list.
 
     Raises:
         ArgumentError: for a class with samples, or a label, that is not in the list.
@@ -126,17 +126,17 @@ def _check_names(labels: npt.NDArray[np.int64], names: Sequence[str]) -> None:
 
 
 def transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:
-    """Labels changed by a function or mapping, which is asked once for each label that occurs; -1 stays -1.
+    """Applies a function or mapping to labels, once for each label that occurs; -1 stays -1.
 
     Args:
         labels: int64 [N], or float32 [N] or [N, K].
-        change: Takes an int, or a float or K of these; gives an integer, or a float, or a row of numbers.
+        change: Takes an int, a float or a tuple of K floats; returns an integer, a float or a row of numbers.
 
     Returns:
         int64 [N], or float32 [N] or [N, K]. Unlabelled samples have NaN where the others have floats.
 
     Raises:
-        ArgumentError: if the mapping lacks a label, or the results are no numbers, or of different shapes.
+        ArgumentError: if the mapping lacks a label, or the results are not numbers or differ in shape.
     """
     distinct, places = np.unique(labels, axis=0, return_inverse=True)
     is_class = labels.dtype.kind == "i"

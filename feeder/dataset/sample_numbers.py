@@ -1,4 +1,4 @@
-"""Sample numbers as callers and samplers give them."""
+"""Sample numbers as callers and samplers pass them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["sample_numbers"]
 
 
 def sample_numbers(numbers: Iterable[Any]) -> npt.NDArray[np.int64]:
-    """Numbers as an array.
+    """Converts sample numbers to an array.
 
     Args:
         numbers: Python's or numpy's integers, or integer tensors of one element.
@@ -22,7 +22,7 @@ def sample_numbers(numbers: Iterable[Any]) -> npt.NDArray[np.int64]:
         int64 [N].
 
     Raises:
-        TypeError: naming the first that is something else, also a boolean.
+        TypeError: naming the first that is none of these, such as a boolean.
     """
     found = list(numbers)
     if not set(map(type, found)) <= {int}:

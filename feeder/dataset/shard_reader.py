@@ -248,7 +248,7 @@ class ShardReader(ShardFields):
         return self.index.path
 
     def fingerprint(self) -> str:
-        """A hash of shards, places, lengths and labels."""
+        """Hash of shards, places, lengths and labels."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(json.dumps([*self.index.shards]).encode())
         for column in (*map(self.index.column, ("shard", "offset", "length")), self._labels):
@@ -260,7 +260,7 @@ class ShardReader(ShardFields):
         return self._labels
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
-        """Gives the samples other labels, int64 [N] or float32 [N] or [N, K], and the classes other names."""
+        """Replaces the labels, by int64 [N] or float32 [N] or [N, K], and the names of classes."""
         self._has_own_labels = self._has_own_labels and labels is self._labels
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 

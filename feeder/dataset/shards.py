@@ -28,10 +28,10 @@ __all__ = ["ShardDataset"]
 
 
 class ShardDataset(FeederDataset):
-    """Samples of a shard set, as ``feeder shard`` or ``feeder index`` made it, or of several sets as of one.
+    """Samples of a shard set, made by ``feeder shard`` or ``feeder index``, or of several sets in a row.
 
-    The index is memory-mapped and opened again in each process: pickling costs the path, and workers share one copy in
-    the page cache.
+    The index is memory-mapped, and opened again in each process: a pickle has its path only, and workers share one copy
+    in the page cache.
 
     Args:
         path: The shards' folder, or its index file; or a list of these, whose samples follow one another.
@@ -39,27 +39,26 @@ class ShardDataset(FeederDataset):
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
             recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0).
-        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, which is torchvision's habit.
-        image_field: Another field that holds the image, such as "mask.png", or several with ";" between them, of which
-            each sample has one; None takes the image that the index names. The first time, the headers of these images
-            are read, and kept in a file beside the index. Samples without one are left out, with a warning.
-        classes: Class names by label. Where the set has names of its own, or names in its ``cls`` fields, labels
-            follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``. Of several sets,
-            None asks for the same names in all, label by label; "merge" numbers classes by their names, in the order in
+        exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
+        image_field: Another field to take as the image, such as "mask.png", or several with ";" between them, of which
+            each sample has one; None takes the image that the index names. The headers of these images are read once,
+            and kept in a file beside the index. Samples without one are left out, with a warning.
+        classes: Class names by label. If the set has class names, in its index, manifest or ``cls`` fields, labels
+            follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``. For several
+            sets, None asks for the same names in all, label by label; "merge" numbers classes by name, in the order in
             which they first appear, so that the first set's labels stay.
-        labels: True: those of the set. False: none, -1 for all. A key of the samples' ``json``: what it says, with
-            integers from 0 on as class numbers, text as class names (sorted) and other numbers as float32 targets;
-            several keys: their numbers as targets. The ``json`` of all samples is read when the dataset is made.
-        target_transform: What is made of a label: a function, or a mapping of all labels, to an integer, a float or a
-            row of numbers. It is asked once for each label that occurs, when the dataset is made; -1 stays.
+        labels: True: those of the set. False: none, -1 for all. A key of the samples' ``json``: its values, with
+            integers from 0 on as class numbers, text as class names (sorted) and other numbers as float32 targets.
+            Several keys: their numbers as targets. The ``json`` of all samples is read when the dataset is made.
+        target_transform: A function of a label, or a mapping of all labels, to an integer, a float or a row of numbers.
+            It is applied once to each label that occurs, when the dataset is made; -1 stays.
 
     Raises:
         FormatError: if an index is missing or damaged.
         ArgumentError: for a field that no sample of a set has, or that is refused; for an unknown
-            ``exif_orientation``; for ``cls`` fields that give no label; for labels that ``classes`` or
-            ``target_transform`` has no place for;
-            for an ``image_field`` in which no sample has an image, or whose file can't be written; for sets whose
-            classes differ, naming the first that does.
+            ``exif_orientation``; for ``cls`` fields without labels; for labels that are not in ``classes`` or
+            ``target_transform``; for an ``image_field`` in which no sample has an image, or whose file can't be
+            written; for sets whose classes differ, naming the first difference.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ def _shard_reader(
     classes: Sequence[str] | None,
     labels: bool | str | Sequence[str],
 ) -> ShardReader:
-    """The reader of one set, with the labels that are asked for."""
+    """Opens one set, with the labels asked for."""
     folder = os.fspath(path)
     index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
     index = os.path.abspath(index)
@@ -120,9 +119,9 @@ def _shard_reader(
 
 
 def _transform_labels(readers: Sequence[ShardReader], change: TargetTransform) -> None:
-    """Changes the labels of several sets as those of one, so that all have labels of one kind."""
+    """Changes the labels of several sets together, so that all stay of one kind."""
     if len({reader.label_dtype for reader in readers}) > 1:
-        return  # which is an error of its own
+        return  # joining them is an error
     ends = np.cumsum([len(reader) for reader in readers])
     labels = transformed(np.concatenate([reader.labels() for reader in readers]), change)
     for reader, own in zip(readers, np.split(labels, ends[:-1]), strict=True):

@@ -20,17 +20,17 @@ __all__ = ["as_feeder", "dataset_fingerprint", "differing_part", "is_feeders", "
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
-    """The samples of a dataset as a feeder dataset: of one itself, or of torch's ``Subset`` of one, or of torch's
-    ``ConcatDataset`` of several with equal recipes and fields.
+    """Returns a dataset's samples as a feeder dataset.
 
-    None for any other, also for a class that derives from these and makes its own of ``dataset[i]`` or the length.
+    That works for a feeder dataset, torch's ``Subset`` of one, and torch's ``ConcatDataset`` of several with equal
+    recipes and fields. For any other it returns None, as for a subclass with its own ``dataset[i]`` or length.
 
     Args:
         dataset: Any dataset.
-        stored_order: Whether samples are taken in the order that they are stored in, and not in a ``Subset``'s own.
+        stored_order: True to take samples in the order in which they are stored, False in the ``Subset``'s.
 
     Raises:
-        IndexError: if the ``Subset`` has a sample that its dataset has not.
+        IndexError: if the ``Subset`` has a sample that its dataset lacks.
         ArgumentError: if its indices are not integers.
     """
     if isinstance(dataset, FeederDataset):
@@ -68,11 +68,11 @@ def dataset_fingerprint(dataset: Any) -> str:
 
 
 def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
-    """The first dataset of a ``ConcatDataset`` that can't be joined with those before it.
+    """Finds the first dataset of a ``ConcatDataset`` that can't be joined with those before it.
 
     Returns:
-        Its number, and "samples" where it is no feeder dataset, else what differs from the first's: "transform",
-        "fields" or "kind of labels"; None if all can be joined.
+        Its number, and "samples" if it is no feeder dataset, else its difference from the first: "transform", "fields"
+        or "kind of labels"; None if all can be joined.
     """
     first: FeederDataset | None = None
     for number, each in enumerate(dataset.datasets):
@@ -93,7 +93,7 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
     if not keeps_samples(dataset, ConcatDataset) or differing_part(dataset) is not None:
         return None
     parts = [part for each in dataset.datasets if (part := as_feeder(each)) is not None]
-    readers: list[Reader] = []  # each once: what one has read lasts until it reads again
+    readers: list[Reader] = []  # each once, as a reader's buffers last until it reads again
     for part in parts:
         readers += [reader for reader in joined_in(part.reader) if all(reader is not other for other in readers)]
     starts = {id(reader): start for reader, start in zip(readers, np.cumsum([0, *map(len, readers)]), strict=False)}
@@ -109,16 +109,16 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
 
 
 def joined_in(reader: Reader) -> list[Reader]:
-    """The readers whose samples a dataset's reader has, all or some of them."""
+    """Readers that a dataset's reader takes samples from, all or some."""
     whole = reader.whole if isinstance(reader, PartReader) else reader
     return whole.readers if isinstance(whole, JoinedReader) and not whole.own_index else [whole]
 
 
 def _subset_ids(indices: Any, size: int) -> npt.NDArray[np.int64]:
-    """Indices of a ``Subset`` of a dataset with so many samples, as numbers from 0 on."""
+    """Indices of a ``Subset`` of a dataset of ``size`` samples, as numbers from 0 on."""
     try:
         found = np.asarray(indices)
-    except ValueError as error:  # as of both sides of a split at once
+    except ValueError as error:  # lists of different lengths, such as both sides of a split
         raise ArgumentError(f"the indices of a Subset must be integers in one row: {error}") from None
     if found.size and (found.ndim != 1 or found.dtype.kind not in "iu"):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Some of another reader's samples, in an order of their own."""
+"""Some samples of another reader, in any order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["PartReader"]
 
 
 class PartReader:
-    """Sample i is the other reader's sample ``ids[i]``, and its field "index" says so.
+    """A reader whose sample i is another reader's sample ``ids[i]``, which its field "index" names.
 
     Args:
         whole: The other reader.
-        ids: int64 [N], each in [0, len(whole)); one may be there several times.
+        ids: int64 [N], each in [0, len(whole)); repeats are allowed.
     """
 
     def __init__(self, whole: Reader, ids: npt.NDArray[np.int64]) -> None:
@@ -64,7 +64,7 @@ class PartReader:
         return self.whole.at(error, int(self.ids[i]))
 
     def fingerprint(self) -> str:
-        """A hash of the other reader's and of which samples these are."""
+        """Hash of the other reader's fingerprint and of the ids."""
         digest = hashlib.blake2b(self.whole.fingerprint().encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.ids).data)
         return digest.hexdigest()
@@ -74,7 +74,7 @@ class PartReader:
         return self.whole.labels()[self.ids]
 
     def shard_sizes(self) -> tuple[int, ...]:
-        """See :meth:`Reader.shard_sizes`; for ids in stored order."""
+        """See :meth:`Reader.shard_sizes`. The ids must be in stored order."""
         ends = np.cumsum(self.whole.shard_sizes(), dtype=np.int64)
         counts = np.diff(np.searchsorted(self.ids, ends), prepend=0)
         return tuple(counts[counts > 0].tolist())
