@@ -28,6 +28,7 @@ __all__ = [
     "TrainerDecoder",
     "check_batch",
     "check_options",
+    "check_output_size",
 ]
 
 Buffer = bytes | bytearray | memoryview
@@ -201,3 +202,22 @@ def check_batch(
         )
     if out.dtype != recipe.storage_dtype:
         raise ArgumentError(f"out must be of {recipe.storage_dtype} for {recipe.output_dtype}, got {out.dtype}")
+
+
+def check_output_size(out: npt.NDArray[np.generic], sizes: npt.NDArray[np.int32]) -> None:
+    """Checks that ``out`` is [N, 3, H, W] with the (height, width) of every image.
+
+    Args:
+        out: See :meth:`Decoder.decode`.
+        sizes: int32 [N, 2], N at least 1.
+
+    Raises:
+        ArgumentError: naming a size that does not fit.
+    """
+    wrong = np.flatnonzero((sizes != out.shape[2:]).any(axis=1))
+    if out.ndim != 4 or len(wrong):
+        height, width = sizes[wrong[0]].tolist() if len(wrong) else out.shape[-2:]
+        raise ArgumentError(
+            f"out must be [N, 3, {height}, {width}] for this image, got {list(out.shape)}; "
+            "end the recipe with a size that doesn't depend on the image"
+        )

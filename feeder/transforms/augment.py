@@ -10,7 +10,7 @@ from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["AUGMENTATIONS", "RandAugment", "TrivialAugmentWide", "signed", "strengths"]
+__all__ = ["AUGMENTATIONS", "ENHANCEMENTS", "RandAugment", "TrivialAugmentWide", "signed", "strengths"]
 
 # torchvision's order; the drawn number of an augmentation is its place here.
 AUGMENTATIONS = (
@@ -30,7 +30,9 @@ AUGMENTATIONS = (
     "Equalize",
     "Invert",
 )
-# RandAugment and TrivialAugmentWide take their pick among these; AutoAugment's policies have the last one, too.
+# Those that enhance, and what they enhance.
+ENHANCEMENTS = {"Brightness": "brightness", "Color": "saturation", "Contrast": "contrast", "Sharpness": "sharpness"}
+# RandAugment and TrivialAugmentWide choose among all but the last; AutoAugment's policies have that one, too.
 _DRAWN = AUGMENTATIONS.index("Invert")
 _SIGNED = np.array([1 <= i <= 9 for i in range(len(AUGMENTATIONS))])
 

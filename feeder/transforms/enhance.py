@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
-from feeder.transforms.arguments import check_probability
-from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
+from feeder.transforms.op import ProbabilityOp
 
 __all__ = [
     "RandomAdjustSharpness",
@@ -18,18 +17,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, init=False)
-class _Enhancement(Op):
-    p: float
-
-    def __init__(self, p: float = 0.5) -> None:
-        self._set(p=check_probability(p))
-
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        return Drawn({"change": uniforms(1)[:, 0] < self.p}, sizes)
-
-
-class RandomInvert(_Enhancement):
+class RandomInvert(ProbabilityOp):
     """Turns each value v into 255 - v, with probability ``p``.
 
     Args:
@@ -40,7 +28,7 @@ class RandomInvert(_Enhancement):
     """
 
 
-class RandomAutocontrast(_Enhancement):
+class RandomAutocontrast(ProbabilityOp):
     """Stretches each channel's values, from the lowest to the highest, over 0-255, with probability ``p``.
 
     Args:
@@ -51,7 +39,7 @@ class RandomAutocontrast(_Enhancement):
     """
 
 
-class RandomEqualize(_Enhancement):
+class RandomEqualize(ProbabilityOp):
     """Spreads each channel's values so that all are about as frequent, with probability ``p``.
 
     Args:
@@ -63,7 +51,7 @@ class RandomEqualize(_Enhancement):
 
 
 @dataclass(frozen=True, init=False)
-class RandomPosterize(_Enhancement):
+class RandomPosterize(ProbabilityOp):
     """Keeps the upper bits of each value, with probability ``p``.
 
     Args:
@@ -84,7 +72,7 @@ class RandomPosterize(_Enhancement):
 
 
 @dataclass(frozen=True, init=False)
-class RandomSolarize(_Enhancement):
+class RandomSolarize(ProbabilityOp):
     """Inverts the values from ``threshold`` on, with probability ``p``.
 
     Args:
@@ -110,7 +98,7 @@ class RandomSolarize(_Enhancement):
 
 
 @dataclass(frozen=True, init=False)
-class RandomAdjustSharpness(_Enhancement):
+class RandomAdjustSharpness(ProbabilityOp):
     """Sharpens or blurs the image, with probability ``p``.
 
     Args:

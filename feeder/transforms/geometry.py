@@ -15,11 +15,10 @@ from feeder.transforms.arguments import (
     check_interpolation,
     check_padding,
     check_padding_mode,
-    check_probability,
     check_range,
     check_size,
 )
-from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, Uniforms
+from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, ProbabilityOp, Uniforms
 
 __all__ = [
     "CenterCrop",
@@ -245,8 +244,7 @@ class CenterCrop(Op):
         return self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
 
 
-@dataclass(frozen=True, init=False)
-class RandomHorizontalFlip(Op):
+class RandomHorizontalFlip(ProbabilityOp):
     """Mirrors the image left to right with probability ``p``.
 
     Args:
@@ -256,21 +254,14 @@ class RandomHorizontalFlip(Op):
         ArgumentError: if ``p`` is no probability.
     """
 
-    p: float
     on_arrays = True
-
-    def __init__(self, p: float = 0.5) -> None:
-        self._set(p=check_probability(p))
-
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        return Drawn({"flip": uniforms(1)[:, 0] < self.p}, sizes)
+    drawn_name = "flip"
 
     def fuses(self, extent: Extent) -> bool:
         return True
 
 
-@dataclass(frozen=True, init=False)
-class RandomVerticalFlip(Op):
+class RandomVerticalFlip(ProbabilityOp):
     """Mirrors the image top to bottom with probability ``p``.
 
     Args:
@@ -280,13 +271,7 @@ class RandomVerticalFlip(Op):
         ArgumentError: if ``p`` is no probability.
     """
 
-    p: float
-
-    def __init__(self, p: float = 0.5) -> None:
-        self._set(p=check_probability(p))
-
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        return Drawn({"flip_vertically": uniforms(1)[:, 0] < self.p}, sizes)
+    drawn_name = "flip_vertically"
 
 
 @dataclass(frozen=True, init=False)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.order.random import philox, uniform
+from feeder.transforms.arguments import check_probability
 
-__all__ = ["Drawn", "Extent", "FloatArray", "IntArray", "Op", "Params", "Uniforms"]
+__all__ = ["Drawn", "Extent", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "Uniforms"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -115,3 +117,21 @@ class Op:
     def resizes(self) -> bool:
         """Whether the op changes the scale of the image; only one such op fits in a source box."""
         return False
+
+
+@dataclass(frozen=True, init=False)
+class ProbabilityOp(Op):
+    """An op that changes an image with probability ``p``, and then in one way only.
+
+    Class attributes:
+        drawn_name: Name of the drawn parameter: bool [N], True where the image is changed.
+    """
+
+    p: float
+    drawn_name: ClassVar[str] = "change"
+
+    def __init__(self, p: float = 0.5) -> None:
+        self._set(p=check_probability(p))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({self.drawn_name: uniforms(1)[:, 0] < self.p}, sizes)

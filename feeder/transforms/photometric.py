@@ -10,9 +10,12 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_probability, check_range, check_size
-from feeder.transforms.op import Drawn, IntArray, Op, Params, Uniforms
+from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms
 
-__all__ = ["ColorJitter", "GaussianBlur", "RandomErasing", "RandomGrayscale"]
+__all__ = ["COLOR_STEPS", "ColorJitter", "GaussianBlur", "RandomErasing", "RandomGrayscale"]
+
+# The steps of ColorJitter, by their numbers in the drawn order.
+COLOR_STEPS = ("brightness", "contrast", "saturation", "hue")
 
 _ATTEMPTS = 10
 
@@ -53,9 +56,9 @@ class ColorJitter(Op):
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         uniform = uniforms(8)
-        ranges = {"brightness": self.brightness, "contrast": self.contrast, "saturation": self.saturation}
         params: Params = {"order": np.argsort(uniform[:, :4], axis=1, kind="stable")}
-        for column, (name, bounds) in enumerate({**ranges, "hue": self.hue}.items(), start=4):
+        for column, name in enumerate(COLOR_STEPS, start=4):
+            bounds: tuple[float, float] | None = getattr(self, name)
             if bounds is not None:
                 params[name] = bounds[0] + uniform[:, column] * (bounds[1] - bounds[0])
         return Drawn(params, sizes)
@@ -74,8 +77,7 @@ def _factor_range(
     return None if bounds == (center, center) else bounds
 
 
-@dataclass(frozen=True, init=False)
-class RandomGrayscale(Op):
+class RandomGrayscale(ProbabilityOp):
     """Makes the image gray, in three equal channels, with probability ``p``.
 
     Args:
@@ -85,13 +87,10 @@ class RandomGrayscale(Op):
         ArgumentError: if ``p`` is no probability.
     """
 
-    p: float
+    drawn_name = "gray"
 
     def __init__(self, p: float = 0.1) -> None:
-        self._set(p=check_probability(p))
-
-    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        return Drawn({"gray": uniforms(1)[:, 0] < self.p}, sizes)
+        super().__init__(p)
 
 
 @dataclass(frozen=True, init=False)

@@ -14,7 +14,7 @@ from feeder._gpu import Mix
 from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decode.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decode.dali.queue import PIXEL_BYTES, DaliQueue, Part
-from feeder.decode.decoder import MAX_PIXELS, Buffer, TrainerDecoder, check_batch, check_options
+from feeder.decode.decoder import MAX_PIXELS, Buffer, TrainerDecoder, check_batch, check_options, check_output_size
 from feeder.decode.device.finisher import Finisher
 from feeder.decode.device.ops import check_device_ops
 from feeder.decode.staged.redo import decode_on_cpu
@@ -150,13 +150,7 @@ class DaliDecoder(TrainerDecoder):
         check_batch(buffers, orientations, recipe, draws, out)
         if len(buffers) == 0:
             return []
-        wrong = np.flatnonzero((draws.output_size != out.shape[2:]).any(axis=1))
-        if out.ndim != 4 or len(wrong):
-            height, width = draws.output_size[wrong[0]].tolist() if len(wrong) else out.shape[-2:]
-            raise ArgumentError(
-                f"out must be [N, 3, {height}, {width}] for this image, got {list(out.shape)}; "
-                "end the recipe with a size that doesn't depend on the image"
-            )
+        check_output_size(out, draws.output_size)
         staged, errors = self.stager.stage(buffers, orientations, recipe, draws)
         target = as_tensor(out, recipe.output_dtype)
         rest, size = draws.ops[recipe.base_length :], (out.shape[2], out.shape[3])

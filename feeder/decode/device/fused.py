@@ -21,6 +21,7 @@ from feeder.transforms import (
     ToDtype,
 )
 from feeder.transforms.op import Params
+from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.values import compose_affine
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSplit", "Erasing", "FusedParameters", "fused_from", "fused_parameters", "split_for_device"]
 
-_JITTER = ("brightness", "contrast", "saturation")  # steps 1, 2 and 3 of feeder._gpu.Color
+_JITTER = COLOR_STEPS[:3]  # steps 1, 2 and 3 of feeder._gpu.Color
 _SATURATION = 3
 
 

@@ -13,58 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from feeder import transforms as T
 from feeder.decode.device import color, geometry
 from feeder.decode.device.erase import erase
 from feeder.decode.device.fused import fused_from, fused_parameters
 from feeder.decode.device.rows import change_rows, per_image
 from feeder.decode.op_math import Matrix, affine_matrix, augmentation_affine, perspective_matrix, rotation_matrix
 from feeder.errors import BackendError
-from feeder.transforms import (
-    AugMix,
-    AutoAugment,
-    CenterCrop,
-    ColorJitter,
-    GaussianBlur,
-    Lambda,
-    Normalize,
-    Op,
-    Pad,
-    RandAugment,
-    RandomAdjustSharpness,
-    RandomAffine,
-    RandomApply,
-    RandomAutocontrast,
-    RandomChoice,
-    RandomCrop,
-    RandomEqualize,
-    RandomErasing,
-    RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomInvert,
-    RandomPerspective,
-    RandomPosterize,
-    RandomResizedCrop,
-    RandomRotation,
-    RandomSolarize,
-    RandomVerticalFlip,
-    RandomZoomOut,
-    Recipe,
-    Resize,
-    ToDtype,
-    TrivialAugmentWide,
-)
-from feeder.transforms.augment import AUGMENTATIONS
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
-from feeder.transforms.op import Extent, Params
+from feeder.transforms.op import Extent, Params, ProbabilityOp
+from feeder.transforms.photometric import COLOR_STEPS
 
 __all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
 
 _Rows = npt.NDArray[np.int64]
 
-_JITTER = ("brightness", "contrast", "saturation", "hue")  # by their numbers in the drawn order
 
-
-def check_device_ops(recipe: Recipe, backend: str) -> None:
+def check_device_ops(recipe: T.Recipe, backend: str) -> None:
     """Refuses, by the op's name, a recipe with an op after the base path that doesn't run on a device.
 
     Raises:
@@ -81,26 +47,26 @@ def check_device_ops(recipe: Recipe, backend: str) -> None:
         extent = op.extent(extent)
 
 
-def _problem(op: Op, extent: Extent, is_batched: bool) -> str | None:
-    """Why an op can't run on images of this extent; None if it can."""
-    if isinstance(op, Lambda):
+def _problem(op: T.Op, extent: Extent, is_batched: bool) -> str | None:
+    """Returns why an op can't run on images of this extent; None if it can."""
+    if isinstance(op, T.Lambda):
         return "it is a function of one image, for a worker to call"
-    if isinstance(op, RandomZoomOut):
+    if isinstance(op, T.RandomZoomOut):
         return "its images are of different sizes"
-    if type(op) not in (*DEVICE_OPS, Normalize):
+    if type(op) not in (*DEVICE_OPS, T.Normalize):
         return "it is no op of feeder.transforms"
     for each in op.inner_ops if isinstance(op, Branches) else ():
         if (problem := _problem(each, extent, is_batched)) is not None:
             return f"of {type(each).__name__} in it: {problem}"
     if not is_batched:
         return None
-    if isinstance(op, (Resize, RandomResizedCrop)) and op.interpolation != "bilinear":
+    if isinstance(op, (T.Resize, T.RandomResizedCrop)) and op.interpolation != "bilinear":
         return f"its interpolation is {op.interpolation!r}, and must be 'bilinear'"
     if not extent.fixed:
         return "it gets images of different sizes here; put a crop or Resize((height, width)) first"
-    if isinstance(op, RandomRotation) and op.expand:
+    if isinstance(op, T.RandomRotation) and op.expand:
         return "with expand=True its images are of different sizes"
-    if isinstance(op, RandomCrop) and not op.pad_if_needed:
+    if isinstance(op, T.RandomCrop) and not op.pad_if_needed:
         left, top, right, bottom = op.padding or (0, 0, 0, 0)
         height, width = extent.minimum[0] + top + bottom, extent.minimum[1] + left + right
         if op.size[0] > height or op.size[1] > width:
@@ -111,7 +77,7 @@ def _problem(op: Op, extent: Extent, is_batched: bool) -> str | None:
     return None
 
 
-def run_on_device(images: torch.Tensor, op: Op, params: Params) -> torch.Tensor:
+def run_on_device(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tensor:
     """Runs an op on a batch.
 
     Args:
@@ -129,10 +95,10 @@ def _all(images: torch.Tensor) -> _Rows:
     return np.arange(len(images))
 
 
-def _jitter(images: torch.Tensor, op: ColorJitter, params: Params) -> torch.Tensor:
+def _jitter(images: torch.Tensor, op: T.ColorJitter, params: Params) -> torch.Tensor:
     order = params["order"]
     for place in range(order.shape[1]):
-        for number, name in enumerate(_JITTER):
+        for number, name in enumerate(COLOR_STEPS):
             if name in params:
                 rows = np.flatnonzero(order[:, place] == number)
                 _adjust(images, rows, name, params[name][rows])
@@ -144,22 +110,7 @@ def _adjust(images: torch.Tensor, rows: _Rows, name: str, strengths: npt.NDArray
     change_rows(images, rows, lambda some, part: adjustment(some, strengths[part]))
 
 
-def _grayscale(images: torch.Tensor, op: RandomGrayscale, params: Params) -> torch.Tensor:
-    change_rows(images, np.flatnonzero(params["gray"]), lambda some, _: color.grayscale(some))
-    return images
-
-
-def _flip(images: torch.Tensor, op: RandomHorizontalFlip, params: Params) -> torch.Tensor:
-    change_rows(images, np.flatnonzero(params["flip"]), lambda some, _: some.flip(3))
-    return images
-
-
-def _flip_vertically(images: torch.Tensor, op: RandomVerticalFlip, params: Params) -> torch.Tensor:
-    change_rows(images, np.flatnonzero(params["flip_vertically"]), lambda some, _: some.flip(2))
-    return images
-
-
-def _blur(images: torch.Tensor, op: GaussianBlur, params: Params) -> torch.Tensor:
+def _blur(images: torch.Tensor, op: T.GaussianBlur, params: Params) -> torch.Tensor:
     change_rows(images, _all(images), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size))
     return images
 
@@ -170,7 +121,7 @@ def _branch(images: torch.Tensor, op: Branches, params: Params) -> torch.Tensor:
     return images
 
 
-def _do_steps(images: torch.Tensor, rows: _Rows, steps: list[tuple[Op, Params]]) -> None:
+def _do_steps(images: torch.Tensor, rows: _Rows, steps: list[tuple[T.Op, Params]]) -> None:
     def run(some: torch.Tensor, part: slice) -> torch.Tensor:
         for op, drawn in steps:
             some = DEVICE_OPS[type(op)](some, op, {name: values[rows[part]] for name, values in drawn.items()})
@@ -180,27 +131,27 @@ def _do_steps(images: torch.Tensor, rows: _Rows, steps: list[tuple[Op, Params]])
 
 
 def _if_drawn(change: Callable[[torch.Tensor, Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """An op that changes some of the images."""
+    """Returns how to run a :class:`feeder.transforms.op.ProbabilityOp`."""
 
-    def run(images: torch.Tensor, op: Op, params: Params) -> torch.Tensor:
-        change_rows(images, np.flatnonzero(params["change"]), lambda some, _: change(some, op))
+    def run(images: torch.Tensor, op: ProbabilityOp, params: Params) -> torch.Tensor:
+        change_rows(images, np.flatnonzero(params[op.drawn_name]), lambda some, _: change(some, op))
         return images
 
     return run
 
 
-def _sharpen(images: torch.Tensor, op: RandomAdjustSharpness) -> torch.Tensor:
+def _sharpen(images: torch.Tensor, op: T.RandomAdjustSharpness) -> torch.Tensor:
     return color.ADJUSTMENTS["sharpness"](images, np.full(len(images), op.sharpness_factor))
 
 
-def _erase(images: torch.Tensor, op: RandomErasing, params: Params) -> torch.Tensor:
+def _erase(images: torch.Tensor, op: T.RandomErasing, params: Params) -> torch.Tensor:
     (_, _, _, erasing, _) = fused_parameters([op], [params], len(images), images.shape[3])
     assert erasing is not None  # noise means nothing on uint8 images
     erase(images, erasing)
     return images
 
 
-def _mix_chains(images: torch.Tensor, op: AugMix, params: Params) -> torch.Tensor:
+def _mix_chains(images: torch.Tensor, op: T.AugMix, params: Params) -> torch.Tensor:
     def run(some: torch.Tensor, part: slice) -> torch.Tensor:
         weights = params["weights"][part]
         mixed = per_image(weights[:, 0], some) * some
@@ -213,7 +164,7 @@ def _mix_chains(images: torch.Tensor, op: AugMix, params: Params) -> torch.Tenso
     return images
 
 
-_Automatic = AugMix | AutoAugment | RandAugment | TrivialAugmentWide
+_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide
 
 
 def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tensor:
@@ -235,9 +186,9 @@ def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tens
 
 
 def _augment_once(images: torch.Tensor, rows: _Rows, kind: str, magnitudes: npt.NDArray[np.float64]) -> None:
-    """Of the augmentations that don't move pixels."""
-    if kind in ("Brightness", "Color", "Contrast", "Sharpness"):
-        _adjust(images, rows, "saturation" if kind == "Color" else kind.lower(), 1.0 + magnitudes)
+    """Does an augmentation that doesn't move pixels; the others change nothing here."""
+    if kind in ENHANCEMENTS:
+        _adjust(images, rows, ENHANCEMENTS[kind], 1.0 + magnitudes)
     elif kind == "Posterize":
         change_rows(images, rows, lambda some, part: color.posterize(some, magnitudes[part]))
     elif kind == "Solarize":
@@ -254,7 +205,7 @@ def _matrices(matrices: list[Matrix]) -> npt.NDArray[np.float64]:
     return np.array(matrices, np.float64).reshape(-1, 6)
 
 
-def _affine(images: torch.Tensor, op: RandomAffine, params: Params) -> torch.Tensor:
+def _affine(images: torch.Tensor, op: T.RandomAffine, params: Params) -> torch.Tensor:
     height, width = images.shape[2:]
     matrices = [
         affine_matrix(width, height, angle=a, shift=(x, y), scale=s, shear=(sx, sy), center=op.center)
@@ -267,14 +218,14 @@ def _affine(images: torch.Tensor, op: RandomAffine, params: Params) -> torch.Ten
     return images
 
 
-def _rotate(images: torch.Tensor, op: RandomRotation, params: Params) -> torch.Tensor:
+def _rotate(images: torch.Tensor, op: T.RandomRotation, params: Params) -> torch.Tensor:
     height, width = images.shape[2:]
     matrices = [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
     geometry.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
     return images
 
 
-def _tilt(images: torch.Tensor, op: RandomPerspective, params: Params) -> torch.Tensor:
+def _tilt(images: torch.Tensor, op: T.RandomPerspective, params: Params) -> torch.Tensor:
     height, width = images.shape[2:]
     rows = np.flatnonzero(params["distort"])
     found = [perspective_matrix(width, height, corners) for corners in params["corners"][rows].tolist()]
@@ -284,18 +235,18 @@ def _tilt(images: torch.Tensor, op: RandomPerspective, params: Params) -> torch.
     return images
 
 
-def _pad(images: torch.Tensor, op: Pad, params: Params) -> torch.Tensor:
+def _pad(images: torch.Tensor, op: T.Pad, params: Params) -> torch.Tensor:
     return geometry.pad(images, op.padding, op.fill, op.padding_mode)
 
 
-def _crop(images: torch.Tensor, op: RandomCrop | CenterCrop, params: Params) -> torch.Tensor:
-    if isinstance(op, RandomCrop) and "padding" in params:  # the same for all, as the images are of one size
+def _crop(images: torch.Tensor, op: T.RandomCrop | T.CenterCrop, params: Params) -> torch.Tensor:
+    if isinstance(op, T.RandomCrop) and "padding" in params:  # the same for all, as the images are of one size
         left, top, right, bottom = params["padding"][0].tolist()
         images = geometry.pad(images, (left, top, right, bottom), op.fill, op.padding_mode)
     return geometry.crop(images, params["top"], params["left"], op.size)
 
 
-def _resize(images: torch.Tensor, op: Resize | RandomResizedCrop, params: Params) -> torch.Tensor:
+def _resize(images: torch.Tensor, op: T.Resize | T.RandomResizedCrop, params: Params) -> torch.Tensor:
     size = int(params["resized_height"][0]), int(params["resized_width"][0])
     windows = np.tile(np.array([0, 0, images.shape[3], images.shape[2]], np.int64), (len(images), 1))
     if "top" in params:
@@ -304,36 +255,36 @@ def _resize(images: torch.Tensor, op: Resize | RandomResizedCrop, params: Params
     return geometry.resize(images, windows, size)
 
 
-def _nothing(images: torch.Tensor, op: ToDtype, params: Params) -> torch.Tensor:
+def _nothing(images: torch.Tensor, op: T.ToDtype, params: Params) -> torch.Tensor:
     return images
 
 
-DEVICE_OPS: dict[type[Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] = {
-    AugMix: _mix_chains,
-    AutoAugment: _augment,
-    CenterCrop: _crop,
-    ColorJitter: _jitter,
-    GaussianBlur: _blur,
-    Pad: _pad,
-    RandAugment: _augment,
-    RandomAdjustSharpness: _if_drawn(_sharpen),
-    RandomAffine: _affine,
-    RandomApply: _branch,
-    RandomAutocontrast: _if_drawn(lambda some, _: color.autocontrast(some)),
-    RandomChoice: _branch,
-    RandomCrop: _crop,
-    RandomEqualize: _if_drawn(lambda some, _: color.equalize(some)),
-    RandomErasing: _erase,
-    RandomGrayscale: _grayscale,
-    RandomHorizontalFlip: _flip,
-    RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
-    RandomPerspective: _tilt,
-    RandomPosterize: _if_drawn(lambda some, op: color.posterize(some, np.full(len(some), op.bits))),
-    RandomResizedCrop: _resize,
-    RandomRotation: _rotate,
-    RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
-    RandomVerticalFlip: _flip_vertically,
-    Resize: _resize,
-    ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
-    TrivialAugmentWide: _augment,
+DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] = {
+    T.AugMix: _mix_chains,
+    T.AutoAugment: _augment,
+    T.CenterCrop: _crop,
+    T.ColorJitter: _jitter,
+    T.GaussianBlur: _blur,
+    T.Pad: _pad,
+    T.RandAugment: _augment,
+    T.RandomAdjustSharpness: _if_drawn(_sharpen),
+    T.RandomAffine: _affine,
+    T.RandomApply: _branch,
+    T.RandomAutocontrast: _if_drawn(lambda some, _: color.autocontrast(some)),
+    T.RandomChoice: _branch,
+    T.RandomCrop: _crop,
+    T.RandomEqualize: _if_drawn(lambda some, _: color.equalize(some)),
+    T.RandomErasing: _erase,
+    T.RandomGrayscale: _if_drawn(lambda some, _: color.grayscale(some)),
+    T.RandomHorizontalFlip: _if_drawn(lambda some, _: some.flip(3)),
+    T.RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
+    T.RandomPerspective: _tilt,
+    T.RandomPosterize: _if_drawn(lambda some, op: color.posterize(some, np.full(len(some), op.bits))),
+    T.RandomResizedCrop: _resize,
+    T.RandomRotation: _rotate,
+    T.RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
+    T.RandomVerticalFlip: _if_drawn(lambda some, _: some.flip(2)),
+    T.Resize: _resize,
+    T.ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
+    T.TrivialAugmentWide: _augment,
 }

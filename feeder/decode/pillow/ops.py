@@ -12,42 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
+from feeder import transforms as T
 from feeder.decode.op_math import affine_matrix, augmentation_affine, blur_weights, perspective_matrix
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.random import uniform
-from feeder.transforms import (
-    AugMix,
-    AutoAugment,
-    CenterCrop,
-    ColorJitter,
-    GaussianBlur,
-    Lambda,
-    Op,
-    Pad,
-    RandAugment,
-    RandomAdjustSharpness,
-    RandomAffine,
-    RandomApply,
-    RandomAutocontrast,
-    RandomChoice,
-    RandomCrop,
-    RandomEqualize,
-    RandomErasing,
-    RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomInvert,
-    RandomPerspective,
-    RandomPosterize,
-    RandomResizedCrop,
-    RandomRotation,
-    RandomSolarize,
-    RandomVerticalFlip,
-    RandomZoomOut,
-    Resize,
-    TrivialAugmentWide,
-)
-from feeder.transforms.augment import AUGMENTATIONS
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
+from feeder.transforms.photometric import COLOR_STEPS
 
 __all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row"]
 
@@ -87,24 +58,16 @@ def _resize(image: Image.Image, interpolation: str, row: Row) -> Image.Image:
     return image if size == image.size else image.resize(size, _RESAMPLING[interpolation])
 
 
-def _random_resized_crop(image: Image.Image, op: RandomResizedCrop, row: Row) -> Image.Image:
+def _random_resized_crop(image: Image.Image, op: T.RandomResizedCrop, row: Row) -> Image.Image:
     return _resize(_window(image, row), op.interpolation, row)
 
 
-def _resize_op(image: Image.Image, op: Resize, row: Row) -> Image.Image:
+def _resize_op(image: Image.Image, op: T.Resize, row: Row) -> Image.Image:
     return _resize(image, op.interpolation, row)
 
 
-def _center_crop(image: Image.Image, op: CenterCrop, row: Row) -> Image.Image:
+def _center_crop(image: Image.Image, op: T.CenterCrop, row: Row) -> Image.Image:
     return _window(image, row)
-
-
-def _flip(image: Image.Image, op: RandomHorizontalFlip, row: Row) -> Image.Image:
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if row["flip"] else image
-
-
-def _flip_vertically(image: Image.Image, op: RandomVerticalFlip, row: Row) -> Image.Image:
-    return image.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if row["flip_vertically"] else image
 
 
 def _pad_image(
@@ -119,16 +82,16 @@ def _pad_image(
     return Image.fromarray(np.pad(np.asarray(image), ((top, bottom), (left, right), (0, 0)), mode=mode))
 
 
-def _pad(image: Image.Image, op: Pad, row: Row) -> Image.Image:
+def _pad(image: Image.Image, op: T.Pad, row: Row) -> Image.Image:
     return _pad_image(image, op.padding, op.fill, op.padding_mode)
 
 
-def _zoom_out(image: Image.Image, op: RandomZoomOut, row: Row) -> Image.Image:
+def _zoom_out(image: Image.Image, op: T.RandomZoomOut, row: Row) -> Image.Image:
     left, top, right, bottom = (int(side) for side in row["padding"])
     return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
 
 
-def _random_crop(image: Image.Image, op: RandomCrop, row: Row) -> Image.Image:
+def _random_crop(image: Image.Image, op: T.RandomCrop, row: Row) -> Image.Image:
     if "padding" in row:
         left, top, right, bottom = (int(side) for side in row["padding"])
         image = _pad_image(image, (left, top, right, bottom), op.fill, op.padding_mode)
@@ -140,11 +103,11 @@ def _random_crop(image: Image.Image, op: RandomCrop, row: Row) -> Image.Image:
     return _window(image, row)
 
 
-def _rotate(image: Image.Image, op: RandomRotation, row: Row) -> Image.Image:
+def _rotate(image: Image.Image, op: T.RandomRotation, row: Row) -> Image.Image:
     return image.rotate(float(row["angle"]), _WARPS[op.interpolation], op.expand, op.center, fillcolor=op.fill)
 
 
-def _random_affine(image: Image.Image, op: RandomAffine, row: Row) -> Image.Image:
+def _random_affine(image: Image.Image, op: T.RandomAffine, row: Row) -> Image.Image:
     return _affine(
         image,
         op.interpolation,
@@ -163,7 +126,7 @@ def _affine(image: Image.Image, interpolation: str, fill: tuple[int, int, int], 
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
 
 
-def _perspective(image: Image.Image, op: RandomPerspective, row: Row) -> Image.Image:
+def _perspective(image: Image.Image, op: T.RandomPerspective, row: Row) -> Image.Image:
     matrix = perspective_matrix(image.width, image.height, row["corners"].tolist()) if row["distort"] else None
     if matrix is None:
         return image
@@ -171,9 +134,9 @@ def _perspective(image: Image.Image, op: RandomPerspective, row: Row) -> Image.I
     return image.transform(image.size, method, matrix, resample=resample, fillcolor=op.fill)
 
 
-def _color_jitter(image: Image.Image, op: ColorJitter, row: Row) -> Image.Image:
+def _color_jitter(image: Image.Image, op: T.ColorJitter, row: Row) -> Image.Image:
     for step in row["order"]:
-        name = ("brightness", "contrast", "saturation", "hue")[step]
+        name = COLOR_STEPS[step]
         if name in row:
             image = _ADJUSTMENTS[name](image, float(row[name]))
     return image
@@ -195,14 +158,12 @@ _ADJUSTMENTS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
 }
 
 
-def _grayscale(image: Image.Image, op: RandomGrayscale, row: Row) -> Image.Image:
-    if not row["gray"]:
-        return image
+def _grayscale(image: Image.Image) -> Image.Image:
     gray = image.convert("L")
     return Image.merge("RGB", (gray, gray, gray))
 
 
-def _blur(image: Image.Image, op: GaussianBlur, row: Row) -> Image.Image:
+def _blur(image: Image.Image, op: T.GaussianBlur, row: Row) -> Image.Image:
     blurred = np.asarray(image).astype(np.float32)
     for axis, size in ((1, op.kernel_size[0]), (0, op.kernel_size[1])):
         kernel = blur_weights(size, float(row["sigma"]))
@@ -216,7 +177,7 @@ def _blur(image: Image.Image, op: GaussianBlur, row: Row) -> Image.Image:
     return Image.fromarray(np.rint(blurred).astype(np.uint8))
 
 
-def _erase_array(array: npt.NDArray[Any], op: RandomErasing, row: Row) -> npt.NDArray[Any]:
+def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.NDArray[Any]:
     if not row["erase"]:
         return array
     top, left, height, width = (int(row[name]) for name in ("i", "j", "h", "w"))
@@ -253,7 +214,7 @@ def _seeded(key: int) -> Iterator[None]:
             torch.default_generator.set_state(tensors)
 
 
-def _call_array(array: npt.NDArray[Any], op: Lambda, row: Row) -> npt.NDArray[Any]:
+def _call_array(array: npt.NDArray[Any], op: T.Lambda, row: Row) -> npt.NDArray[Any]:
     had_torch = "torch" in sys.modules
     with _seeded(int(row["key"])):
         result: Any = op.lambd(np.array(array, order="C"))
@@ -263,7 +224,7 @@ def _call_array(array: npt.NDArray[Any], op: Lambda, row: Row) -> npt.NDArray[An
     if not isinstance(result, np.ndarray) or result.shape != array.shape or result.dtype != array.dtype:
         got = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else repr(type(result))
         raise ArgumentError(
-            f"the function of Lambda must give an array of {array.dtype} {list(array.shape)} as it got, got {got}"
+            f"the function of Lambda must return an array of {array.dtype} {list(array.shape)}, as it got, got {got}"
         )
     checked: npt.NDArray[Any] = result
     return checked
@@ -272,7 +233,7 @@ def _call_array(array: npt.NDArray[Any], op: Lambda, row: Row) -> npt.NDArray[An
 def _as_array(change: Callable[[npt.NDArray[Any], Any, Row], npt.NDArray[Any]]) -> Callable[..., Image.Image]:
     """An op on [3, H, W] arrays as an op on images."""
 
-    def run(image: Image.Image, op: Op, row: Row) -> Image.Image:
+    def run(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
         array = change(np.asarray(image).transpose(2, 0, 1), op, row)
         return Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)))
 
@@ -288,11 +249,11 @@ def _solarize(image: Image.Image, threshold: float) -> Image.Image:
 
 
 def _if_drawn(change: Callable[[Image.Image, Any], Image.Image]) -> Callable[[Image.Image, Any, Row], Image.Image]:
-    """An op that changes some of the images."""
-    return lambda image, op, row: change(image, op) if row["change"] else image
+    """Returns how to run a :class:`feeder.transforms.op.ProbabilityOp`."""
+    return lambda image, op, row: change(image, op) if row[op.drawn_name] else image
 
 
-_Automatic = AugMix | AutoAugment | RandAugment | TrivialAugmentWide
+_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide
 
 
 def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
@@ -319,10 +280,10 @@ def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: floa
         return ImageOps.equalize(image)
     if kind == "Invert":
         return ImageOps.invert(image)
-    return _ADJUSTMENTS["saturation" if kind == "Color" else kind.lower()](image, 1.0 + magnitude)
+    return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
 
 
-def _mix_chains(image: Image.Image, op: AugMix, row: Row) -> Image.Image:
+def _mix_chains(image: Image.Image, op: T.AugMix, row: Row) -> Image.Image:
     weights = np.asarray(row["weights"], np.float32)
     mixed = weights[0] * np.asarray(image, np.float32)
     for weight, kind, magnitude in zip(weights[1:], row["kind"], row["magnitude"], strict=True):
@@ -339,43 +300,43 @@ def _branch(image: Image.Image, op: Branches, row: Row) -> Image.Image:
     return image
 
 
-def _flip_array(array: FloatImage, op: RandomHorizontalFlip, row: Row) -> FloatImage:
+def _flip_array(array: FloatImage, op: T.RandomHorizontalFlip, row: Row) -> FloatImage:
     return array[:, :, ::-1] if row["flip"] else array
 
 
-IMAGE_OPS: dict[type[Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
-    AugMix: _mix_chains,
-    AutoAugment: _augment,
-    CenterCrop: _center_crop,
-    ColorJitter: _color_jitter,
-    GaussianBlur: _blur,
-    Lambda: _as_array(_call_array),
-    Pad: _pad,
-    RandAugment: _augment,
-    RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
-    RandomAffine: _random_affine,
-    RandomApply: _branch,
-    RandomAutocontrast: _if_drawn(lambda image, _: ImageOps.autocontrast(image)),
-    RandomChoice: _branch,
-    RandomCrop: _random_crop,
-    RandomEqualize: _if_drawn(lambda image, _: ImageOps.equalize(image)),
-    RandomErasing: _as_array(_erase_array),
-    RandomGrayscale: _grayscale,
-    RandomHorizontalFlip: _flip,
-    RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
-    RandomPerspective: _perspective,
-    RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
-    RandomResizedCrop: _random_resized_crop,
-    RandomRotation: _rotate,
-    RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
-    RandomVerticalFlip: _flip_vertically,
-    RandomZoomOut: _zoom_out,
-    Resize: _resize_op,
-    TrivialAugmentWide: _augment,
+IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
+    T.AugMix: _mix_chains,
+    T.AutoAugment: _augment,
+    T.CenterCrop: _center_crop,
+    T.ColorJitter: _color_jitter,
+    T.GaussianBlur: _blur,
+    T.Lambda: _as_array(_call_array),
+    T.Pad: _pad,
+    T.RandAugment: _augment,
+    T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
+    T.RandomAffine: _random_affine,
+    T.RandomApply: _branch,
+    T.RandomAutocontrast: _if_drawn(lambda image, _: ImageOps.autocontrast(image)),
+    T.RandomChoice: _branch,
+    T.RandomCrop: _random_crop,
+    T.RandomEqualize: _if_drawn(lambda image, _: ImageOps.equalize(image)),
+    T.RandomErasing: _as_array(_erase_array),
+    T.RandomGrayscale: _if_drawn(lambda image, _: _grayscale(image)),
+    T.RandomHorizontalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+    T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
+    T.RandomPerspective: _perspective,
+    T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
+    T.RandomResizedCrop: _random_resized_crop,
+    T.RandomRotation: _rotate,
+    T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
+    T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
+    T.RandomZoomOut: _zoom_out,
+    T.Resize: _resize_op,
+    T.TrivialAugmentWide: _augment,
 }
 
-ARRAY_OPS: dict[type[Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
-    Lambda: _call_array,
-    RandomErasing: _erase_array,
-    RandomHorizontalFlip: _flip_array,
+ARRAY_OPS: dict[type[T.Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
+    T.Lambda: _call_array,
+    T.RandomErasing: _erase_array,
+    T.RandomHorizontalFlip: _flip_array,
 }
