@@ -12,6 +12,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,11 +29,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.generic.processes import Process, Processes
+from feeder.loader.generic.processes import Processes
 from feeder.loader.generic.worker import Channel
 from feeder.loader.slots.batch_message import Slot, pack, slot_collate, unpack
 from feeder.loader.slots.slots import Slots
-from feeder.loader.workers.sockets import pair
+from feeder.loader.workers import supervisor
 from tests.loader.test_workers import _ended
 
 Point = collections.namedtuple("Point", "x y")
@@ -234,6 +235,29 @@ def test_sample_that_hangs_every_worker_is_named() -> None:
         list(loader)
 
 
+class _Stopping(Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> int:
+        if i == 4:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return i
+
+
+def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterator: Any = iter(DataLoader(_Stopping(), batch_size=4, num_workers=1, hang_timeout_s=0.5))
+    (worker,) = iterator._processes.workers
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor, "_END_S", 0.05)
+        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.05)
+        patch.setattr(worker.process, "kill", lambda: None)  # as if it was stuck in the kernel
+        for _ in range(2):  # whoever asks again is told again
+            with pytest.raises(RuntimeError, match="does not end although it was killed"):
+                list(iterator)
+    worker.process.kill()
+
+
 def test_worker_that_is_stopped_while_its_tensors_are_fetched_is_replaced(tmp_path: Path) -> None:
     dataset = _Tensors(16, deed="stop", at=4, mark=str(tmp_path / "mark"))
     loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, hang_timeout_s=0.5)
@@ -263,9 +287,9 @@ def test_worker_without_work_may_be_silent() -> None:
     loader = DataLoader(_Tensors(8), batch_size=2, num_workers=2, persistent_workers=True)
     list(loader)
     processes: Any = loader._iterator._processes  # type: ignore[union-attr]
-    processes._hang_timeout_s = 1e-9
+    processes.hang_timeout_s = 1e-9
     list(processes.look(0.001))
-    processes._hang_timeout_s = None
+    processes.hang_timeout_s = None
     assert len(list(loader)) == 4
     assert loader.stats()["replaced_workers"] == []
 
@@ -473,19 +497,24 @@ def test_a_worker_that_dies_as_it_begins_in_a_dead_ones_place_is_replaced_but_no
 
 def test_a_worker_that_was_not_listened_to_is_not_taken_for_silent() -> None:
     processes, killed = Processes(None, hang_timeout_s=1.0), list[int]()
-    ends = [pair(), pair()]
-    for number, (mine, _) in enumerate(ends):
-        stub = SimpleNamespace(kill=functools.partial(killed.append, number))
-        processes.workers.append(Process(stub, mine, owed=number, heard_s=time.monotonic() - 100, has_spoken=True))
-    Channel(ends[1][1]).send(pack(None, Slot(np.empty(0, np.uint8))))
+    theirs: list[socket.socket] = []
+
+    def launch(number: int, connection: socket.socket) -> Any:
+        theirs.append(connection.dup())
+        return SimpleNamespace(kill=lambda: killed.append(number), ended=lambda: -9 if number in killed else None)
+
+    for number in range(2):
+        worker = processes.start(number, functools.partial(launch, number))
+        worker.owed, worker.heard_ns, worker.has_spoken = number, time.monotonic_ns() - 10**11, True
+    Channel(theirs[1]).send(pack(None, Slot(np.empty(0, np.uint8))))
     assert [*processes.look(0, only=0)] == []
     assert killed == []
     assert [message.worker for message in processes.look(0)] == [1]
     assert killed == []
-    processes.workers[1].owed, processes.workers[1].heard_s = 1, time.monotonic() - 100
-    assert [*processes.look(0)] == []
+    worker.owed, worker.heard_ns = 1, time.monotonic_ns() - 10**11
+    assert [(message.worker, message.data) for message in processes.look(0)] == [(1, None)]
     assert killed == [1]
-    for end in (*ends[0], *ends[1]):
+    for end in [*theirs, *(worker.connection for worker in processes.workers)]:
         end.close()
 
 
@@ -539,7 +568,7 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, mo
 
     dataset = _Tensors(deed="kill", at=17, mark=str(tmp_path / "mark"))
     iterator: Any = iter(DataLoader(dataset, batch_size=4, num_workers=2))
-    monkeypatch.setattr(iterator._processes, "start", refuse)
+    monkeypatch.setattr(iterator._processes, "launch", refuse)
     with pytest.raises(OSError, match="Too many open files"):
         list(iterator)
     with pytest.raises(RuntimeError, match="none could be started in its place"):

@@ -225,3 +225,43 @@ def test_a_script_that_leaves_iterators_behind_ends_in_silence(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (0, "")
     shown = done.stderr.splitlines()
     assert [line.partition(",")[0] for line in shown] == ["loader: 1/8 batches"], done.stderr
+
+
+_STOPPED_AT_EXIT = """
+import os, signal, sys, threading
+import torch
+import feeder
+from feeder.transforms import RandomResizedCrop
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, stops):
+        self.stops = stops
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        if self.stops and i >= 8:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return i
+
+def consume(loader, begun):
+    while True:
+        for batch in loader:
+            begun.set()
+
+options = {"batch_size": 4, "num_workers": 1, "multiprocessing_context": "fork"}
+left = iter(feeder.DataLoader(Numbers(True), **options))
+next(left)
+for dataset in (feeder.ShardDataset(sys.argv[1], RandomResizedCrop(16)), Numbers(False)):
+    begun = threading.Event()
+    loader = feeder.DataLoader(dataset, **options)
+    threading.Thread(target=consume, args=(loader, begun), daemon=True).start()
+    begun.wait()
+"""
+
+
+def test_a_script_ends_in_silence_with_stopped_workers_and_threads_that_wait_for_batches(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-W", "ignore", "-c", _STOPPED_AT_EXIT, str(write_shards(tmp_path, 64))]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -17,9 +17,10 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast import pool as fast_pool
 from feeder.loader.generic import processes as generic_processes
-from feeder.loader.workers import process as worker_process
 from feeder.loader.workers.fork_server import ForkServer
+from feeder.loader.workers.process import InContext, wait_for
 from feeder.loader.workers.sockets import handing_over
 from feeder.transforms import RandomResizedCrop
 from tests.loader.test_generic import _Tensors
@@ -83,8 +84,8 @@ def test_a_workers_end_is_seen_though_another_thread_forked_while_it_was_started
     dataset: Any = _Tensors()
     if kind != "generic":
         dataset = ShardDataset(write_shards(tmp_path, 40), RandomResizedCrop(16))
-    module = {"generic": generic_processes, "fast": ForkServer, "fast in context": worker_process}[kind]
-    name = "start" if kind == "fast" else "start_in"
+    module = {"generic": generic_processes, "fast": ForkServer, "fast in context": fast_pool}[kind]
+    name = "start" if kind == "fast" else "InContext"
     start = getattr(module, name)
 
     def start_and_fork(*arguments: Any) -> Any:
@@ -123,10 +124,12 @@ def test_a_process_is_not_waited_for_by_what_another_threads_fork_may_hold_open(
 
     with _bystanders() as fork:
         monkeypatch.setattr(popen_fork.Popen, "_launch", launch_and_fork)
-        process = multiprocessing.get_context("fork").Process(target=os.getpid)
-        process.start()
-        os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT)
+        worker = InContext(multiprocessing.get_context("fork"), os.getpid, ())
+        process = worker.process
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         process.join(0)
         assert not multiprocessing.connection.wait([process.sentinel], 0)  # as if it had not ended
-        assert worker_process.wait_for([process], 60) == []
-        assert process.exitcode == 0
+        assert wait_for([worker], 60) == []
+        assert worker.ended() == 0
+        worker.forget()
+        assert process not in multiprocessing.active_children()

@@ -34,6 +34,7 @@ from tests.support import ROOT
 from tests.support.loader_data import DyingAndWaitingReader, RogueReader, WideReader, write_shards
 
 RECIPE = RandomResizedCrop(16)
+TARGET = "feeder.loader.fast.served_worker:work_loop"
 
 
 @pytest.fixture(scope="module")
@@ -359,8 +360,7 @@ iterator = iter(loader)
 next(iterator)
 from feeder.loader.workers.fork_server import ForkServer
 pids = loader.worker_pids()
-server = ForkServer._shared
-print(*pids, *([server.process.pid] if server is not None else []), flush=True)
+print(*pids, *(server.process.pid for server in ForkServer._shared.values()), flush=True)
 {then}
 """
 
@@ -440,7 +440,7 @@ def test_a_garbage_collection_that_ends_workers_may_come_while_their_server_is_a
     pids = loader.worker_pids()
     garbage: list[Any] = [loader, iterator]
     garbage.append(garbage)
-    server = ForkServer.shared()
+    server = ForkServer.shared(TARGET)
     del loader, iterator, garbage
 
     def collect() -> None:
@@ -461,7 +461,7 @@ def test_word_of_a_workers_end_is_not_lost_to_an_interrupt() -> None:
 
     told: list[int] = []
     mine, theirs = pair()
-    server = ForkServer()
+    server = ForkServer(TARGET)
     server._ended = Interrupting(server._ended)
     with theirs:
         number = server.start(theirs)
@@ -473,7 +473,7 @@ def test_word_of_a_workers_end_is_not_lost_to_an_interrupt() -> None:
 
 
 def test_a_workers_process_id_is_known_though_its_server_is_slow_to_say_it() -> None:
-    server = ForkServer()
+    server = ForkServer(TARGET)
     mine, theirs = pair()
     with mine, theirs:
         pid = server.pid(server.start(theirs))  # while the server imports what workers need
@@ -491,13 +491,13 @@ def _interrupted(server: ForkServer, number: int) -> bool:
 
 
 def test_a_server_that_dies_just_when_it_is_needed_is_replaced(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ForkServer.shared()
+    server = ForkServer.shared(TARGET)
     os.kill(server.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, server.process.pid, os.WEXITED | os.WNOWAIT)
     looks = iter([True])  # it was alive when it was looked at
     monkeypatch.setattr(server, "alive", lambda: next(looks, False))
     _check([*DataLoader(_dataset(shards), batch_size=32, num_workers=1)], _expected(shards, batch_size=32))
-    assert ForkServer.shared() is not server
+    assert ForkServer.shared(TARGET) is not server
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
@@ -569,7 +569,7 @@ def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch
     for _ in range(4):
         next(iterator)
     found: list[dict[str, Any]] = []
-    process = iterator._engine.pool._workers[0].process
+    process = iterator._engine.pool._supervisor.workers[0].process
     ended = process.ended
 
     def look() -> int | None:

@@ -6,10 +6,10 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import socket
 import struct
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,14 +23,13 @@ from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.region import Region
 from feeder.loader.slots.ring import SlotView
 from feeder.loader.slots.shared_pickle import unpack
+from feeder.loader.workers.watchdog import end_with_trainer
 
 __all__ = ["FAILED_START", "HEAD", "work_loop"]
 
-# A message to the trainer: the part's number (or FAILED_START), and the length of the pickled rest.
+# Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
 HEAD = struct.Struct("<qq")
 FAILED_START = -1
-
-_WATCH_MS = 1000
 
 
 def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
@@ -41,8 +40,9 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         work: What to do; None: it is in the shared memory.
         init: Called with the worker's number before the first part.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer has it too, and decides what it means
     channel.settimeout(None)  # whatever the script's default for sockets is
-    threading.Thread(target=_watch, args=(channel.fileno(), os.getppid()), daemon=True).start()
+    end_with_trainer(channel)
     hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
     if not hello:
         return
@@ -131,7 +131,7 @@ def _portable(error: Exception) -> Exception:
 
 def _send(channel: socket.socket, part: int, message: Any, board: Board | None = None) -> None:
     data = pickle.dumps(message, protocol=5) if message is not None else b""
-    data = HEAD.pack(part, len(data)) + data
+    data = HEAD.pack(len(data), part) + data
     try:
         done = 0
         if board is not None:
@@ -142,12 +142,3 @@ def _send(channel: socket.socket, part: int, message: Any, board: Board | None =
         channel.sendall(memoryview(data)[done:])
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)
-
-
-def _watch(descriptor: int, parent: int) -> None:
-    """Ends the process when the trainer is gone, also in the middle of a part."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)
-    while not poll.poll(_WATCH_MS) and os.getppid() == parent:
-        pass
-    os._exit(0)

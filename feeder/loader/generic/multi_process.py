@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
@@ -130,7 +131,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             self._shared_seed = main.get("_shared_seed", self._shared_seed)
         try:
             for number in range(self._num_workers):
-                self._processes.start(number, self._job(number))
+                self._processes.launch(number, self._job(number))
             self._begin(None if snapshot is None else snapshot["_main_snapshot"])
             if state is None:
                 self._fill()  # before the workers have begun, so that the first batch waits for one round less
@@ -146,7 +147,7 @@ class WorkersIterator(_BaseDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:
         """The processes, as torch's iterator has them."""
-        return [worker.process for worker in self._processes.workers]
+        return [worker.process.process for worker in self._processes.workers]  # type: ignore[attr-defined]
 
     @property
     def finished(self) -> bool:
@@ -436,7 +437,7 @@ class WorkersIterator(_BaseDataLoaderIter):
                 result: Result = unpack(data, memory, lambda: until_there.enter_context(fetching()))
         except (OSError, EOFError):
             # Tensors outside of slots are fetched from the worker, as torch does it: lost, if it is dead by now.
-            if not self._processes.is_dying(message.worker):
+            if not self._processes.is_ending(message.worker):
                 raise
             if pending is not None:
                 pending.was_made = True
@@ -524,7 +525,10 @@ class WorkersIterator(_BaseDataLoaderIter):
     def _died(self, number: int) -> None:
         """Replaces a dead worker, and has its batches made again; of an iterable dataset only if it had not begun."""
         worker = self._processes.workers[number]
-        cause = self._processes.end(number)
+        try:
+            cause = self._processes.cause(number)
+        except WorkerError as error:
+            self._give_up(str(error))
         if worker.beginning is not None and worker.beginning.state is not None:  # else the next one will fail likewise
             self._note_beginning(number, worker.beginning)
         numbers = [n for n in sorted(self._pending) if self._pending[n].worker == number]
@@ -545,17 +549,14 @@ class WorkersIterator(_BaseDataLoaderIter):
             has_ids = has_begun and self._dataset_kind != _DatasetKind.Iterable
             what = f"; at work on the samples {_short(first.index)}" if first is not None and has_ids else ""
             what += "" if advice is None else f"; {advice}"
-            self._shutdown_workers()
-            self._failure = _DeadWorkerError(cause + what)
-            raise self._failure
-        self._replacements.append({"worker": number, "pid": worker.process.pid, "cause": cause})
+            self._give_up(cause + what)
+        self._replacements.append({"worker": number, "pid": worker.process.pid(), "cause": cause})
         try:
-            self._processes.start(number, self._job(number, worker.state))
+            successor = self._processes.launch(number, self._job(number, worker.state))
         except BaseException:
             self._shutdown_workers()
             self._failure = _DeadWorkerError(f"{cause}; none could be started in its place")
             raise
-        successor = self._processes.workers[number]
         successor.is_active, successor.state = worker.is_active, worker.state
         self._await_beginning(number)
         if self._processes.workers[number] is not successor:
@@ -566,7 +567,7 @@ class WorkersIterator(_BaseDataLoaderIter):
     @property
     def is_usable(self) -> bool:
         """Whether its workers run, and are not those of a process that this one was forked from."""
-        return self._processes.are_ours and self._processes.check_open()
+        return self._processes.is_ours and self._processes.check_open()
 
     def close(self) -> None:
         """Ends the workers, see Note [Closing]."""
@@ -575,11 +576,16 @@ class WorkersIterator(_BaseDataLoaderIter):
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""
         end_view(self)
-        self._processes.close()
+        self._processes.close(torch_utils.MP_STATUS_CHECK_INTERVAL)
+
+    def _give_up(self, reason: str) -> NoReturn:
+        self._shutdown_workers()
+        self._failure = _DeadWorkerError(reason)
+        raise self._failure
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and hasattr(self, "_processes"):  # see Note [At the interpreter's end]
-            self._processes.close()
+            self._processes.close(torch_utils.MP_STATUS_CHECK_INTERVAL)
 
 
 def _short(index: Any) -> str:

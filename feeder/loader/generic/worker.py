@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import collections
 import contextlib
 import os
 import pickle
-import select
 import socket
 import struct
 import threading
@@ -15,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,27 +30,26 @@ from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
 from feeder.loader.workers.seeding import introduce
+from feeder.loader.workers.watchdog import end_with_trainer
 
 __all__ = [
-    "HEAD_BYTES",
+    "HEAD",
     "Channel",
-    "Head",
     "Job",
     "Result",
     "Task",
-    "decode_head",
     "encode_task",
     "never_ending",
     "worker_main",
     "worker_state",
 ]
 
-# Length of the message, number of its batch (_NO_BATCH: none), used bytes of the slot, wanted bytes, what it took.
-_HEAD = struct.Struct("<10q")
+# Length of the message, number of its batch (_NO_BATCH: none), used bytes of the slot, wanted bytes, times and bytes of
+# Spent.
+HEAD = struct.Struct("<10q")
 _NO_BATCH = -1
 _LENGTH_BYTES = 8
 _DIRECT_BYTES = 1 << 16
-_WATCH_MS = 1000
 _NOTHING = Spent()
 _GRACE_S = 4.0
 
@@ -125,7 +122,7 @@ class Channel:
 
     def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
         """Sends, or leaves the sending to the thread."""
-        data = _HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
+        data = HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
         with self._wake:
             if len(data) > _DIRECT_BYTES or self._queue or self._busy:
                 if self._thread is None:
@@ -212,8 +209,7 @@ def worker_main(connection: socket.socket, job: Job) -> None:
     """
     signal_handling._set_worker_signal_handlers()
     connection.settimeout(None)  # whatever the script's default for sockets is
-    # Not by a Thread: for one that ends at its start, for want of memory, Thread.start() waits for ever.
-    _thread.start_new_thread(_watch, (connection.fileno(), os.getppid()))
+    end_with_trainer(connection, _GRACE_S)  # an idle worker ends by itself, with the caller's clean-up code
     with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
         _run(Channel(connection), job)
 
@@ -357,45 +353,6 @@ def encode_task(task: Task) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
-class Head(NamedTuple):
-    """What stands before a message.
-
-    Attributes:
-        length: The message's.
-        batch: The number of its batch.
-        used: Bytes of the slot that it takes.
-        wanted: Bytes that it would take if the slot were large enough.
-        spent: What the worker took for it.
-    """
-
-    length: int
-    batch: int
-    used: int
-    wanted: int
-    spent: Spent
-
-
-def decode_head(buffer: bytearray) -> Head | None:
-    """What stands before the next message; None if it is not complete."""
-    if len(buffer) < _HEAD.size:
-        return None
-    length, batch, used, wanted, *spent = _HEAD.unpack_from(buffer)
-    return Head(length, batch, used, wanted, Spent(*spent))
-
-
-HEAD_BYTES = _HEAD.size
-
-
 def _caught(where: str) -> ExceptionWrapper:
     """The exception in flight, as torch sends it."""
     return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-
-
-def _watch(descriptor: int, parent: int) -> None:
-    """Ends the process when the trainer is gone, also in the middle of a batch."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)
-    while not poll.poll(_WATCH_MS) and os.getppid() == parent:
-        pass
-    time.sleep(_GRACE_S)  # an idle worker ends by itself now, with the caller's clean-up code
-    os._exit(0)

@@ -2,8 +2,8 @@
 
 Note [Lives of the processes]
     The server is a child of the trainer and the parent of the workers. It ends, and its workers with it, when the
-    trainer's end of the control socket closes or its own parent changes, whichever way the trainer ended; workers ask
-    the kernel to be killed when the server dies. It never imports the caller's ``__main__``, so a training script
+    trainer's control socket closes or the server's parent changes, whichever way the trainer ended; workers ask the
+    kernel to kill them when the server dies. The server never imports the caller's ``__main__``, so a training script
     needs no ``if __name__ == "__main__"`` guard.
 """
 
@@ -29,46 +29,43 @@ from feeder.loader.workers.sockets import handing_over
 
 __all__ = ["ForkServer", "serve"]
 
-_PRELOAD = (
-    "feeder.loader.fast.sample_maker",
-    "feeder.loader.fast.task_board",
-    "feeder.loader.fast.worker",
-    "feeder.decode.pillow.decoder",
-)
-_PRELOAD_IF_BUILT = ("feeder.decode.native",)
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000
 _MESSAGE_BYTES = 4096
 _END_S = 5.0
-_WORD_S = 10.0  # the longest wait for the process id of a worker that is being started
+_PID_S = 10.0  # longest wait for the process id of a worker that is being started
 
 
 class ForkServer:
-    """The trainer's side: starts workers and learns of their ends.
+    """The trainer's side: starts workers and learns when they end.
 
-    One server serves the whole process; :meth:`shared` starts it on first use.
+    One server for a target serves the whole process; :meth:`shared` starts it on first use.
+
+    Args:
+        target: The workers' main function, called with the worker's socket: ``"module:function"``. The module is
+            imported once, in the server; what it imports every worker has from its start.
     """
 
-    _shared: ForkServer | None = None
+    _shared: dict[str, ForkServer] = {}  # noqa: RUF012
     _shared_lock = threading.Lock()
 
-    def __init__(self) -> None:
+    def __init__(self, target: str) -> None:
         code = (
             "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-            "from feeder.loader.workers.fork_server import serve; serve(int(sys.argv[1]))"
+            "from feeder.loader.workers.fork_server import serve; serve(int(sys.argv[1]), sys.argv[3])"
         )
         # One thread per worker: the math libraries would start one per core when they are imported.
         threads = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with handing_over(socket.SOCK_SEQPACKET) as (mine, theirs):
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), json.dumps(sys.path)],
+                [sys.executable, "-c", code, str(theirs.fileno()), json.dumps(sys.path), target],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **threads},
             )
         self._socket = mine
         self._pid = os.getpid()
-        # Entered again from inside: a garbage collection may come at any place, and end a pool.
+        # Reentrant: a garbage collection may come anywhere, and end a pool.
         self._lock = threading.RLock()
         self._next = 0
         self._starting: set[int] = set()
@@ -77,40 +74,33 @@ class ForkServer:
         self._forgotten: set[int] = set()
 
     @classmethod
-    def shared(cls) -> ForkServer:
-        """This process's server; a new one if there is none yet, or it died."""
+    def shared(cls, target: str) -> ForkServer:
+        """Returns this process's server for a target; a new one if there is none yet, or it died."""
         with cls._shared_lock:
-            server = cls._shared
+            server = cls._shared.get(target)
             if server is None or server._pid != os.getpid() or not server.alive():
                 if server is not None and server._pid == os.getpid():
                     server.close()
-                elif server is None:
-                    atexit.register(cls._close_shared)
-                cls._shared = server = cls()
+                cls._shared[target] = server = cls(target)
             return server
 
     @classmethod
     def _close_shared(cls) -> None:
-        if cls._shared is not None:
-            cls._shared.close()
-            cls._shared = None
+        while cls._shared:
+            cls._shared.popitem()[1].close()
 
     def alive(self) -> bool:
-        """Whether the server runs."""
+        """Returns True while the server runs."""
         return self.process.poll() is None
 
-    def fileno(self) -> int:
-        """Readable when there may be news of a worker's end."""
-        return self._socket.fileno()
-
-    def start(self, channel: socket.socket) -> int:
-        """Starts a worker on its end of a socket; returns the worker's number at this server."""
+    def start(self, connection: socket.socket) -> int:
+        """Starts a worker on its socket; returns the worker's number at this server."""
         with self._lock:
             number = self._next
             self._next += 1
             self._starting.add(number)
             try:
-                socket.send_fds(self._socket, [f"start {number}".encode()], [channel.fileno()])
+                socket.send_fds(self._socket, [f"start {number}".encode()], [connection.fileno()])
             except OSError as error:
                 self._starting.discard(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its files before it has ended
@@ -119,24 +109,24 @@ class ForkServer:
             return number
 
     def kill(self, number: int) -> None:
-        """Kills a worker that may be alive. Its end is still told."""
+        """Kills a worker that may be alive. Its end is reported as any other."""
         with self._lock, contextlib.suppress(OSError):
             self._socket.send(f"kill {number}".encode())
 
     def pid(self, number: int) -> int | None:
-        """A worker's process id; None if the server does not come to start it.
+        """Returns a worker's process id; None if the server does not get to start it.
 
-        A worker may be at work before its server comes to say so: word of it is waited for.
+        A worker may be at work before the server reports its process id: that report is waited for.
         """
         self._read()
-        end = time.monotonic() + _WORD_S
+        end = time.monotonic() + _PID_S
         while number in self._starting and self._pid == os.getpid() and self.alive() and time.monotonic() < end:
             select.select([self._socket], [], [], _PARENT_CHECK_MS / 1000)
             self._read()
         return self._started.get(number)
 
     def ended(self, number: int) -> int | None:
-        """A worker's exit code, negative for a signal; None as long as it runs."""
+        """Returns a worker's exit code, negative for a signal; None while it runs."""
         self._read()
         code = self._ended.get(number)
         if code is None and not self.alive():
@@ -162,9 +152,9 @@ class ForkServer:
             self.process.wait()
 
     def _read(self) -> None:
-        """Takes in what the server says. Each message is noted before it is taken off the socket: wherever this is
-        interrupted, or entered again, none is lost, and to note one twice does no harm."""
-        if self._pid != os.getpid():  # the lock may be that of a thread which is not here
+        """Takes in the server's reports. Each is noted before it is taken off the socket: wherever this is interrupted
+        or entered again, none is lost, and noting one twice does no harm."""
+        if self._pid != os.getpid():  # the lock may be held by a thread that is not in this process
             return
         with self._lock, contextlib.suppress(OSError):  # nothing there, or closed
             while message := self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK):
@@ -174,8 +164,8 @@ class ForkServer:
                     self._note(taken)
 
     def _note(self, message: bytes) -> None:
-        word, number, value = message.decode().split()
-        if word == "started":
+        event, number, value = message.decode().split()
+        if event == "started":
             self._started[int(number)] = int(value)
             self._starting.discard(int(number))
         elif int(number) in self._forgotten:
@@ -186,29 +176,28 @@ class ForkServer:
 
     @classmethod
     def _forget_threads(cls) -> None:
-        """In a forked child: whoever had the lock is not there."""
+        """Gives a forked child its own lock: the thread that held the parent's is not there."""
         cls._shared_lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=ForkServer._forget_threads)
+atexit.register(ForkServer._close_shared)
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, target: str) -> None:
     """The server's main function: forks workers until the trainer is gone.
 
     Args:
-        descriptor: Of the control socket.
+        descriptor: The control socket's.
+        target: The workers' main function, ``"module:function"``.
     """
     parent = os.getppid()
     # Ctrl-C goes to every process of the terminal's group: the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
-    for name in _PRELOAD:
-        importlib.import_module(name)
-    for name in _PRELOAD_IF_BUILT:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    module, _, function = target.partition(":")
+    worker_main: Callable[[socket.socket], object] = getattr(importlib.import_module(module), function)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -223,9 +212,9 @@ def serve(descriptor: int) -> None:
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
-        if not _tell_ended(control, children):
+        if not _report_ended(control, children):
             break
-        if control.fileno() in ready and not _obey(control, children, [wake_read, wake_write]):
+        if control.fileno() in ready and not _obey(control, children, [wake_read, wake_write], worker_main):
             break
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
@@ -233,23 +222,28 @@ def serve(descriptor: int) -> None:
     os._exit(0)
 
 
-def _obey(control: socket.socket, children: dict[int, int], descriptors: Sequence[int]) -> bool:
-    """Does what one message asks for; False when the trainer is gone."""
+def _obey(
+    control: socket.socket,
+    children: dict[int, int],
+    descriptors: Sequence[int],
+    worker_main: Callable[[socket.socket], object],
+) -> bool:
+    """Does what one message asks for; returns False when the trainer is gone."""
     try:
         message, received, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
     except ConnectionError:
         return False
     if not message:
         return False
-    word, number = message.decode().split()
-    if word == "kill":
+    command, number = message.decode().split()
+    if command == "kill":
         for pid, child in children.items():
             if child == int(number):
                 os.kill(pid, signal.SIGKILL)
         return True
     pid = os.fork()
     if pid == 0:
-        _become_worker(control, received[0], descriptors)
+        _become_worker(control, received[0], descriptors, worker_main)
     os.close(received[0])
     children[pid] = int(number)
     try:
@@ -259,7 +253,7 @@ def _obey(control: socket.socket, children: dict[int, int], descriptors: Sequenc
     return True
 
 
-def _tell_ended(control: socket.socket, children: dict[int, int]) -> bool:
+def _report_ended(control: socket.socket, children: dict[int, int]) -> bool:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -272,7 +266,12 @@ def _tell_ended(control: socket.socket, children: dict[int, int]) -> bool:
     return True
 
 
-def _become_worker(control: socket.socket, channel: int, descriptors: Sequence[int]) -> None:
+def _become_worker(
+    control: socket.socket,
+    connection: int,
+    descriptors: Sequence[int],
+    worker_main: Callable[[socket.socket], object],
+) -> None:
     """Never returns."""
     code = 1
     try:
@@ -285,8 +284,7 @@ def _become_worker(control: socket.socket, channel: int, descriptors: Sequence[i
         control.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        work: Callable[[socket.socket], None] = importlib.import_module("feeder.loader.fast.worker").work_loop
-        work(socket.socket(fileno=channel))
+        worker_main(socket.socket(fileno=connection))
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -1,20 +1,18 @@
-"""A worker process, started by the fork server or by a multiprocessing context, as the pool sees it."""
+"""Worker processes, started by the fork server or by a multiprocessing context."""
 
 from __future__ import annotations
 
 import pickle
-import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.workers.fork_server import ForkServer
 
-__all__ = ["Forked", "InContext", "Process", "failed_start", "start_in", "wait_for"]
+__all__ = ["Forked", "InContext", "Process", "wait_for"]
 
-_JOIN_S = 1.0
 _SERVER_GONE = 255  # multiprocessing's code for a process whose fork server has ended
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
@@ -22,25 +20,41 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 class Process(Protocol):
     """A worker process, however it was started."""
 
-    def pid(self) -> int | None: ...
+    def pid(self) -> int | None:
+        """The process id; None if the process was never started."""
 
-    def ended(self) -> int | None: ...
+    def ended(self) -> int | None:
+        """The exit code, negative for a signal; None while the process runs."""
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Kills the process, if it still runs."""
 
-    def forget(self) -> None: ...
+    def forget(self) -> None:
+        """Drops what is kept about a process that nobody asks about any more."""
+
+    def failed_start(self, code: int) -> str | None:
+        """Likely cause and remedy for a process that ended with this code before it said anything.
+
+        Returns:
+            None where another process may fare better.
+        """
 
 
 class Forked:
-    """A worker of the fork server."""
+    """A worker of the fork server.
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._server = ForkServer.shared()
+    Args:
+        target: See :class:`feeder.loader.workers.fork_server.ForkServer`.
+        connection: The worker's socket.
+    """
+
+    def __init__(self, target: str, connection: socket.socket) -> None:
+        self._server = ForkServer.shared(target)
         try:
-            self._number = self._server.start(channel)
-        except WorkerError:  # it died just now
-            self._server = ForkServer.shared()
-            self._number = self._server.start(channel)
+            self._number = self._server.start(connection)
+        except WorkerError:  # the server died just now
+            self._server = ForkServer.shared(target)
+            self._number = self._server.start(connection)
 
     def pid(self) -> int | None:
         return self._server.pid(self._number)
@@ -54,77 +68,63 @@ class Forked:
     def forget(self) -> None:
         self._server.forget(self._number)
 
+    def failed_start(self, code: int) -> str | None:
+        return None
+
 
 class InContext:
-    """A worker of a multiprocessing context."""
+    """A worker of a multiprocessing context, which ends with this process.
 
-    def __init__(self, context: Any, target: Callable[..., None], channel: socket.socket, job: tuple[Any, ...]) -> None:
-        self._process = start_in(context, _main, (target, channel, job))
+    Args:
+        context: The context.
+        target: The worker's main function.
+        arguments: Its arguments.
+
+    Raises:
+        ArgumentError: if the arguments can't be sent to the process.
+    """
+
+    def __init__(self, context: Any, target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self._method = context.get_start_method()
+        self.process = context.Process(target=target, args=arguments, daemon=True)
+        try:
+            self.process.start()
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ArgumentError(
+                f"workers started by {self._method!r} can't be sent what they need: {error}; define the dataset and "
+                "the functions that the loader is given at the top level of a module, or start workers with "
+                "multiprocessing_context='fork'"
+            ) from error
 
     def pid(self) -> int | None:
-        pid: int | None = self._process.pid
+        pid: int | None = self.process.pid
         return pid
 
     def ended(self) -> int | None:
-        code: int | None = self._process.exitcode
+        # Not join(): that waits for the end of a pipe, which a process that another thread forked may hold open.
+        code: int | None = self.process.exitcode
         return code
 
     def kill(self) -> None:
-        self._process.kill()
+        self.process.kill()
 
     def forget(self) -> None:
-        wait_for([self._process], _JOIN_S)
+        if self.ended() is not None:
+            self.process.join(0)  # multiprocessing drops it from its own list then
+
+    def failed_start(self, code: int) -> str | None:
+        if code <= 0 or self._method == "fork" or (self._method == "forkserver" and code == _SERVER_GONE):
+            return None
+        return (
+            "what it printed says why. Where workers are started by 'spawn' or 'forkserver', they run the script's "
+            "file first: what it does, and not only defines, belongs under `if __name__ == '__main__':`"
+        )
 
 
-def start_in(context: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> Any:
-    """Starts a process of a multiprocessing context, which ends with this one.
-
-    Raises:
-        ArgumentError: if the arguments can't be sent to it.
-    """
-    process = context.Process(target=target, args=arguments, daemon=True)
-    try:
-        process.start()
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
-        raise ArgumentError(
-            f"workers started by {context.get_start_method()!r} can't be sent what they need: {error}; define the "
-            "dataset and the functions that the loader is given at the top level of a module, or start workers with "
-            "multiprocessing_context='fork'"
-        ) from error
-    return process
-
-
-def failed_start(context: Any, code: int | None) -> str | None:
-    """The likely cause and the way out, for a process of a multiprocessing context that ended before it said anything.
-
-    Returns:
-        None where another one may fare better.
-    """
-    method = context.get_start_method()
-    if code is None or code <= 0 or method == "fork" or (method == "forkserver" and code == _SERVER_GONE):
-        return None
-    return (
-        "what it printed says why. Where workers are started by 'spawn' or 'forkserver', they run the script's file "
-        "first: what it does, and not only defines, belongs under `if __name__ == '__main__':`"
-    )
-
-
-def wait_for(processes: Sequence[Any], timeout_s: float) -> list[Any]:
-    """Waits until processes of a multiprocessing context have ended, but not longer than that; those that have not.
-
-    Their own wait is for the end of a pipe, which a process that another thread forked just then may hold open.
-    """
+def wait_for(processes: Iterable[Process], timeout_s: float) -> list[Process]:
+    """Waits until processes have ended, at most that long; returns those that still run."""
     ends, pause_s = time.monotonic() + timeout_s, _SHORTEST_PAUSE_S
-    while (running := [process for process in processes if process.exitcode is None]) and time.monotonic() < ends:
+    while (running := [p for p in processes if p.ended() is None]) and time.monotonic() < ends:
         time.sleep(pause_s)
         pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
-    for process in processes:
-        if process not in running:
-            process.join(0)  # of which multiprocessing keeps no count then
     return running
-
-
-def _main(target: Callable[..., None], channel: socket.socket, job: tuple[Any, ...]) -> None:
-    """A worker under a multiprocessing context."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    target(channel, *job)

@@ -1,0 +1,13 @@
+"""A worker's main function for the fork server, which imports here, once, what every worker needs; no torch."""
+
+from __future__ import annotations
+
+import contextlib
+
+import feeder.decode.pillow.decoder
+from feeder.loader.fast.worker import work_loop
+
+with contextlib.suppress(ImportError):  # it was not built
+    import feeder.decode.native  # noqa: F401
+
+__all__ = ["work_loop"]
