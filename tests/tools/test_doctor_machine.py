@@ -122,7 +122,7 @@ def test_a_quota_that_nproc_does_not_see(tmp_path: Path, monkeypatch: pytest.Mon
     (finding,) = check_cores(root, {})
     assert finding.level == "warning"
     assert "6 given, 64 seen" in finding.found
-    assert "num_workers of 6" in finding.remedy
+    assert "at most 6 for num_workers" in finding.remedy
     (finding,) = check_cores(root, {"LOCAL_WORLD_SIZE": "4"})
     assert "shared by 4 ranks" in finding.found
     assert "take turns" in finding.why

@@ -99,7 +99,7 @@ def test_a_notebook_is_read_by_cells(tmp_path: Path) -> None:
     assert finding.name == "num-workers"
     assert finding.where() == f"{path}: cell 4, line 3"
     path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": ["def f(:"]}]}))
-    with pytest.raises(SourceError, match="cell 1, line 1: no valid Python"):
+    with pytest.raises(SourceError, match="cell 1, line 1: not valid Python"):
         check_script(str(path))
     path.write_text("{}")
     with pytest.raises(SourceError, match="expected a notebook"):
@@ -109,7 +109,7 @@ def test_a_notebook_is_read_by_cells(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"import torch\nfor x in\n", "train.py:2: no valid Python"),
+        (b"import torch\nfor x in\n", "train.py:2: not valid Python"),
         (b"x = 1\nname = '\xe9'\n", "train.py:2: expected utf-8, found byte 0xe9 at offset 14"),
         (b"# -*- coding: klingon -*-\n", "can't tell its encoding"),
         (b"x = '\x00'\n", "null byte"),

@@ -251,7 +251,7 @@ def test_each_rank_of_a_launcher_writes_its_own_report(tmp_path: Path) -> None:
         ("import sys\nprint(sys.path[0])", 0, "No loader was iterated over"),
         ("raise SystemExit('no data here')", 1, "no data here\n"),
         ("def f():\n    return 1 / 0\nf()", 1, "line 2, in f\n"),
-        ("for x in\n", 1, "feeder: train.py is no valid Python: invalid syntax"),
+        ("for x in\n", 1, "feeder: train.py is not valid Python: invalid syntax"),
         ("raise SystemExit", 0, "No loader was iterated over"),
     ],
 )

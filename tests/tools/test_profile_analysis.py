@@ -309,7 +309,7 @@ def test_the_first_batch_of_the_run_does_not_count() -> None:
 def test_too_little_is_said(loaders: list[LoaderRecord]) -> None:
     found = analyse(process(*loaders), 8)
     assert found.bound is None
-    assert "nothing to meter" in found.headline() or "too little" in found.headline()
+    assert "nothing to measure" in found.headline() or "too little" in found.headline()
     assert render(found, [], [], "absent").startswith("No loader")
     assert "<!doctype html>" in render_page("train.py", found, [], [], "absent", 1)
 

@@ -1,4 +1,4 @@
-"""``feeder doctor``: what of a machine or a training script keeps the GPU waiting, and the way out."""
+"""``feeder doctor``: finds what keeps the GPU waiting, in a machine or a training script, and how to mend it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def check_script(path: str) -> list[Finding]:
         The findings, by line.
 
     Raises:
-        SourceError: if it can't be read, or is no Python.
+        SourceError: if it can't be read, or is not Python.
     """
     return check_source(read_source(path))
 
@@ -46,7 +46,7 @@ def _unknown_rules(source: Source) -> Iterator[Finding]:
                 name="ignore",
                 level="note",
                 found=f"there is no rule {rule!r}",
-                why="This comment silences nothing.",
+                why="The comment silences nothing.",
                 remedy=f"one of {', '.join(RULES)}",
                 file=source.path,
                 line=line,

@@ -1,4 +1,4 @@
-"""What the doctor says of one thing, and how it is shown."""
+"""One finding of the doctor, and findings as text and JSON."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Finding:
     """One finding.
 
     Args:
-        name: What was looked at: a word or two for the machine, the rule's name for a script.
+        name: The subject: a word or two for the machine, the rule's name for a script.
         level: "ok"; "note", worth knowing; "warning", costs speed; "problem", fails or trains wrongly.
-        found: What was found, one sentence or less.
-        why: Why it matters.
+        found: The finding, one sentence or less.
+        why: The reason why it matters.
         remedy: The way out.
-        file: The script, where the finding is of one.
-        line: Its line, from 1; 0 for none.
-        column: Its column, from 1; 0 for none.
+        file: The script; "" for a finding on the machine.
+        line: Line in the script, from 1; 0 for none.
+        column: Column in the script, from 1; 0 for none.
         excerpt: That line of code.
-        place: Where that is, in the words of whoever wrote it; "" for "file:line".
+        place: Name of the place where that is not "file:line", such as a notebook's cell; else "".
     """
 
     name: str
@@ -45,24 +45,24 @@ class Finding:
     place: str = ""
 
     def where(self) -> str:
-        """The place as people and editors read it."""
+        """Returns the place as people and editors read it."""
         return self.place or (f"{self.file}:{self.line}" if self.line else self.file)
 
 
 def counts(findings: Iterable[Finding]) -> dict[str, int]:
-    """How many there are of each level."""
+    """Returns the number of findings of each level."""
     found = [finding.level for finding in findings]
     return {level: found.count(level) for level in LEVELS}
 
 
 def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """All findings, ready for JSON; without the fields that do not apply."""
+    """Returns all findings as JSON values, without the fields that do not apply."""
     listed = [{key: value for key, value in asdict(f).items() if value not in ("", 0)} for f in findings]
     return {"counts": counts(findings), "findings": listed}
 
 
 def render(findings: Sequence[Finding], width: int = 80) -> str:
-    """The findings as text."""
+    """Returns the findings as text, with each reason given once."""
     machine = [finding for finding in findings if not finding.file]
     script = [finding for finding in findings if finding.file]
     column = max((len(finding.name) for finding in machine), default=0)
@@ -79,7 +79,6 @@ def render(findings: Sequence[Finding], width: int = 80) -> str:
         lines += wrap(said_of, width, first=f"{finding.where()}: ", indent="  ")
         if finding.excerpt:
             lines.append(_cut("    | " + finding.excerpt.strip(), width))
-        # The same reason is given once.
         lines += _advice(replace(finding, why="") if finding.why in said else finding, "    ", width)
         said.add(finding.why)
     return "\n".join(lines)

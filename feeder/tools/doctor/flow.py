@@ -1,11 +1,11 @@
-"""What happens to tensors in code that runs in every step: which are on the device, and what waits for the device.
+"""The way of tensors through a training step: which are on the device, and which calls wait for the device.
 
 Note [Kinds]
     An expression's value is "device" (a tensor on the accelerator), "host" (part of a batch, not yet moved), "made" (a
-    tensor just made on the CPU) or "" (anything else). Batches begin as "host", what is moved becomes "device", and so
-    does what is computed from it; ``.item()``, ``.cpu()``, ``.shape`` and the like give "". Where nothing in the code
-    moves a batch, it arrives on the device. Only what certainly runs in every step is reported: not what stands under
-    a condition, unless the condition is one that does not change from step to step, such as ``if rank == 0``.
+    tensor just made on the CPU) or "" (anything else). Batches begin as "host". A tensor that is moved becomes
+    "device", and so does everything computed from it; ``.item()``, ``.cpu()``, ``.shape`` and the like give "". If no
+    code moves the batch, it arrives on the device. Only code that certainly runs in every step is reported: code under
+    a condition only if the condition is the same in every step, such as ``if rank == 0``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Walk:
 
     Args:
         script: The script.
-        report: Called with the event, the node, and the tensor or argument that it is about.
+        report: Called with the event, the node, and the tensor or argument concerned.
     """
 
     def __init__(self, script: Script, report: Callable[[Event, ast.expr, ast.expr], None]) -> None:
@@ -91,7 +91,7 @@ class Walk:
         self._block(region.body, True)
 
     def module(self, function: Function) -> None:
-        """Goes through a module's forward(), whose arguments are on the device."""
+        """Goes through a module's ``forward()``, whose arguments are on the device."""
         self._env, self._owner = {}, self._script.owners[function]
         for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]:
             if argument.arg != "self":
@@ -102,7 +102,7 @@ class Walk:
         for statement in body:
             self._statement(statement, steady)
             if isinstance(statement, ast.If) and _leaves(statement.body) and not self._is_steady(statement.test):
-                # "if step % 100: continue": what follows is rare. "if loss is nan: continue" is what is rare itself.
+                # After "if step % 100: continue" the code is rare; "if loss is nan: continue" is rare itself.
                 steady = steady and not any(isinstance(n, ast.Mod) for n in ast.walk(statement.test))
 
     def _statement(self, node: ast.stmt, steady: bool) -> None:
@@ -266,7 +266,7 @@ class Walk:
         return _most(base, *kinds)
 
     def _method(self, node: ast.Call, func: ast.Attribute, steady: bool) -> Kind | None:
-        """The kind of what a tensor's own method gives; None for a method of no meaning here."""
+        """Returns the kind of the result of a tensor's method; None for a method that does not matter here."""
         if func.attr in _PLAIN_METHODS:
             return ""
         if func.attr not in ("item", "tolist", "numpy", "cpu", "cuda", "to"):
@@ -290,7 +290,7 @@ class Walk:
         return "device"
 
     def _follow(self, function: Function, call: ast.Call, steady: bool) -> Kind:
-        """Goes through a function of this file with the kinds of the arguments that it is called with."""
+        """Goes through a function of this file with the kinds of its arguments; returns the kind of its result."""
         parameters = [*function.args.posonlyargs, *function.args.args]
         if parameters and parameters[0].arg in ("self", "cls"):
             parameters = parameters[1:]
@@ -322,7 +322,7 @@ class Walk:
         return found
 
     def _is_steady(self, test: ast.expr) -> bool:
-        """Whether a condition is the same in every step."""
+        """True if a condition is the same in every step."""
         if isinstance(test, ast.BoolOp):
             return all(map(self._is_steady, test.values))
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -342,7 +342,7 @@ class Walk:
 
 
 def _is_host_number(node: ast.expr) -> bool:
-    """Whether an expression ends as a Python number: ``.item()``, ``float(...)``, a constant."""
+    """True if an expression gives a Python number: ``.item()``, ``float(...)``, a constant."""
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, ast.BinOp):

@@ -1,4 +1,4 @@
-"""What the system allows: cores, memory, /dev/shm, locked memory, open files; and the GPUs as NVML sees them."""
+"""Findings on the system's limits (cores, memory, /dev/shm, locked memory, open files) and on GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW_FILES, _TOO_FEW_FILES = 4096, 512
 
 
 def check_cores(root: str = "/", environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Cores given against cores seen."""
+    """Compares the cores that this process may use with those of the machine."""
     found, ranks = cores(root, environment), local_world_size(environment)
     said = f"{found.usable} given, {found.machine} seen"
     if found.limited_by is not None:
@@ -41,12 +41,12 @@ def check_cores(root: str = "/", environment: Mapping[str, str] = os.environ) ->
             "cores",
             "warning",
             said,
-            "os.cpu_count() and sched_getaffinity() do not see a quota. Workers and threads by their count use it up "
-            "early in each period, and then all of them stand still, the training loop too.",
-            f"num_workers of {each} at most, OMP_NUM_THREADS and torch.set_num_threads() likewise; or a larger quota",
+            "os.cpu_count() and sched_getaffinity() do not see a quota. As many workers and threads as they say use it "
+            "up early in each period; then all of them stand still, the training loop too.",
+            f"at most {each} for num_workers, OMP_NUM_THREADS and torch.set_num_threads(); or a larger quota",
         )
     elif found.usable < found.machine:
-        why = "os.cpu_count() says how many the machine has, not how many this process may use."
+        why = "os.cpu_count() gives the machine's cores, not those that this process may use."
         remedy = f"take num_workers from len(os.sched_getaffinity(0)): at most {each}"
         yield Finding("cores", "note", said, why, remedy)
     else:
@@ -54,60 +54,60 @@ def check_cores(root: str = "/", environment: Mapping[str, str] = os.environ) ->
 
 
 def check_memory(root: str = "/") -> Iterator[Finding]:
-    """The memory limit of the control group."""
+    """Checks the memory limit of the control group."""
     limit = memory_limit(root)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if limit is None or limit.limit_bytes >= total:
-        yield Finding("memory", "ok", f"{size(total)}, no limit below that")
+        yield Finding("memory", "ok", f"{size(total)}, no lower limit")
     elif limit.available_bytes < limit.limit_bytes // 10:
         yield Finding(
             "memory",
             "warning",
             f"{size(limit.available_bytes)} left of the control group's {size(limit.limit_bytes)}",
-            "When it is used up the kernel kills a process, often a worker.",
+            "When it is used up, the kernel kills a process, often a worker.",
             "a larger limit, fewer workers, or a smaller prefetch_factor",
         )
     else:
         said = f"{size(limit.limit_bytes)} of the machine's {size(total)}, by the control group"
-        why = "The page cache counts against it too: a data set that is larger is read from disk in every epoch."
+        why = "The page cache counts too: a data set larger than the limit is read from disk in every epoch."
         yield Finding("memory", "note", said, why)
 
 
 def check_shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
-    """Room in /dev/shm."""
+    """Checks the size of /dev/shm."""
     remedy = "docker run --shm-size=8g (or --ipc=host); Kubernetes: an emptyDir of medium Memory at /dev/shm"
     try:
         found = os.statvfs(path)
     except OSError:
-        why = "Workers of torch's DataLoader hand their batches over there. feeder's fast path does not need it."
+        why = "Workers of torch's DataLoader pass their batches through it. feeder's DataLoader does not need it."
         yield Finding("/dev/shm", "warning", "absent", why, remedy)
         return
     total, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
     said = f"{size(total)}, {size(free)} of it free"
     if free < _LITTLE_SHARED_BYTES:
         why = (
-            "Workers of torch's DataLoader hand their batches over there: when it is full they die with a bus error. "
-            "feeder's fast path does not need it."
+            "Workers of torch's DataLoader pass their batches through it, and die with a bus error when it is full. "
+            "feeder's DataLoader does not need it."
         )
         if total >= _LITTLE_SHARED_BYTES:
-            remedy = f"see what fills it (ls -l {path}): files that a crashed run left may go"
+            remedy = f"see what fills it (ls -l {path}); files that a crashed run left can be deleted"
         yield Finding("/dev/shm", "warning", said, why, remedy)
     else:
         yield Finding("/dev/shm", "ok", said)
 
 
 def check_locked_memory(has_gpu: bool) -> Iterator[Finding]:
-    """RLIMIT_MEMLOCK."""
+    """Checks RLIMIT_MEMLOCK."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     said = f"{_limit(soft)} (ulimit -l)"
     if has_gpu and soft != resource.RLIM_INFINITY and soft < _LITTLE_LOCKED_BYTES:
-        reach = "" if hard == soft else f"; up to {_limit(hard)} can be had at once"
+        reach = "" if hard == soft else f"; the hard limit allows {_limit(hard)} at once"
         yield Finding(
             "locked memory",
             "note",
             said,
-            "CUDA's own driver locks pages without regard to it; RDMA (NCCL over InfiniBand), GPUDirect Storage and "
-            "io_uring fail at it.",
+            "The CUDA driver locks pages regardless of this limit, but RDMA (NCCL over InfiniBand), GPUDirect Storage "
+            "and io_uring fail when they reach it.",
             f"ulimit -l unlimited; docker run --ulimit memlock=-1; memlock in /etc/security/limits.conf{reach}",
         )
     else:
@@ -115,7 +115,7 @@ def check_locked_memory(has_gpu: bool) -> Iterator[Finding]:
 
 
 def check_files() -> Iterator[Finding]:
-    """RLIMIT_NOFILE."""
+    """Checks RLIMIT_NOFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     said = f"{_limit(soft, 1)} (ulimit -n)"
     if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
@@ -125,8 +125,8 @@ def check_files() -> Iterator[Finding]:
             "open files",
             "problem" if soft < _TOO_FEW_FILES else "warning",
             said,
-            "Workers of torch's DataLoader send every tensor as a file descriptor, and each shard that is open is one: "
-            '"Too many open files", late in a run.',
+            "Workers of torch's DataLoader send every tensor as a file descriptor, and each open shard takes one: "
+            'late in a run this may be "Too many open files".',
             f"{reach}; docker run --ulimit nofile=65536",
         )
     else:
@@ -134,10 +134,10 @@ def check_files() -> Iterator[Finding]:
 
 
 def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
-    """NVML, and what it says of each GPU that this process may use."""
+    """Checks NVML and each GPU that this process may use."""
     if isinstance(nvml, str):
         if driver is None:
-            yield Finding("GPU", "note", "no NVIDIA driver here", "Nothing can be said of a GPU's utilisation.")
+            yield Finding("GPU", "note", "no NVIDIA driver here", "Nothing can be said about GPUs.")
         else:
             why = "GPU utilisation, memory and PCIe traffic can't be measured."
             remedy = 'pip install "feeder-data[nvml]"; in a container, NVIDIA_DRIVER_CAPABILITIES must have "utility"'
@@ -145,8 +145,8 @@ def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
         return
     gpus = nvml.visible()
     if not gpus:
-        why = "CUDA_VISIBLE_DEVICES leaves none of them to this process." if nvml.gpus else "There is a driver only."
-        yield Finding("GPU", "warning", f"none of {len(nvml.gpus)}", why, "unset CUDA_VISIBLE_DEVICES")
+        why = "CUDA_VISIBLE_DEVICES hides all of them from this process." if nvml.gpus else "There is only a driver."
+        yield Finding("GPU", "warning", f"none of {len(nvml.gpus)} visible", why, "unset CUDA_VISIBLE_DEVICES")
     for gpu in gpus:
         said = f"{gpu.index}: {gpu.name}, {size(gpu.memory_bytes)}, driver {nvml.driver}"
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
@@ -155,7 +155,7 @@ def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
                 "warning",
                 f"{said}; {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes in use",
                 "Batches reach it at a fraction of the rate.",
-                "another slot, or the card seated again; in a virtual machine this may be all there is",
+                "another slot, or seat the card again; a virtual machine may have no more lanes",
             )
         else:
             yield Finding("GPU", "ok", said)

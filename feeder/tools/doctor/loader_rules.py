@@ -57,13 +57,13 @@ class LoaderRules:
                     self._add("autocast", call, NO_MIXED_PRECISION, remedy, "note")
 
     def _is_one_batch(self, call: ast.Call) -> bool:
-        """Whether a loader is made for a single batch: next(iter(DataLoader(...)))."""
+        """True if a loader is made for a single batch: next(iter(DataLoader(...)))."""
         around = self.script.parents.get(call)
         return isinstance(around, ast.Call) and text_of(around.func) == "iter"
 
     def _workers(self, call: ast.Call, name: str, given: dict[str, ast.expr], is_all: bool) -> None:
-        why = "The training loop reads, decodes and collates every batch itself, and the GPU waits for all of it."
-        remedy = "num_workers=4 or more (up to the cores given to each rank; feeder doctor says how many those are)"
+        why = "The training loop reads, decodes and collates every batch itself, and the GPU waits meanwhile."
+        remedy = "num_workers=4 or more (up to the cores of each rank; feeder doctor shows them)"
         if name != "feeder.DataLoader":
             remedy += ", persistent_workers=True"
         if "num_workers" not in given:
@@ -74,7 +74,7 @@ class LoaderRules:
         if isinstance(value, Default) and value.value == 0 and type(value.value) is int:
             if not self._is_in_memory(given.get("dataset"), 0):
                 what = f"the loader has no workers unless {value.option} is given"
-                self._add("num-workers", call, why, f"another default for {value.option}: 4 or more", "note", what)
+                self._add("num-workers", call, why, f"a default of 4 or more for {value.option}", "note", what)
         elif value == 0 and type(value) is int and not self._is_in_memory(given.get("dataset"), 0):
             self._add("num-workers", call, why, remedy)
 
@@ -87,15 +87,18 @@ class LoaderRules:
             remedy = "feeder.DataLoader with the same arguments"
             self._add("feeder-path", call, why, remedy, what="a feeder dataset in a loader that is not feeder's")
         elif wrapper:
-            remedy = "give the feeder dataset itself to the loader, and change what comes out in a collate_fn"
+            remedy = "give the feeder dataset itself to the loader, and change its samples in a collate_fn"
             self._add("feeder-path", call, why, remedy, what=f"{wrapper} around a feeder dataset: the fast path is off")
         elif "batch_size" in given and self.names.value(given["batch_size"]) is None:
             what = "batch_size=None: the fast path is off"
-            self._add("feeder-path", call, why, "batch_size=32 or more, without batches of your own", what=what)
+            self._add("feeder-path", call, why, "batch_size=32 or more in place of batches of your own", what=what)
 
     def _around_feeder(self, node: ast.expr | None, depth: int) -> str | None:
-        """The class of this file that hides a feeder dataset; "" for one that is none or torch's, None for no
-        feeder dataset."""
+        """Returns the name of the class of this file that wraps a feeder dataset.
+
+        Returns:
+            "" for a feeder dataset alone or in torch's wrappers, None for anything else.
+        """
         if node is None or depth > 4:
             return None
         if isinstance(node, ast.Subscript):
@@ -139,13 +142,13 @@ class LoaderRules:
             return
         value = self.names.value(given["dataloader_num_workers"]) if "dataloader_num_workers" in given else 0
         if value == 0:
-            why = "The Trainer's loader has no workers unless told: the training loop makes every batch itself."
+            why = "The Trainer's loader has no workers by default: the training loop makes every batch itself."
             self._add("num-workers", call, why, "TrainingArguments(..., dataloader_num_workers=4)")
         if not given.keys() & {"fp16", "bf16", "use_cpu", "no_cuda", "deepspeed", "fp16_full_eval"}:
             self._add("autocast", call, NO_MIXED_PRECISION, "TrainingArguments(..., bf16=True)", "note")
 
     def _is_in_memory(self, node: ast.expr | None, depth: int) -> bool:
-        """Whether a data set surely lies in memory, where workers cost more than they gain."""
+        """True if a data set certainly is in memory, where workers cost more than they gain."""
         if node is None or depth > 4:
             return False
         if isinstance(node, ast.List | ast.ListComp | ast.Tuple):
@@ -205,7 +208,7 @@ class LoaderRules:
 
 
 def _only_indexes(owner: ast.ClassDef) -> bool:
-    """Whether a data set's __getitem__ takes what is in memory already: no call but of the simplest."""
+    """True if a data set's __getitem__ only indexes memory: it calls nothing but the simplest functions."""
     for node in owner.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__getitem__":
             calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]

@@ -1,4 +1,4 @@
-"""All findings on the machine."""
+"""The check of the machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["check_machine"]
 
 
 def check_machine(data: str | None = None, root: str = "/") -> list[Finding]:
-    """Looks at cores, memory, limits, GPUs, packages and, if asked, at a data set's storage.
+    """Checks cores, memory, limits, GPUs, packages and, if asked to, a data set's storage.
 
     Args:
         data: The data set's folder.
-        root: The folder that the kernel's files (/proc, /sys, /dev) are read below.
+        root: Folder that holds the kernel's files (/proc, /sys, /dev).
 
     Raises:
         ArgumentError: if there is no data set there.

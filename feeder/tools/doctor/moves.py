@@ -17,7 +17,7 @@ MAKERS = {
 
 
 def is_device(script: Script, call: ast.Call) -> bool | None:
-    """Whether ``.to(...)`` or ``.cuda()`` moves to an accelerator; False: to the CPU; None: it moves nothing."""
+    """Returns True if ``.to(...)`` or ``.cuda()`` moves to an accelerator, False if to the CPU, None if nowhere."""
     assert isinstance(call.func, ast.Attribute)
     if call.func.attr == "cuda":
         return True
@@ -27,7 +27,7 @@ def is_device(script: Script, call: ast.Call) -> bool | None:
 
 
 def is_device_name(script: Script, place: ast.expr) -> bool | None:
-    """Whether an expression is an accelerator; False: the CPU; None: no device."""
+    """Returns True if an expression is an accelerator, False if the CPU, None if no device."""
     place = script.names.definition(place)
     if isinstance(place, ast.Call) and script.names.called(place) == "torch.device" and place.args:
         place = place.args[0]
@@ -44,7 +44,7 @@ def is_device_name(script: Script, place: ast.expr) -> bool | None:
 
 
 def moves_tensor(script: Script, call: ast.Call) -> bool:
-    """Whether a call moves a tensor to the device: not a module, and not something made on the spot."""
+    """True if a call moves a tensor to the device, and neither a module nor a tensor made on the spot."""
     func = call.func
     if not isinstance(func, ast.Attribute) or func.attr not in ("to", "cuda") or not is_device(script, call):
         return False
@@ -54,7 +54,7 @@ def moves_tensor(script: Script, call: ast.Call) -> bool:
 
 
 def is_async(call: ast.Call) -> bool:
-    """Whether a copy says non_blocking, or may say it in ``**arguments``."""
+    """True if a copy has ``non_blocking``, or may have it in ``**arguments``."""
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg == "non_blocking":
             return not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)

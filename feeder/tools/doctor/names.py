@@ -1,4 +1,4 @@
-"""What the names in a script stand for: imports, constants, what was assigned to them, defaults of the command line."""
+"""The meaning of a script's names: imports, constants, assignments, defaults of the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STARRED = {
 
 
 class Default(NamedTuple):
-    """A value that holds unless the command line gives another.
+    """A value that applies unless the command line gives another.
 
     Attributes:
         value: The value.
@@ -68,7 +68,7 @@ class Names:
                 self._option(node)
 
     def dotted(self, node: ast.expr) -> str | None:
-        """The full name of what an expression names, such as "torch.utils.data.DataLoader"; or None."""
+        """Returns an expression's full name, such as "torch.utils.data.DataLoader"; None if it has none."""
         if isinstance(node, ast.Name):
             name = self.imports.get(node.id)
             if name is None:
@@ -84,11 +84,11 @@ class Names:
         return None
 
     def called(self, node: ast.expr) -> str | None:
-        """The full name of what is called, for a call; else None."""
+        """Returns the full name of the callee of a call; None for another expression."""
         return self.dotted(node.func) if isinstance(node, ast.Call) else None
 
     def value(self, node: ast.expr) -> Any:
-        """The constant that an expression is, a :class:`Default` of the command line, or ``...`` for neither."""
+        """Returns an expression's constant value, a :class:`Default` of the command line, or ``...`` for neither."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -102,7 +102,7 @@ class Names:
         return ...
 
     def definition(self, node: ast.expr) -> ast.expr:
-        """What was assigned to a name, if once only; else the expression itself."""
+        """Returns the expression assigned to a name, if there is exactly one; else the expression itself."""
         key = text_of(node)
         values = self.assigned.get(key, []) if key else []
         return values[0] if len(values) == 1 else node
@@ -148,7 +148,7 @@ class Names:
 
 
 def arguments_of(call: ast.Call, *positions: str) -> tuple[dict[str, ast.expr], bool]:
-    """A call's arguments by name, and whether that is all of them (no ``*`` or ``**``).
+    """Returns a call's arguments by name, and True if these are all of them (no ``*`` or ``**``).
 
     Args:
         call: The call.
@@ -166,7 +166,7 @@ def _canonical(name: str) -> str:
 
 
 def text_of(node: ast.expr) -> str | None:
-    """``a.b.c`` for a name or a chain of attributes; else None."""
+    """Returns "a.b.c" for a name or a chain of attributes; else None."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What is installed: Pillow and its libjpeg, torch, DALI, the native kernels, and how they fit the GPU's driver."""
+"""Findings on packages: Pillow and its libjpeg, torch, DALI, the native kernels, and their fit to the GPU's driver."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Driver:
     """The NVIDIA driver.
 
     Args:
-        version: Its version; None where there is no driver.
-        cuda: The newest CUDA version that it runs; None where that can't be told.
-        computes: Compute capabilities of the GPUs that there are.
+        version: The driver's version; None without a driver.
+        cuda: The newest CUDA version that it runs; None if unknown.
+        computes: Compute capabilities of the GPUs.
     """
 
     version: str | None = None
@@ -34,7 +34,7 @@ class Driver:
 
 
 def driver_of(nvml: Nvml | str, root: str = "/") -> Driver:
-    """The driver, by NVML where it opens, else by what the kernel says of its module."""
+    """Returns the driver, from NVML if it opens, else from the kernel module's entry in /proc."""
     if isinstance(nvml, Nvml):
         return Driver(nvml.driver, nvml.cuda, tuple(g.compute for g in nvml.gpus if g.compute is not None))
     try:
@@ -50,7 +50,7 @@ def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Itera
 
     Args:
         driver: The NVIDIA driver.
-        found: What :func:`feeder.system.versions.versions` gives; None looks it up.
+        found: Result of :func:`feeder.system.versions.versions`; None looks it up.
     """
     found = versions() if found is None else found
     yield _native(found)
@@ -61,7 +61,7 @@ def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Itera
 
 def _native(found: dict[str, Any]) -> Finding:
     why = "Without them feeder decodes with Pillow, several times slower."
-    remedy = "pip install --force-reinstall --no-deps feeder-data, with a C++ compiler, zlib and libjpeg at hand"
+    remedy = "pip install --force-reinstall --no-deps feeder-data, with a C++ compiler, zlib and libjpeg installed"
     if not found["native"]:
         return Finding("kernels", "problem", "feeder's native kernels are absent", why, remedy)
     try:
@@ -73,7 +73,7 @@ def _native(found: dict[str, Any]) -> Finding:
 
 def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
     if pillow is None:
-        why = "torchvision's data sets decode with it, and feeder what is no JPEG."
+        why = "torchvision's data sets decode with it, and feeder decodes other formats than JPEG with it."
         yield Finding("Pillow", "problem", "Pillow is absent, or does not load", why, "pip install pillow")
         return
     version = pillow["version"]
@@ -83,8 +83,8 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
         yield Finding(
             "Pillow",
             "problem",
-            f"files of pillow {pillow['overlaid']} lie below {said}",
-            "Compiled parts of two releases share structures: wrong pixels or a crash.",
+            f"{said} is installed over files of pillow {pillow['overlaid']}",
+            "Compiled parts of two releases are mixed: expect wrong pixels or a crash.",
             f"pip install pillow=={base}, then pip install --no-deps --force-reinstall pillow-simd=={version}",
         )
     elif not pillow["simd"] and platform.machine() == "x86_64":
@@ -92,9 +92,9 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             "Pillow",
             "warning",
             f"{said}, not a SIMD build",
-            "Whatever resizes with Pillow (torchvision's transforms, feeder's pillow backend) does so without AVX2. "
+            "Resizing with Pillow (torchvision's transforms, feeder's pillow backend) does not use AVX2. "
             "feeder's native backend is not affected.",
-            "pillow-simd, over pillow of the version that it was made from: see pillow-simd in docs/operations.md",
+            "pillow-simd over the same version of pillow: see pillow-simd in docs/operations.md",
         )
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
@@ -134,7 +134,7 @@ def _torch(found: dict[str, Any], driver: Driver) -> Finding:
 
 
 def _architectures(said: str, driver: Driver) -> Finding:
-    """Whether this build has code for the GPUs at hand; the only check that has to import torch."""
+    """Checks that this build has code for the machine's GPUs; no other check imports torch."""
     if driver.computes:
         import torch
 
@@ -154,21 +154,21 @@ def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
     name, version = found["dali_package"], found["dali"]
     if name is None:
         if driver.version is None:
-            yield Finding("DALI", "ok", "absent, and of no use without a GPU")
+            yield Finding("DALI", "ok", "absent; it is of no use without a GPU")
             return
         major = 13 if driver.cuda is None or driver.cuda[0] >= 13 else 12
-        why = "With it images decode on the GPU, where the CPU is the limit."
+        why = "It decodes images on the GPU, which helps where the CPU is the limit."
         yield Finding("DALI", "note", "absent", why, f'pip install "feeder-data[dali-cuda{major}]"')
         return
     others = sorted({n for n in _distributions() if n.startswith("nvidia-dali-cuda") and n != name})
     if others:
-        why = "They own the same files: which one is imported is a matter of the last install."
+        why = "They own the same files: the one installed last is imported."
         remedy = f"pip uninstall {' '.join(others)}, then pip install --force-reinstall --no-deps {name}"
         yield Finding("DALI", "problem", f"{name} and {', '.join(others)}", why, remedy)
         return
     needed = int(name[len("nvidia-dali-cuda") :][:2])
     if driver.version is None:
-        yield Finding("DALI", "ok", f"{version} ({name}); no NVIDIA driver here: CPU operators only")
+        yield Finding("DALI", "ok", f"{version} ({name}); CPU operators only, without an NVIDIA driver")
     elif driver.cuda is not None and driver.cuda[0] < needed:
         why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: its GPU operators fail."
         remedy = f'pip uninstall {name}, then pip install "feeder-data[dali-cuda{driver.cuda[0]}]"; or a newer driver'

@@ -1,10 +1,10 @@
-"""What a script's functions, classes and loops are, and which of its code runs in every training step.
+"""A script's functions, classes and loops, and the code that runs in every training step.
 
 Note [Training steps]
-    A loop trains if its body calls backward() outside of any further loop, itself or in functions of the same file
-    that it calls. A loop around it counts as well, and takes its place, if it steps the optimizer itself (gradient
-    accumulation) or goes over a loader. A function that calls backward() and that nothing in the file calls is a step
-    that some library calls, as is Lightning's training_step. Everything else, evaluation above all, is not looked at.
+    A loop trains if its body calls backward() outside of any inner loop, directly or in functions of the same file.
+    A loop around it takes its place if that one steps the optimizer (gradient accumulation) or goes over a loader. A
+    function that calls backward() and that nothing in the file calls is a step that some library calls, as is
+    Lightning's training_step. All other code, above all evaluation, is left out.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Region:
     Args:
         node: The loop, or the function that is a step.
         body: Its statements.
-        coarse: Whether a step is an epoch by the loop variable's name: what happens in each step then is rare.
-        owner: The class whose methods ``self`` has there.
-        loops_around: Whether it runs in a further loop, over epochs for example.
+        coarse: True if the loop variable's name says that a step is an epoch: such steps are rare.
+        owner: The class of ``self``.
+        loops_around: True if it runs in an outer loop, such as one over epochs.
     """
 
     node: Loop | Function
@@ -47,12 +47,12 @@ class Region:
 
 @dataclass
 class Script:
-    """See the module.
+    """A script with an index of its functions and classes, and its training steps.
 
     Args:
         tree: The syntax tree.
-        names: Its names.
-        text: Its code without comments.
+        names: The script's names.
+        text: The script's code without comments.
     """
 
     tree: ast.Module
@@ -86,14 +86,14 @@ class Script:
 
     @property
     def is_lightning(self) -> bool:
-        """Whether Lightning's Trainer runs it."""
+        """True if Lightning's Trainer runs it."""
         return bool(self.frameworks & {"pytorch_lightning", "lightning"}) and not self._mentions(
             "Fabric", "LightningLite"
         )
 
     @property
     def prepares_loaders(self) -> bool:
-        """Whether a library puts the loader's batches onto the device, and tells its sampler the epoch."""
+        """True if a library moves the loader's batches to the device, and tells the sampler the epoch."""
         if self.is_lightning or "accelerate" in self.frameworks:
             return True
         return self._mentions("Fabric", "setup_dataloaders") or (
@@ -101,11 +101,11 @@ class Script:
         )
 
     def calls(self) -> Iterator[ast.Call]:
-        """All calls in the script."""
+        """Yields all calls in the script."""
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
 
     def resolve(self, call: ast.Call, owner: ast.ClassDef | None) -> Function | None:
-        """The function of this file that a call runs, a module's forward() included; None if it is not to be told."""
+        """Returns the function of this file that a call runs, ``forward()`` of a module included; None if unknown."""
         func = call.func
         if isinstance(func, ast.Name):
             found = self._plain(func.id)
@@ -120,11 +120,11 @@ class Script:
         return None
 
     def is_module(self, node: ast.ClassDef | None) -> bool:
-        """Whether a class is a torch module."""
+        """True if a class is a torch module."""
         return node is not None and any((self.names.dotted(b) or "").endswith("nn.Module") for b in node.bases)
 
     def is_optimizer(self, node: ast.expr) -> bool:
-        """Whether an expression is an optimizer, by what was assigned to it or by its name."""
+        """True if an expression is an optimizer, by its assignment or its name."""
         text = text_of(node)
         if text is None:
             return isinstance(node, ast.Subscript) and self.is_optimizer(node.value)
@@ -135,13 +135,13 @@ class Script:
         )
 
     def steps_optimizer(self, call: ast.Call) -> bool:
-        """Whether a call is ``optimizer.step()`` or ``scaler.step(optimizer)``."""
+        """True if a call is ``optimizer.step()`` or ``scaler.step(optimizer)``."""
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
             return False
         return self.is_optimizer(call.func.value) or any(map(self.is_optimizer, call.args))
 
     def backward_of(self, call: ast.Call) -> list[ast.expr] | None:
-        """What a call of backward() is of; None if it is another call."""
+        """Returns the losses of a call of ``backward()``; None for another call."""
         func = call.func
         if self.names.dotted(func) == "torch.autograd.backward":
             return call.args[:1]
@@ -158,12 +158,12 @@ class Script:
         return call.args[:1] if is_scaler and any(map(self.is_optimizer, call.args)) else None
 
     def reached(self, body: Iterable[ast.AST], owner: ast.ClassDef | None, *, loops: bool) -> Iterator[ast.Call]:
-        """The calls in some statements and in the functions of this file that they call.
+        """Yields the calls in some statements and in the functions of this file that they call.
 
         Args:
             body: The statements.
-            owner: The class whose methods ``self`` has.
-            loops: Whether to look into loops.
+            owner: The class of ``self``.
+            loops: True to look into loops too.
         """
         seen: set[ast.AST] = set()
         stack: list[tuple[ast.AST, ast.ClassDef | None]] = [(node, owner) for node in body]
@@ -182,13 +182,13 @@ class Script:
             stack += [(child, owner) for child in ast.iter_child_nodes(node)]
 
     def enclosing(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around one, inside out."""
+        """Yields the nodes around one, inside out."""
         while (parent := self.parents.get(node)) is not None:
             yield parent
             node = parent
 
     def enclosing_function(self, node: ast.AST) -> ast.AST | None:
-        """The function that a node is in; None at the top."""
+        """Returns the function that contains a node; None at the top level."""
         kinds = ast.FunctionDef | ast.AsyncFunctionDef
         return next((around for around in self.enclosing(node) if isinstance(around, kinds)), None)
 
@@ -221,7 +221,7 @@ class Script:
         return any(self.backward_of(call) is not None for call in self.reached(body, owner, loops=False))
 
     def _takes_over(self, loop: Any) -> bool:
-        """Whether a loop around a training loop is the one whose passes are the steps."""
+        """True if the passes of a loop around a training loop are the steps."""
         if _is_coarse(loop):
             return False
         if isinstance(loop, ast.For | ast.AsyncFor) and _names_loader(loop.iter):
@@ -263,7 +263,7 @@ class Script:
         return next((n for n in self.enclosing(node) if isinstance(n, ast.ClassDef)), None)
 
     def _plain(self, name: str) -> Function | None:
-        """A function that is no method; through ``step = torch.compile(train_step)`` and the like."""
+        """Returns a function that is no method, also behind ``step = torch.compile(train_step)`` and the like."""
         found = [f for f in self.functions.get(name, ()) if not isinstance(self.parents.get(f), ast.ClassDef)]
         if found:
             return found[0]
@@ -279,7 +279,7 @@ class Script:
         return None
 
     def _class_of(self, node: ast.expr, owner: ast.ClassDef | None) -> ast.ClassDef | None:
-        """The class of this file that an expression is an instance of."""
+        """Returns the class of this file that an expression is an instance of."""
         if isinstance(node, ast.Name) and node.id == "self":
             return owner
         text = text_of(node)
@@ -317,7 +317,7 @@ class Script:
                 stack.append((child, owner))
 
     def _moves_to_device(self) -> bool:
-        """Whether it says .to(something of a name with "device"), unless that is the CPU."""
+        """True if the script calls ``.to(device)`` with a name that has "device" in it and is not the CPU."""
         for call in self.calls():
             if isinstance(call.func, ast.Attribute) and call.func.attr == "to" and call.args:
                 text = text_of(call.args[0]) or ""
@@ -330,7 +330,7 @@ class Script:
 
 
 def is_no_grad(names: Names, node: ast.AST) -> bool:
-    """Whether a ``with`` statement or a function runs without gradients."""
+    """True if a ``with`` statement or a function runs without gradients."""
     found: list[ast.expr] = []
     if isinstance(node, ast.With | ast.AsyncWith):
         found = [item.context_expr for item in node.items]
@@ -341,7 +341,7 @@ def is_no_grad(names: Names, node: ast.AST) -> bool:
 
 
 def _is_cpu(names: Names, node: ast.expr) -> bool:
-    """Whether an expression is certainly the CPU as a device."""
+    """True if an expression certainly is the CPU as a device."""
     node = names.definition(node)
     if isinstance(node, ast.Call) and names.called(node) == "torch.device" and node.args:
         node = node.args[0]

@@ -1,4 +1,4 @@
-"""A script or notebook as a syntax tree, with the lines that ask to be left alone."""
+"""A script or notebook as a syntax tree, with the rules that its comments silence."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Source:
     """A script.
 
     Args:
-        path: Its path.
-        tree: Its syntax tree.
-        lines: Its lines.
-        ignores: Names of the rules that are silenced on a line, by line; :data:`ALL` for all of them.
-        places: What to call each line, for notebooks, whose lines people count from the cell's start.
+        path: The script's path.
+        tree: The syntax tree.
+        lines: The lines of code.
+        ignores: Names of the silenced rules by line; :data:`ALL` for all of them.
+        places: Name of each line in a notebook, whose lines people count from the cell's start; None for a script.
     """
 
     path: str
@@ -40,11 +40,11 @@ class Source:
     places: list[str] | None = None
 
     def place(self, line: int) -> str:
-        """What to call a line where that is not "file:line"; else ""."""
+        """Returns the name of a line where that is not "file:line"; else ""."""
         return self.places[line - 1] if self.places is not None and 0 < line <= len(self.places) else ""
 
     def excerpt(self, line: int) -> str:
-        """A line of code."""
+        """Returns a line of code."""
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
 
 
@@ -52,7 +52,7 @@ def read_source(path: str) -> Source:
     """Reads a ``.py`` script or an ``.ipynb`` notebook.
 
     Raises:
-        SourceError: if it is absent, too large, no text, or no Python; the message names the place.
+        SourceError: if the file is absent, too large, not text or not Python; the message names the place.
     """
     try:
         size = os.path.getsize(path)
@@ -68,22 +68,22 @@ def read_source(path: str) -> Source:
 
 
 def parse(path: str, text: str, places: list[str] | None = None) -> Source:
-    """The same, of text at hand.
+    """Parses a script's text.
 
     Raises:
-        SourceError: if it is no Python.
+        SourceError: if it is not Python.
     """
     flags = ast.PyCF_ONLY_AST | (ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if places is not None else 0)
     lines = text.splitlines()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as an invalid escape sequence: not ours to report
+            warnings.simplefilter("ignore")  # such as those of invalid escape sequences
             tree = compile(text, path, "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         at = error.lineno or 0
         where = places[at - 1] if places is not None and 0 < at <= len(places) else f"{path}:{at}"
         shown = f": {lines[at - 1].strip()}" if 0 < at <= len(lines) else ""
-        raise SourceError(f"{where}: no valid Python: {error.msg}{shown}") from None
+        raise SourceError(f"{where}: not valid Python: {error.msg}{shown}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise SourceError(f"{path}: can't be parsed as Python: {error}") from None
     assert isinstance(tree, ast.Module)
@@ -100,7 +100,7 @@ def _decoded(path: str, data: bytes) -> str:
             f"{path}:{line}: expected {error.encoding}, found byte 0x{data[error.start]:02x} at offset {error.start}; "
             "save it as UTF-8, or name its encoding in the first line: # -*- coding: latin-1 -*-"
         ) from None
-    except SyntaxError as error:  # an encoding that Python does not know, or a first line that is no UTF-8
+    except SyntaxError as error:  # an encoding that Python does not know, or a first line that is not UTF-8
         raise SourceError(f"{path}: can't tell its encoding ({error.msg}); save it as UTF-8") from None
 
 
@@ -121,7 +121,7 @@ def _ignores(text: str) -> dict[int, frozenset[str]]:
                 found[line] = found.get(line, frozenset()) | waiting
                 waiting = frozenset()
     except (tokenize.TokenError, SyntaxError):
-        pass  # the parser has taken the text; what comments were seen so far count
+        pass  # the parser accepts the text; the comments seen so far count
     return found
 
 

@@ -55,9 +55,7 @@ class StepRules:
         if gpu_only and not self.script.uses_gpu:
             return
         if event == "item":
-            remedy = (
-                f"read it every N steps (if step % 100 == 0: ...), and until then keep {text}.detach(), or a sum on "
-            )
+            remedy = f"read it every N steps (if step % 100 == 0: ...); in between keep {text}.detach(), or a sum on "
             remedy += "the GPU"
             what = f"{_shortened(node)} in every step waits for the GPU"
             self._add("sync-item", node, WAITS, remedy, what=what)
@@ -68,42 +66,36 @@ class StepRules:
             what = f"{_shortened(node)} in every step waits for the GPU"
             self._add("sync-cpu", node, WAITS, remedy, what=what)
         elif event == "print":
-            remedy = (
-                f"every N steps only: if step % 100 == 0: ...; the rest of the time {text}.detach() may be collected"
-            )
+            remedy = f"every N steps only: if step % 100 == 0: ...; in between {text}.detach() may be collected"
             self._add("sync-print", node, WAITS, remedy, what=f"{text} is shown in every step, which waits for the GPU")
         elif event == "copy":
             assert isinstance(node, ast.Call)
             if self.script.is_lightning:
-                why = "Lightning has moved the batch already, without blocking."
+                why = "Lightning has already moved the batch, without blocking."
                 self._add("blocking-copy", node, why, "leave it out", "note")
                 return
             better = copy.deepcopy(node)
             better.keywords = [k for k in better.keywords if k.arg != "non_blocking"]
             better.keywords.append(ast.keyword("non_blocking", ast.Constant(True)))
-            why = "The loop waits for the copy; with page-locked memory it could run while the step before is computed."
+            why = "The loop waits for the copy, which from page-locked memory could run beside the previous step."
             remedy = f"{ast.unparse(better)}, and pin_memory=True in the loader"
             self._add("blocking-copy", node, why, remedy, what=f"{_shortened(node)} waits for the copy")
         elif event == "made":
-            why = "It is filled by the CPU and copied over, in every step, and the copy blocks."
+            why = "In every step the CPU fills it and copies it over, and the loop waits for the copy."
             remedy = "make it there" + _made_there(self.names.definition(about), node)
             self._add("cpu-then-move", node, why, remedy)
         elif event == "empty-cache":
-            why = (
-                "It waits for the GPU and gives memory back to the driver, which has to hand it out again in the next "
+            why = "It waits for the GPU and returns memory to the driver, only to allocate it again in the next step "
+            why += "(cudaMalloc waits too). It makes no more memory available to torch."
+            self._add(
+                "empty-cache", node, why, "leave it out, or call it once before a phase with other shapes (evaluation)"
             )
-            why += "step (cudaMalloc: a wait too). It makes no more memory available to torch."
-            self._add("empty-cache", node, why, "leave it out, or once before a phase of another shape (evaluation)")
         else:
             name = self.names.called(node) or "torch.load"
-            why = (
-                "Reading or writing a file in the loop stops it for as long as the disk takes, and a copy from the GPU."
-            )
-            remedy = (
-                "every N steps or once an epoch; saving in a thread or with torch.distributed.checkpoint.async_save"
-            )
+            why = "The loop stops while the disk reads or writes and while the tensors are copied from or to the GPU."
+            remedy = "every N steps or once an epoch; save in a thread or with torch.distributed.checkpoint.async_save"
             if name == "torch.load":
-                remedy = "in the data set's __getitem__, where workers do it ahead; or once, before the loop"
+                remedy = "load in the data set's __getitem__, where workers do it ahead; or once, before the loop"
             self._add("file-in-loop", node, why, remedy, what=f"{name} in every step")
 
     def _zero_grad(self, region: Region) -> None:
@@ -124,7 +116,7 @@ class StepRules:
             isinstance(n, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "grad" for t in n.targets)
             for n in nodes
         )
-        # What is not in this file may clear them: a helper that gets the optimizer, or a call on an object of its own.
+        # Code outside of this file may clear them: a helper that gets the optimizer.
         elsewhere = any(
             any(map(script.is_optimizer, [*c.args, *(k.value for k in c.keywords)]))
             and script.resolve(c, region.owner) is None
@@ -138,7 +130,7 @@ class StepRules:
             optimizer = steps[0].args[0]
         text = ast.unparse(optimizer) if optimizer is not None else "optimizer"
         where = " in this loop" if re.search(r"zero_grad", script.text) else ""
-        why = "backward() adds to the gradients that are there: each step goes along the sum of all before it."
+        why = "backward() adds to the gradients: each step follows the sum of all gradients so far."
         remedy = f"{text}.zero_grad(set_to_none=True) after each {text}.step()"
         self._add("zero-grad", steps[0], why, remedy, "problem", f"gradients are never cleared{where}")
 
@@ -149,7 +141,7 @@ def _shortened(node: ast.expr) -> str:
 
 
 def _made_there(made: ast.expr, move: ast.expr) -> str:
-    """The rewrite of ``torch.zeros(n).to(device)``; "" where it can't be given in full."""
+    """Returns the rewrite of ``torch.zeros(n).to(device)``."""
     if not isinstance(made, ast.Call) or not isinstance(move, ast.Call):
         return ": device=... where it is made"
     device = next((k.value for k in move.keywords if k.arg == "device"), move.args[0] if move.args else None)

@@ -1,4 +1,4 @@
-"""A data set's storage: its size, how much of it is in memory, and how fast its disk reads."""
+"""A data set's storage: its size, its share in memory, and its disk's speed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class Data:
-    """What lies in a folder.
+    """The files of a folder.
 
     Args:
         files: (path, size in bytes) of each file.
-        samples: Images in it: the files, or what a shard set's manifest says; None for tars without one.
-        complete: Whether all was seen in the time that there was.
-        kind: The file system's kind, such as "ext4"; "" where that can't be told.
-        rotates: Whether it lies on a disk that turns; None where that can't be told.
+        samples: Number of images: image files, or samples of a shard set's manifest; None for tars without one.
+        complete: True if all of it was seen in the time allowed.
+        kind: The file system's kind, such as "ext4"; "" if unknown.
+        rotates: True on a hard disk; None if unknown.
     """
 
     files: list[tuple[str, int]]
@@ -49,18 +49,18 @@ class Data:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(size for _, size in self.files)
 
 
 @dataclass(frozen=True)
 class ReadRate:
-    """How fast a disk reads.
+    """A disk's speed.
 
     Args:
-        bytes_s: Bytes a second.
-        files_s: Files, or pieces of larger files, a second.
-        direct: Whether it was read past the page cache.
+        bytes_s: Bytes read per second.
+        files_s: Files, or pieces of larger files, read per second.
+        direct: True if the reads bypassed the page cache.
     """
 
     bytes_s: float
@@ -69,11 +69,11 @@ class ReadRate:
 
 
 def survey(folder: str, seconds: float = 10.0) -> Data:
-    """Looks through a folder.
+    """Lists a folder's files.
 
     Args:
         folder: The folder, or one file.
-        seconds: How long that may take; what was not seen by then is not counted.
+        seconds: Time limit; files not seen by then are not counted.
 
     Raises:
         ArgumentError: if there is no such folder, or nothing in it.
@@ -103,7 +103,7 @@ def survey(folder: str, seconds: float = 10.0) -> Data:
 
 
 def read_rate(data: Data, seconds: float = 2.0, seed: int = 0) -> ReadRate | None:
-    """Reads files, or pieces of large ones, in random order with a few threads, past the page cache where possible.
+    """Reads files, or pieces of large ones, in random order with a few threads, bypassing the page cache if possible.
 
     Returns:
         None if nothing could be read.
@@ -118,7 +118,7 @@ def read_rate(data: Data, seconds: float = 2.0, seed: int = 0) -> ReadRate | Non
             return path, draw.randrange(size - _CHUNK_BYTES) if size > _SMALL_FILE_BYTES else 0
 
     def read() -> None:
-        buffer = mmap.mmap(-1, _SMALL_FILE_BYTES)  # O_DIRECT wants memory at a page's start
+        buffer = mmap.mmap(-1, _SMALL_FILE_BYTES)  # O_DIRECT needs memory aligned to a page
         while True:  # at least once, however short the time
             path, offset = pick()
             found = _read(path, offset // 4096 * 4096, _CHUNK_BYTES if offset else _SMALL_FILE_BYTES, buffer)
@@ -138,7 +138,7 @@ def read_rate(data: Data, seconds: float = 2.0, seed: int = 0) -> ReadRate | Non
 
 
 def check_data(folder: str, root: str = "/", seconds: float = 2.0) -> Iterator[Finding]:
-    """Findings on a data set's size, page cache and disk."""
+    """Checks a data set's size, page cache and disk."""
     data = survey(folder)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit(root)
@@ -148,21 +148,19 @@ def check_data(folder: str, root: str = "/", seconds: float = 2.0) -> Iterator[F
     said = f"{at_least}{size(data.size_bytes)} in {count(len(data.files), 'file')}{samples}"
     said += f", on {data.kind}" if data.kind else ""
     cached = _cached_share(data)
-    share = f"{cached:.0%} of it in memory" if cached is not None else "the kernel does not tell how much is in memory"
+    share = f"{cached:.0%} of it in memory" if cached is not None else "share in memory unknown"
     if data.kind in _MEMORY:
         yield Finding("data set", "ok", f"{said}: in memory")
         return
     if data.size_bytes > 0.8 * memory:
-        why = f"It is larger than the page cache can be ({size(memory)}): every epoch reads it from disk."
-        remedy = (
-            "smaller images (feeder shard --encode jpeg --max-side), more memory, or a disk that keeps up: see disk"
-        )
+        why = f"It does not fit into the page cache ({size(memory)}): every epoch reads it from disk."
+        remedy = "smaller images (feeder shard --encode jpeg --max-side), more memory, or a fast enough disk (see disk)"
         yield Finding("data set", "note", f"{said}; {share}", why, remedy)
     else:
         yield Finding("data set", "ok", f"{said}; {share}; it fits into memory ({size(memory)})")
     many = data.samples is not None and len(data.files) > 10_000 and data.size_bytes / len(data.files) < _CHUNK_BYTES
     if many and (data.kind in _NETWORK or data.kind.startswith("fuse") or data.rotates):
-        where = "a disk that turns" if data.rotates else "a network file system"
+        where = "a hard disk" if data.rotates else "a network file system"
         why = "Each file costs a round trip or a seek, whatever its size."
         yield Finding("files", "warning", f"{len(data.files):,} small files on {where}", why, f"feeder shard {folder}")
     rate = read_rate(data, seconds)
@@ -178,17 +176,17 @@ def _disk(data: Data, rate: ReadRate) -> Finding:
         images_s = rate.bytes_s / (data.size_bytes / data.samples)
         said += f": {images_s:,.0f} images/s at most from disk"
         if images_s < 1000:
-            why = "A GPU that trains a small network takes more: the disk is then the limit in the first epoch, and in "
-            why += "each one if the data set is larger than memory."
+            why = "A GPU that trains a small network takes more. The disk is then the limit in the first epoch, and in "
+            why += "every epoch if the data set is larger than memory."
             remedy = (
-                "local NVMe in place of a network or turning disk; shards (feeder shard): long reads, not many files"
+                "a local NVMe drive in place of a network or hard disk; shards (feeder shard), which take long reads"
             )
             return Finding("disk", "warning", said, why, remedy)
     return Finding("disk", "ok", said)
 
 
 def _read(path: str, offset: int, length: int, buffer: mmap.mmap) -> tuple[int, bool] | None:
-    """Bytes read, and whether past the page cache; None where that failed."""
+    """Returns the bytes read, and True if the read bypassed the page cache; None if it failed."""
     for flags in (os.O_DIRECT, 0):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
@@ -227,7 +225,7 @@ def _samples_of_shards(folder: str) -> int | None:
 
 
 def _file_system(folder: str) -> tuple[str, bool | None]:
-    """The kind of file system that a folder lies on, and whether its disk turns."""
+    """Returns the kind of a folder's file system, and True if its disk is a hard disk."""
     device = os.stat(folder).st_dev
     name = f"{os.major(device)}:{os.minor(device)}"
     try:

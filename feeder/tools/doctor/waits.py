@@ -1,8 +1,8 @@
-"""Runs a script and lists, by line, the calls that wait for the GPU, as torch's sync debug mode sees them.
+"""Waits for the GPU in a script that runs, by line, as torch's sync debug mode sees them.
 
-Static checks read what is written; this sees what happens, in libraries that the script calls too. torch warns at each
-call that synchronizes; here the warnings are counted by the line of the script that led there, from the batch after
-the first few on, when start-up is over.
+The rules on scripts read code; this sees calls as they happen, in libraries too. torch warns at each call that
+synchronizes. The warnings are counted by the script's line that led there, after the first few batches, when start-up
+is over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WaitCollector:
     """Counts torch's warnings of synchronizing calls by line.
 
     Args:
-        enable: Has torch warn; False if it can't yet, as no GPU is in use.
+        enable: Has torch warn; returns False while it can't, as no GPU is in use yet.
     """
 
     def __init__(self, enable: Callable[[], bool]) -> None:
@@ -43,7 +43,7 @@ class WaitCollector:
         self._show: Any = warnings.showwarning
 
     def on_batch(self, count: int) -> None:
-        """Called after each batch of any loader.
+        """Takes note of a batch of any loader.
 
         Args:
             count: Batches so far.
@@ -59,7 +59,7 @@ class WaitCollector:
                 warnings.filterwarnings("always", message=_MESSAGE)
 
     def findings(self) -> list[Finding]:
-        """What was seen, the most frequent first."""
+        """Returns the waits, the most frequent first."""
         found = []
         for (file, line), number in self._counts.most_common():
             rate = number / max(1, self.batches)
@@ -69,8 +69,8 @@ class WaitCollector:
                     level="warning" if rate >= _EVERY_STEP else "note",
                     found=f"waits for the GPU {rate:.2g} times a step ({number:,} in {count(self.batches, 'step')})",
                     why=WAITS,
-                    remedy="read results every N steps only; non_blocking=True for copies from page-locked memory; no "
-                    "branches and no shapes that depend on values on the GPU (masks as indexes, nonzero, unique)",
+                    remedy="read results every N steps only; copy from page-locked memory with non_blocking=True; no "
+                    "branches and shapes that depend on values on the GPU (masks as indexes, nonzero, unique)",
                     file=file,
                     line=line,
                     excerpt=linecache.getline(file, line).strip(),
@@ -100,7 +100,7 @@ def find_waits(
 
     Raises:
         BackendError: if there is no CUDA device here; the script is not run.
-        SourceError: if there is no such script, or it is no Python.
+        SourceError: if there is no such script, or it is not Python.
     """
     from feeder.tools.instrument.hooks import Meter
     from feeder.tools.instrument.launch import run_script, show
@@ -119,7 +119,7 @@ def find_waits(
         shutil.rmtree(folder, ignore_errors=True)
     findings = collector.findings()
     if not collector.batches:
-        findings.append(Finding("sync", "note", "too few batches on a GPU to see anything", "", "", script))
+        findings.append(Finding("sync", "note", "too few batches used the GPU to see anything", "", "", script))
     elif not findings:
         found = f"no waits for the GPU in {count(collector.batches, 'step')}"
         findings.append(Finding("sync", "ok", found, file=script))
@@ -142,11 +142,11 @@ def _need_gpu() -> None:
     import importlib.util
     import subprocess
 
-    # In a process of its own: the script may want to set things before CUDA starts.
+    # In another process: the script may set things before CUDA starts.
     code = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
     has_torch = importlib.util.find_spec("torch") is not None
     if not has_torch or subprocess.run([sys.executable, "-c", code], check=False).returncode != 0:
         raise BackendError(
-            "--run needs a CUDA device: torch finds none here, and only a GPU has waits to look for; the script was "
-            "not run. feeder doctor SCRIPT reads it without a GPU"
+            "--run needs a CUDA device and torch finds none, so the script was not run; feeder doctor SCRIPT reads it "
+            "without a GPU"
         )

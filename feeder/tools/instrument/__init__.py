@@ -1,1 +1,1 @@
-"""Meters inside of a script that runs under feeder profile."""
+"""Meters inside a script that runs under ``feeder profile`` or ``feeder doctor --run``."""

@@ -1,7 +1,7 @@
 """Meters in the processes that a script starts by multiprocessing, such as those of ``torch.multiprocessing.spawn``.
 
-Loaders' workers are daemons, and run code of torch or feeder; whatever else is started gets :class:`MeteredTarget` in
-place of its target, which puts the meters there before it runs, with any start method.
+Loaders' workers are daemons, and run code of torch or feeder. Any other process gets a :class:`MeteredTarget` in place
+of its target, which installs the meters before it runs the target, with any start method.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["meter_children", "read_children"]
 
 
 class MeteredTarget:
-    """What a child process runs.
+    """The target of a child process, with meters around it.
 
     Args:
-        folder: Where it leaves what it measured.
-        target: What the script wants to be run.
+        folder: Folder for its measurements.
+        target: The script's own target.
     """
 
     def __init__(self, folder: str, target: Callable[..., Any]) -> None:
@@ -45,10 +45,10 @@ class MeteredTarget:
 
 
 def meter_children(folder: str) -> None:
-    """Has every child process metered from now on.
+    """Meters every child process from now on.
 
     Args:
-        folder: Where children leave what they measured.
+        folder: Folder for the children's measurements.
     """
     original = multiprocessing.process.BaseProcess.start
 
@@ -64,7 +64,7 @@ def meter_children(folder: str) -> None:
 
 
 def read_children(folder: str) -> Iterator[ProcessRecord]:
-    """What child processes measured."""
+    """Yields the measurements of child processes."""
     for name in sorted(os.listdir(folder)):
         if name.startswith("child-"):
             with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name), encoding="utf-8") as file:

@@ -1,9 +1,9 @@
-"""Meters how torch's workers make batches: time in the data set, on the processor and not, and in collate_fn.
+"""Meters in torch's workers: time of each batch in the data set, on the processor and off it, and in collate_fn.
 
 Note [Meters in workers]
     torch calls ``worker_init_fn`` in each worker before it makes the object that fetches batches. :class:`MeteredInit`
-    stands in for it: pickled along to workers of any start method, it puts a meter on that object's class there, and
-    calls the script's own function. Each batch is one write of 40 bytes to a file of the worker's own.
+    takes the place of that function. Pickled along to workers of any start method, it puts a meter on the fetching
+    object's class, and calls the script's own function. Each batch is one write of 40 bytes to the worker's own file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _metered = False
 
 
 class MeteredInit:
-    """See Note [Meters in workers].
+    """A ``worker_init_fn`` that installs meters; see Note [Meters in workers].
 
     Args:
-        prefix: Start of the path of the worker's file; its process id follows.
+        prefix: Path of the worker's file without the process id at its end.
         inner: The script's own worker_init_fn.
     """
 
@@ -57,7 +57,7 @@ def meter_fetching(note: Callable[[Fetch], None]) -> None:
     from torch.utils.data._utils import fetch
 
     kinds: tuple[Any, ...] = fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher
-    if _metered:  # inherited by a forked worker: its parent's notes are not this worker's
+    if _metered:  # inherited by a forked worker from its parent
         for kind in kinds:
             kind.fetch = kind.fetch.__wrapped__
     _metered = True
@@ -92,7 +92,7 @@ def _meter(kind: Any, note: Callable[[Fetch], None]) -> None:
 
 
 def _queued_ns() -> int:
-    """How long this thread has been ready to run without a processor; 0 where the kernel does not count it."""
+    """Returns how long this thread has been ready to run without a processor; 0 if the kernel does not count it."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read(64).split()[1])
@@ -101,7 +101,7 @@ def _queued_ns() -> int:
 
 
 def read_fetches(prefix: str) -> Iterator[Fetch]:
-    """What the workers wrote under a prefix."""
+    """Yields the batches that the workers recorded under a prefix."""
     folder, start = os.path.split(prefix)
     for name in sorted(os.listdir(folder)):
         pid = name[len(start) :]

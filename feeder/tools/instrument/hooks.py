@@ -1,9 +1,9 @@
-"""Meters on the loaders and on backward() of this process, put there when the script imports torch, not before.
+"""Meters on the loaders and on ``backward()`` of this process, installed when the script imports torch.
 
-Note [What is metered]
-    ``iter()`` of torch's, torchdata's and feeder's loaders, and ``next()`` on the class of what it returns, so that the
-    script gets the very iterator that it would get. A loader inside another loader's ``next()`` does not count twice.
-    Nothing is imported early: a script may set environment variables before it imports torch.
+Note [Metered calls]
+    ``iter()`` of torch's, torchdata's and feeder's loaders, and ``next()`` on the class of its result, so that the
+    script gets the same iterator as without meters. A loader inside another loader's ``next()`` does not count twice.
+    Nothing is imported early, as a script may set environment variables before it imports torch.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _installed: list[Meter] = []
 
 
 class Meter:
-    """Meters all loaders of this process.
+    """Meters on all loaders of this process.
 
     Args:
-        folder: Where workers put their measurements.
-        on_batch: Called after each batch of any loader, with how many there were.
+        folder: Folder for the workers' measurements.
+        on_batch: Called after each batch of any loader, with the number of batches so far.
     """
 
     def __init__(self, folder: str, on_batch: Callable[[int], None] | None = None) -> None:
@@ -57,7 +57,7 @@ class Meter:
 
     @classmethod
     def here(cls, folder: str) -> Meter:
-        """The meter of this process: a new one, or, emptied, the one that a fork has brought along."""
+        """Returns this process's meter: a new one, or the parent's after a fork, emptied."""
         if _installed:
             _installed[0]._on_batch = None
             _installed[0]._begin()
@@ -67,14 +67,14 @@ class Meter:
         return meter
 
     def install(self) -> None:
-        """Puts the meters on what is imported already, and on the rest when it is imported."""
+        """Puts meters on modules that are already imported, and on others when they are imported."""
         _installed.append(self)
         for name in [name for name in self._hooks if name in sys.modules]:
             self._hooks.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, _Finder(self._hooks))
 
     def finish(self) -> ProcessRecord:
-        """What was measured, the workers' part included."""
+        """Returns the measurements, those of the workers included."""
         self.record.ended_ns = time.monotonic_ns()
         for number, loader in enumerate(self.record.loaders):
             loader.fetches += read_fetches(os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-"))
@@ -127,7 +127,7 @@ class Meter:
                 if loader.worker_init_fn is not inner:
                     loader.worker_init_fn = inner
             record.made_ns.append((asked, time.monotonic_ns()))
-            with contextlib.suppress(TypeError):  # an iterator that can't be referred to weakly goes unmetered
+            with contextlib.suppress(TypeError):  # an iterator without weak references goes unmetered
                 self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
                 self._meter_next(type(iterator))
             return iterator
@@ -161,7 +161,7 @@ class Meter:
         self._local.fetching = place.record
         try:
             batch = original(iterator)
-            with contextlib.suppress(Exception):  # whatever a batch may be, a meter must not end the training
+            with contextlib.suppress(Exception):  # a batch may be anything, and a meter must not end the training
                 images = max(1, _images(batch))
             return batch
         finally:
@@ -172,7 +172,7 @@ class Meter:
                 self._on_batch(self._count)
 
     def _note_fetch(self, fetch: Fetch) -> None:
-        """A batch that a loader without workers made in this process."""
+        """Takes note of a batch that a loader without workers made in this process."""
         record = getattr(self._local, "fetching", None)
         if record is not None and self._is_inside():
             record.fetches.append(fetch)
@@ -202,13 +202,13 @@ class Meter:
         return record
 
     def _successor_of(self, loader: Any, fresh: LoaderRecord) -> LoaderRecord:
-        """The record of the like loader that this one takes the place of, as where each epoch makes its own; or fresh.
+        """Returns the record of the loader that this one replaces, as where each epoch makes a new one; else ``fresh``.
 
-        One that is still there is another loader, even if the same line iterates over both.
+        A loader that still exists is not replaced, even if the same line iterates over both.
         """
         try:
             length = len(loader.dataset)
-        except Exception:  # whatever a data set may be, a meter must not end the training
+        except Exception:  # a data set may be anything, and a meter must not end the training
             length = -1
         likeness = repr(fresh), type(loader.dataset), length
         before, record = self._likes.get(likeness, (None, fresh))
@@ -220,7 +220,7 @@ class Meter:
         return record
 
     def _note_stats(self, loader: Any) -> None:
-        """feeder's own meters of a loader, as they stand."""
+        """Takes note of the current meters of a feeder loader."""
         record = self._records.get(loader)
         with contextlib.suppress(Exception):  # a meter must not end the training
             found = loader.stats()
@@ -240,7 +240,7 @@ class Meter:
 
 
 class _Place:
-    """Where an iterator is: its loader's record, the epoch, and how many backward() calls its last step had seen."""
+    """Place of an iterator: its loader's record, the epoch, and the number of backward() calls before its last step."""
 
     def __init__(self, record: LoaderRecord, epoch: int) -> None:
         self.record, self.epoch, self.backwards = record, epoch, 1 << 62
@@ -281,18 +281,18 @@ def _call_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
 
 
 def _class_folders(dataset: Any) -> str | None:
-    """Where a dataset of single files in class folders, or the one that it wraps, reads them; else None."""
-    with contextlib.suppress(Exception):  # whatever a data set may be, a meter must not end the training
+    """Returns the root of a dataset of single files in class folders, or of the one it wraps; else None."""
+    with contextlib.suppress(Exception):  # a data set may be anything, and a meter must not end the training
         for _ in range(_MOST_WRAPPERS):
             if any(kind.__name__ in _FOLDER_DATASETS for kind in type(dataset).__mro__):
                 root: str = os.fspath(getattr(dataset, "root", None) or dataset.reader.root)
                 return root
-            dataset = dataset.dataset  # as torch's Subset and most people's own wrappers have it
+            dataset = dataset.dataset  # the attribute of torch's Subset and of most wrappers
     return None
 
 
 def _images(batch: Any, depth: int = 0) -> int:
-    """Samples in a batch: the length of the first tensor or list in it; 1 where there is none."""
+    """Returns the samples in a batch: the length of its first tensor or list; 1 if it has none."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 1
@@ -303,7 +303,7 @@ def _images(batch: Any, depth: int = 0) -> int:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The line of the script's own code that asked; the innermost outside of libraries."""
+    """Returns the script's own line that led to a call, as "train.py:34"."""
     if frame is None:
         return "?"
     file, line = own_line(frame) or (frame.f_code.co_filename, frame.f_lineno)

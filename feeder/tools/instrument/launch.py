@@ -1,7 +1,7 @@
 """Runs a script as ``python script.py`` would: as ``__main__``, with its arguments, its exit code and its tracebacks.
 
-It becomes the process's real ``__main__`` module, which runpy would put back: so classes of the script can be pickled,
-and processes that it spawns find it again.
+The script becomes the process's real ``__main__`` module, which runpy would restore at the end. So its classes can be
+pickled, and the processes that it spawns find it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def run_script(path: str, arguments: Sequence[str]) -> tuple[int, BaseException 
 
     Args:
         path: The script.
-        arguments: What follows it on the command line.
+        arguments: The script's arguments.
 
     Returns:
-        The exit code that Python would end with, and what the script did not catch; not yet printed.
+        The exit code that Python would end with, and the uncaught exception, which is not printed yet.
 
     Raises:
-        SourceError: if there is no such script, or it is no Python.
+        SourceError: if there is no such script, or it is not Python.
     """
     try:
         with open(path, "rb") as file:
@@ -37,7 +37,7 @@ def run_script(path: str, arguments: Sequence[str]) -> tuple[int, BaseException 
     except OSError as error:
         raise SourceError(f"can't read the script {path}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
-        raise SourceError(f"{path} is no valid Python: {error}") from None
+        raise SourceError(f"{path} is not valid Python: {error}") from None
     module = ModuleType("__main__")
     module.__file__ = path
     module.__dict__["__builtins__"] = builtins
@@ -59,9 +59,9 @@ def run_script(path: str, arguments: Sequence[str]) -> tuple[int, BaseException 
 
 
 def show(error: BaseException) -> None:
-    """Prints what a script did not catch, as Python would: without the frames that ran it."""
+    """Prints a script's uncaught exception as Python would, without the frames that ran the script."""
     if isinstance(error, SystemExit):
-        print(error.code, file=sys.stderr)  # noqa: T201  the script's own
+        print(error.code, file=sys.stderr)  # noqa: T201  the script's own message
         return
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:

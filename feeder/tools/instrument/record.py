@@ -1,4 +1,4 @@
-"""What a profile measured. Times are of the monotonic clock, which all processes of a machine share, in nanoseconds."""
+"""Measurements of a profile; times are nanoseconds of the monotonic clock, which a machine's processes share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Batch(NamedTuple):
     """One call of ``next()``.
 
     Attributes:
-        asked_ns: When it began.
-        got_ns: When it returned.
-        images: Samples in the batch; 0 for the end of an epoch.
+        asked_ns: Time of the call.
+        got_ns: Time of its return.
+        images: Samples in the batch; 0 at the end of an epoch.
         epoch: Number of the iteration over this loader, from 0.
-        trained: Whether gradients had been computed since the batch before: its step trained.
+        trained: True if gradients were computed since the previous batch, so that its step trained.
     """
 
     asked_ns: int
@@ -29,15 +29,15 @@ class Batch(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """One batch as torch's own worker (or, without workers, the training loop) made it.
+    """One batch made by torch's own worker or, without workers, by the training loop.
 
     Attributes:
         pid: The process.
-        start_ns: When it began.
+        start_ns: Time at which it began.
         dataset_ns: Time in the data set.
-        dataset_cpu_ns: Of that, on a processor.
-        dataset_queued_ns: Of that, ready to run while others had the processors. What is left is waiting, for storage
-            as a rule.
+        dataset_cpu_ns: Part of that on a processor.
+        dataset_queued_ns: Part of that ready to run, while others had the processors. The rest is waiting, usually for
+            storage.
         collate_ns: Time in ``collate_fn``.
     """
 
@@ -50,7 +50,7 @@ class Fetch(NamedTuple):
 
 
 class GpuReading(NamedTuple):
-    """What one GPU, by its number, was at; None for what it does not say. See :class:`feeder.system.nvml.GpuSample`."""
+    """Figures of one GPU; None for those that it does not report. See :class:`feeder.system.nvml.GpuSample`."""
 
     gpu: int
     busy: float | None
@@ -60,14 +60,14 @@ class GpuReading(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A look at the machine.
+    """A sample of the machine.
 
     Attributes:
-        at_ns: When.
-        own_cores: Cores that this process kept busy since the last look.
-        children_cores: Cores that the processes below it kept busy.
+        at_ns: Time of the sample.
+        own_cores: Cores that this process kept busy since the last sample.
+        children_cores: Cores that its descendants kept busy.
         memory_bytes: Resident memory of all of them; shared pages count in each.
-        gpus: One reading a GPU.
+        gpus: A reading of each GPU.
     """
 
     at_ns: int
@@ -79,21 +79,21 @@ class Sample(NamedTuple):
 
 @dataclass
 class LoaderRecord:
-    """One loader and all that was asked of it.
+    """One loader and all calls of it.
 
     Args:
-        place: Where the script iterates over it, "train.py:34".
+        place: The script's line that iterates over it, "train.py:34".
         kind: "torch", "feeder", or the class's name.
-        workers: Its worker processes.
-        batch_size: As it was made; None for batches of its own making.
-        pin_memory: As it was made.
-        persistent: Whether workers outlive an epoch.
+        workers: Number of worker processes.
+        batch_size: The loader's argument; None with a batch sampler.
+        pin_memory: The loader's argument.
+        persistent: True if workers outlive an epoch.
         made_ns: (asked, got) of each call of ``iter()``, which starts the workers.
         batches: The calls of ``next()``.
-        fetches: How torch's workers made the batches.
-        stage_ns: feeder's own meters: time by stage, over all workers; decoding in the caller under a name of its own.
+        fetches: The batches that torch's workers made.
+        stage_ns: feeder's own meters: time by stage, over all workers; :data:`TRAINER_DECODE` in the trainer.
         bottleneck: feeder's own verdict.
-        path_reason: Why a feeder loader of a feeder dataset goes without the fast path, and the way out; else None.
+        path_reason: Reason why a feeder dataset goes without the fast path, and the way out; else None.
         folder: Class folders that its dataset reads files from, as torchvision's ImageFolder does; else None.
     """
 
@@ -114,15 +114,15 @@ class LoaderRecord:
 
 @dataclass
 class ProcessRecord:
-    """All that was measured in one process.
+    """All measurements in one process.
 
     Args:
         pid: The process.
-        rank: Its rank, where a launcher gives one.
-        started_ns: When the script began.
-        ended_ns: When it ended.
+        rank: Its rank, if a launcher gives one.
+        started_ns: Time at which the script began.
+        ended_ns: Time at which it ended.
         loaders: Its loaders.
-        samples: Looks at the machine; of the first process only.
+        samples: Samples of the machine, in the first process only.
     """
 
     pid: int
@@ -133,12 +133,12 @@ class ProcessRecord:
     samples: list[Sample] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Returns the record as JSON values."""
         return asdict(self)
 
     @staticmethod
     def from_json(found: dict[str, Any]) -> ProcessRecord:
-        """What :meth:`to_json` gave, back from a child process."""
+        """Returns the record that :meth:`to_json` gave in a child process."""
         loaders = []
         for loader in found.pop("loaders"):
             batches = [Batch(*batch) for batch in loader.pop("batches")]

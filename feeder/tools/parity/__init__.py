@@ -1,1 +1,1 @@
-"""A backend's pixels beside the Pillow reference."""
+"""``feeder parity``: compares a backend's pixels with the Pillow reference."""

@@ -1,4 +1,4 @@
-"""How far a backend's pixels are from the reference's, in buckets by how much the crop is shrunk."""
+"""Differences of a backend's pixels from the reference's, in buckets by the crop's reduction."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BUCKETS = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, math.inf))
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a backend is held to in every bucket, in levels of 0-255.
+    """Upper limits of the differences in every bucket, in levels of 0-255.
 
     Attributes:
-        mean: Most that the mean absolute difference may be.
-        percentile_999: Most that the 99.9th percentile of the absolute difference may be.
-        bias: Most that the mean signed difference of any channel may be, in absolute value.
+        mean: Limit of the mean absolute difference.
+        percentile_999: Limit of the 99.9th percentile of the absolute difference.
+        bias: Limit of the absolute value of any channel's mean signed difference.
     """
 
     mean: float = 0.6
@@ -39,9 +39,9 @@ class BucketFigures:
     """The differences of one bucket, in levels of 0-255.
 
     Attributes:
-        low: The bucket's crop-to-target ratios are at least this,
-        high: and less than this.
-        images: How many images were compared.
+        low: Least crop-to-target ratio of the bucket.
+        high: Upper end of its ratios, exclusive.
+        images: Number of images compared.
         mean: Mean absolute difference.
         percentile_999: 99.9th percentile of the absolute difference.
         max: Largest absolute difference.
@@ -57,7 +57,7 @@ class BucketFigures:
     bias: tuple[float, float, float]
 
     def within(self, bounds: Bounds) -> bool:
-        """Whether all figures are within bounds; a bucket without images is."""
+        """Returns True if all figures are within bounds, or the bucket has no images."""
         return self.images == 0 or (
             self.mean <= bounds.mean
             and self.percentile_999 <= bounds.percentile_999
@@ -73,7 +73,7 @@ class BucketFigures:
 
 
 class Comparison:
-    """Gathers differences image by image, in constant memory."""
+    """Collects differences image by image, in constant memory."""
 
     def __init__(self) -> None:
         self._histograms = np.zeros((len(BUCKETS), 256), np.int64)
@@ -85,7 +85,7 @@ class Comparison:
 
         Args:
             reference: uint8 [3, H, W], 0-255.
-            found: uint8 [3, H, W], 0-255: the same image by the backend.
+            found: uint8 [3, H, W], 0-255: the same image, by the backend.
             ratio: Crop-to-target ratio, see :data:`BUCKETS`.
         """
         if reference.shape != found.shape:
@@ -97,7 +97,7 @@ class Comparison:
         self._images[bucket] += 1
 
     def figures(self) -> list[BucketFigures]:
-        """The figures of all buckets; those without images are zero."""
+        """Returns the figures of all buckets; those without images are zero."""
         return [self._bucket(i) for i in range(len(BUCKETS))]
 
     def _bucket(self, i: int) -> BucketFigures:
@@ -117,7 +117,7 @@ class Comparison:
 
 
 def crop_ratio(source_box: npt.NDArray[np.float64], size: npt.NDArray[np.int32]) -> float:
-    """The crop-to-target ratio of one image.
+    """Returns the crop-to-target ratio of one image.
 
     Args:
         source_box: float64 [4], (left, top, right, bottom).

@@ -1,4 +1,4 @@
-"""``feeder parity``: compares a backend with the Pillow reference on somebody's own images."""
+"""Comparison of a backend with the Pillow reference on given images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResize
 
 __all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
 
-# What is compared: the two presets, and crops at output sizes that fill every bucket from photos of usual size.
+# Recipes to compare: the two presets, and crops at output sizes that fill every bucket from photos of usual size.
 RECIPES: tuple[tuple[Op, ...], ...] = (
     (Resize(256), CenterCrop(224)),
     *((RandomResizedCrop(size), RandomHorizontalFlip()) for size in (448, 224, 112, 48)),
@@ -43,9 +43,9 @@ class Failure(NamedTuple):
     """An image that only one of the two could decode.
 
     Attributes:
-        name: Where it is: a path, or a shard's key.
+        name: The image's path, or a shard and a key.
         decoded_by: The backend that could.
-        reason: Why the other could not.
+        reason: The other's error.
     """
 
     name: str
@@ -53,25 +53,25 @@ class Failure(NamedTuple):
     reason: str
 
 
-# What neither could decode says nothing of the backend.
+# An image that neither could decode says nothing about the backend.
 _NEITHER = Failure("", "", "")
 
 
 @dataclass(frozen=True)
 class ParityReport:
-    """The certificate of a backend on somebody's images.
+    """The result of a comparison.
 
     Attributes:
         backend: The backend's name.
         fidelity: "fast" or "exact".
-        device: Where it decoded.
-        versions: What decoded the reference.
-        images: How many images were compared.
-        unreadable: How many neither could decode.
-        failures: Those that only one could decode.
-        redone: How many images the CPU decoded in the backend's place, after it had failed: they say nothing of it.
+        device: Device that the backend decoded on.
+        versions: Name and version of the reference.
+        images: Number of images compared.
+        unreadable: Number of images that neither could decode.
+        failures: Images that only one could decode.
+        redone: Number of images that the CPU decoded after the backend had failed: they say nothing about it.
         buckets: The figures, by crop-to-target ratio.
-        bounds: What the figures are held to.
+        bounds: The figures' limits.
     """
 
     backend: str
@@ -87,19 +87,19 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every bucket is within the bounds and both decoded the same images, at least one, by themselves."""
+        """True if every bucket is within the bounds and both decoded the same images, at least one, by themselves."""
         alike = self.images > 0 and not self.failures and not self.redone
         return alike and all(bucket.within(self.bounds) for bucket in self.buckets)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values; the last bucket's upper end is None."""
+        """Returns the report as JSON values; the last bucket's upper end is None."""
         report = {**asdict(self), "passed": self.passed}
         for bucket in report["buckets"]:
             bucket["high"] = None if math.isinf(bucket["high"]) else bucket["high"]
         return report
 
     def render(self) -> str:
-        """The report as a table for people."""
+        """Returns the report as a table."""
         lines = [
             f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: {self.images:,} "
             "images, differences in levels of 0-255",
@@ -118,8 +118,8 @@ class ParityReport:
             lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
         if self.redone:
             lines.append(
-                f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, decoded by the CPU in its place; "
-                "the log says why"
+                f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, which the CPU decoded in its place; "
+                "the log has the reasons"
             )
         for failure in self.failures:
             lines.append(f"\n  only {failure.decoded_by!r} decodes " + printable(f"{failure.name}: {failure.reason}"))
@@ -137,17 +137,16 @@ def parity(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ParityReport:
-    """Compares a backend with the Pillow reference on somebody's own images.
+    """Compares a backend with the Pillow reference on given images.
 
     Args:
-        path: A folder of images, of shards with an index, or of tars, or a manifest: whatever ``feeder shard`` and
-            ``feeder inspect`` take.
+        path: A folder of images, a shard set, tars, or a manifest: any source of ``feeder shard`` or ``feeder inspect``.
         backend: The backend's name, or "auto".
         fidelity: "fast" or "exact".
-        device: Where a backend that can decodes: "cpu" or a CUDA device.
-        images: How many images to compare, chosen at random; all if there are fewer.
-        seed: Of the choice of images and of crops.
-        progress: Is told of every image.
+        device: Device of a backend that has a choice: "cpu" or a CUDA device.
+        images: Number of images to compare, chosen at random; all if there are fewer.
+        seed: Seed of the choice of images and of crops.
+        progress: Advanced with every image.
 
     Raises:
         ArgumentError: for a bad argument.
@@ -237,7 +236,7 @@ class _Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, i: int) -> _Image | None:
-        """An image, or None if it can't be read as one."""
+        """Returns an image, or None if it can't be read as one."""
 
 
 class _IndexedImages:
@@ -255,7 +254,9 @@ class _IndexedImages:
         offset, length = int(index.offset[i]), int(index.length[i])
         with open(path, "rb") as shard:
             if offset + length > os.fstat(shard.fileno()).st_size:
-                raise SourceError(f"{path}: sample {index.key(i)!r} ends after the file; run `feeder inspect --verify`")
+                raise SourceError(
+                    f"{path}: sample {index.key(i)!r} ends behind the end of the file; run `feeder inspect --verify`"
+                )
             data = os.pread(shard.fileno(), length, offset)
         return _Image(
             f"{path} {index.key(i)}", data, int(index.width[i]), int(index.height[i]), int(index.orientation[i])
@@ -263,7 +264,7 @@ class _IndexedImages:
 
 
 class _SourceImages:
-    """The images of anything else that can be sharded."""
+    """The images of any other source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

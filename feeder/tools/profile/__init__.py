@@ -1,12 +1,9 @@
 """``feeder profile``: runs a training script as it is and says how long it waits for data, why, and what would help.
 
-launch      runs the script as ``python`` would
-hooks       meters its loaders and steps, in this process; ``children`` in those that it starts
-fetch       meters torch's data set and collate in worker processes
-sampler     the CPU of all of them, and the GPU
-record      what was measured
-analysis    record -> verdict and advice
-page, trace record -> HTML, Chrome trace
+sampler            measures the CPU of the script's processes, and the GPU; :mod:`feeder.tools.instrument` the loaders
+times, analysis    record -> times of each loader, verdict
+advice             verdict -> advice
+text, page, trace  text, HTML, Chrome trace
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a loader's times say: where the time of a batch goes, and what to do, with the gain to be expected from it.
+"""Advice from a loader's times: where the time of a batch goes, what to do, and the gain to expect.
 
 Note [Expected gains]
-    Gains are ratios of rates, from the mean wait W, step S and making time F of a batch: without workers a batch takes
-    W + S, with n of them no less than S, than F / n, and than what all of it takes of the cores; with more workers
-    where those that there are have no time to spare, W + S shrinks in their proportion, but not below S. What can't be
-    computed from the measurements is given as "at most (W + S) / S", or, for mistakes in the script, as not measured.
+    Gains are ratios of rates, from the mean wait W, step S and making time F of a batch. Without workers a batch takes
+    W + S. With n workers it takes at least S, F / n and the CPU time of everything by the number of cores. Where busy
+    workers get more workers beside them, W + S shrinks in proportion, but not below S. A gain that the measurements do
+    not give is shown as "up to (W + S) / S" or, for mistakes in the script, as not measured.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Bound = Literal["input", "compute"]
 _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _MOSTLY = 0.5  # of the wait
-_NO_BOUND = 100.0  # a gain that only a step without work in it leaves room for
-_MOST_A_CORE = 4  # workers that wait for storage nearly all the time; beyond that the disk is likely the limit
+_NO_BOUND = 100.0  # a gain that is possible only with an empty step
+_MOST_A_CORE = 4  # workers that nearly always wait for storage; with more of them the disk is likely the limit
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Advice:
     """One thing to do.
 
     Args:
-        title: What.
-        text: Why, with the figures.
-        gain: Expected factor of the training rate; None where it was not measured.
-        is_bound: Whether that is an upper bound.
+        title: The remedy.
+        text: The reason, with the figures.
+        gain: Expected factor of the training rate; None if it was not measured.
+        is_bound: True if the gain is an upper bound.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Advice:
     is_bound: bool = False
 
     def expected(self) -> str:
-        """The gain for people."""
+        """Returns the gain in words."""
         if self.gain is None:
             return "not measured"
         if self.is_bound and self.gain >= _NO_BOUND:
@@ -55,12 +55,12 @@ class Advice:
 
 
 def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> list[Advice]:
-    """What to do for a run, by expected gain.
+    """Returns the advice for a run, by expected gain.
 
     Args:
-        main: The loader that matters most, which gave batches that count.
-        bound: What the run is bound by.
-        load: Of the machine meanwhile.
+        main: The loader that matters most, with batches that count.
+        bound: The run's limit.
+        load: The machine's load during the run.
         cores: Cores that the process may use.
     """
     record, n = main.record, main.batches
@@ -70,7 +70,7 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
         text = f"The loader runs torch's path, without feeder's speed: {record.path_reason}."
         gain = _most(wait, step) if bound == "input" else None
         advice.append(Advice("feeder's fast path", text, gain, True))
-    # Waits for workers to start have a remedy of their own, below; more workers would make them longer.
+    # Waits for workers to start have another remedy, below; more workers would make them longer.
     starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < NOTICEABLE_WAIT * step
     decoding = record.stage_ns.get(TRAINER_DECODE, 0) / 1e9
     if bound == "input" and decoding >= _MOSTLY * main.wait_s:
@@ -85,17 +85,19 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
         gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
         if gain >= 1 + NOTICEABLE_GAIN:
             epochs = count(main.epochs, "epoch")
-            text = f"Workers are started again in each of {epochs}, which took {main.epoch_start_s:.1f} s."
+            text = f"Starting the workers again for each of {epochs} took {main.epoch_start_s:.1f} s."
             advice.append(Advice("persistent_workers=True", text, gain))
     if bound == "compute" and load.gpu_busy is not None and load.gpu_busy < 0.8:
-        text = f"The loader keeps up, yet the GPU works {load.gpu_busy:.0%} of the time: the loop can't keep it busy. "
+        text = (
+            f"The loader keeps up, yet the GPU is busy only {load.gpu_busy:.0%} of the time: the loop can't feed it. "
+        )
         text += "Waits for results (.item(), printing) and many small kernels (torch.compile) are the usual causes."
         advice.append(Advice("Keep the GPU supplied from the training loop", text, 1 / max(0.01, load.gpu_busy), True))
     return sorted(advice, key=lambda each: -(each.gain or 0))
 
 
 def stage_text(main: LoaderTimes) -> str:
-    """Where the time of making a batch goes, in words; "" where that is not known."""
+    """Returns in words where the time to make a batch goes; "" if unknown."""
     record = main.record
     if main.making_s is not None:
         dataset = main.dataset_share * main.making_s
@@ -106,7 +108,7 @@ def stage_text(main: LoaderTimes) -> str:
         )
         text += f" and {_ms(main.making_s - dataset)} in collate"
         if main.workers_busy is not None:
-            text += f"; {_workers(record.workers)} at it {main.workers_busy:.0%} of the time"
+            text += f"; {_workers(record.workers)} busy {main.workers_busy:.0%} of the time"
         return text
     if record.stage_ns:
         total = sum(record.stage_ns.values())
@@ -119,7 +121,7 @@ def stage_text(main: LoaderTimes) -> str:
 
 
 def _most(wait: float, step: float) -> float:
-    """The gain where nothing waits for data any more."""
+    """Returns the gain if nothing waited for data any more."""
     return (wait + step) / max(1e-6, step)
 
 
@@ -131,7 +133,7 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load:
         computing = making * (main.cpu_share + main.queued_share) if record.fetches else making
         storage = max(0.0, 1 - main.cpu_share - main.queued_share) if record.fetches else 0.0
         workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
-        # What the process, loop and loader in one, was seen to take of the cores it takes afterwards too.
+        # The process that is loop and loader in one will take as much CPU time as before.
         seen = (load.own_cores or 0) * (wait + step)
         after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)
         needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
@@ -139,13 +141,11 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load:
         if gain < 1 + NOTICEABLE_GAIN:
             return []
         text = f"The training loop makes each batch itself ({_ms(wait)}) and then computes the step ({_ms(step)})."
-        text += " Workers would make batches meanwhile."
+        text += " Workers would make batches during the step."
         return [Advice(f"num_workers={needed}", text, gain)]
     if main.queued_share > _OVERBOOKED:
-        text = (
-            f"Workers are ready to compute, yet wait for a core {main.queued_share:.0%} of their time in the data set: "
-        )
-        text += f"this process may use {cores}, and other processes and threads take their part of them."
+        text = f"Workers wait for a core {main.queued_share:.0%} of their time in the data set: "
+        text += f"this process may use {cores}, which other processes and threads use too."
         after = max(step, (wait + step) * (1 - main.queued_share))
         title = "More cores, or fewer processes and threads on them"
         return [Advice(title, text, (wait + step) / after, True)]
@@ -153,45 +153,49 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load:
     if busy is None and load.children_cores is not None:
         busy = min(1.0, load.children_cores / record.workers)
     if busy is not None and busy < _WORKERS_BUSY:
-        text = f"{_workers(record.workers)} at it only {busy:.0%} of the time, and the loop waits all the same: few "
-        text += "batches are made ahead, or handing them over (pinning, large samples, a slow sampler) is the limit."
-        return [Advice("A larger prefetch_factor, or smaller batches to hand over", text, most, True)]
+        text = f"{_workers(record.workers)} busy only {busy:.0%} of the time, yet the loop waits: too few batches are "
+        text += "made ahead, or their transfer (pinning, large samples, a slow sampler) is the limit."
+        return [Advice("A larger prefetch_factor, or smaller batches to transfer", text, most, True)]
     storage = 1 - main.cpu_share - main.queued_share
     if record.fetches and storage > 0.5:
         workers = 2 * record.workers
         gain = (wait + step) / max(step, (wait + step) / 2)
-        text = f"Workers wait for storage {storage:.0%} of their time in the data set: more of them wait at "
-        text += "once. Shards (feeder shard) are read in longer runs; feeder doctor --data DIR measures the disk."
+        text = (
+            f"Workers wait for storage {storage:.0%} of their time in the data set, and more of them can wait at the "
+        )
+        text += "same time. Shards (feeder shard) need fewer, longer reads; feeder doctor --data DIR measures the disk."
         return [Advice(f"num_workers={workers}", text, gain)]
     used = (load.own_cores or 0) + (load.children_cores or 0)
     free = cores - used
     if record.workers < cores and free > 0.5:
         workers = min(cores, record.workers + max(1, int(free)))
         gain = (wait + step) / max(step, (wait + step) * record.workers / workers)
-        text = f"{_workers(record.workers)} at it all the time, and {free:.1f} of {cores} cores are free."
+        text = f"{_workers(record.workers)} always busy, and {free:.1f} of {cores} cores are free."
         return [Advice(f"num_workers={workers}", text, gain)] if gain >= 1 + NOTICEABLE_GAIN else []
     return []
 
 
 def _cheaper_decoding(decoding: float, wait: float, step: float) -> Advice:
     gain = (wait + step) / max(1e-6, step, wait + step - decoding)
-    text = f"The training process itself decodes, for {_ms(decoding)} a batch, and the loop waits for it ({_ms(wait)})."
-    text += " Images of seekable shards are cut to what a crop needs before; workers decode with backend='cpu'."
+    text = f"The training process itself decodes for {_ms(decoding)} a batch, and the loop waits for it ({_ms(wait)})."
+    text += " From seekable shards it decodes only what a crop needs; with backend='cpu' the workers decode."
     return Advice("Less to decode in the training process: seekable shards, or backend='cpu'", text, gain, True)
 
 
 def _shards(folder: str, most: float) -> Advice:
-    text = "Each image is a file of its own here, opened and decoded whole in each epoch. feeder.DataLoader reads "
-    text += f"shards in long runs, and decodes only what a crop needs; `feeder bench {folder}` measures it."
+    text = "Each image is a file, which is opened and decoded whole in each epoch. feeder.DataLoader takes long reads "
+    text += f"from shards and decodes only what a crop needs; `feeder bench {folder}` measures it."
     return Advice(f"feeder shard {folder}, and feeder.DataLoader on the shards", text, most, True)
 
 
 def _cheaper(main: LoaderTimes, most: float) -> Advice:
     if main.record.kind == "feeder":
         title = "Make each image cheaper: seekable shards, fewer CPU transforms, backend='dali' on a GPU"
-        return Advice(title, "feeder's stages above say where its time goes; feeder tune tries settings.", most, True)
-    text = "The cores that there are can't make batches faster this way. feeder.DataLoader on seekable shards decodes "
-    text += "only what a crop needs; `feeder bench DIR` measures it on your images and this machine."
+        return Advice(title, "The stages above show where feeder's time goes; feeder tune tries settings.", most, True)
+    text = (
+        "These cores can't make batches faster this way. feeder.DataLoader on seekable shards decodes only what a crop "
+    )
+    text += "needs; `feeder bench DIR` measures it on your images and this machine."
     return Advice("Make each image cheaper: feeder shard, feeder.DataLoader", text, most, True)
 
 

@@ -1,9 +1,9 @@
-"""From what was measured to a verdict.
+"""The verdict on a run, from its measurements.
 
 Note [Input-bound share]
-    Of the time of the training loop, the part spent in ``next()`` is what waiting for data costs at most. GPU work
-    runs on while the loop waits, so where NVML says how busy the GPU is, no more than its idle time can be won; the
-    smaller of the two is the share.
+    Waiting for data costs at most the share of the training loop's time that is spent in ``next()``. GPU work goes on
+    while the loop waits, so where NVML reports the GPU's utilisation, it costs at most the GPU's idle share as well.
+    The smaller of the two is the input-bound share.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _INPUT_BOUND = 0.1
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a profile says.
+    """The verdict on one process.
 
     Args:
-        process: The process that is spoken of.
+        process: The measurements.
         loaders: All of its loaders.
-        main: The loader that matters most; None where no loader was used.
-        bound: "input", "compute", or None where nothing was trained or measured.
+        main: The loader that matters most; None if no loader was used.
+        bound: "input", "compute", or None if nothing was trained or measured.
         input_share: See Note [Input-bound share].
         gpu_busy: Mean share of the time that the busiest GPU worked; None without a GPU.
         own_cores: Cores that the training process kept busy.
-        children_cores: Cores that the processes below it kept busy.
-        stage: Where the time of making a batch goes, in words; "" where that is not known.
-        advice: What to do, by expected gain.
-        parts_s: Seconds of the run by what they were spent on.
+        children_cores: Cores that its descendants kept busy.
+        stage: Text on where the time to make a batch goes; "" if unknown.
+        advice: Advice by expected gain.
+        parts_s: The run's seconds by activity.
     """
 
     process: ProcessRecord
@@ -52,27 +52,27 @@ class Analysis:
 
     @property
     def images_s(self) -> float:
-        """Samples a second through the main loader."""
+        """Samples per second of the main loader."""
         return self.main.images / self.main.total_s if self.main is not None and self.main.total_s else 0.0
 
     def headline(self) -> str:
-        """The verdict in a sentence."""
+        """Returns the verdict as a sentence."""
         if self.main is None:
-            return "No loader was iterated over: nothing to meter."
+            return "No loader was iterated over: there is nothing to measure."
         if self.main.batches == 0:
-            return "No loader gave more than one batch: too little to say what the run waits for."
+            return "No loader gave more than one batch: too little to tell what the run waits for."
         what = "training" if self.main.trains else "evaluation (no backward() was seen)"
         rate = f"{self.images_s:,.0f} images/s in {what}"
         if self.bound == "input":
             return f"Input-bound: {rate}, waiting for data {self.input_share:.0%} of the time."
-        return f"Compute-bound: {rate}, waiting for data {self.input_share:.0%} of the time only."
+        return f"Compute-bound: {rate}, waiting for data only {self.input_share:.0%} of the time."
 
 
 def analyse(process: ProcessRecord, cores: int) -> Analysis:
-    """The verdict on one process.
+    """Judges one process.
 
     Args:
-        process: What was measured.
+        process: The measurements.
         cores: Cores that this process may use.
     """
     loaders = [times_of(record, process.loaders) for record in process.loaders]
@@ -83,7 +83,7 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     if main is not None:
         trained = [times for times in used if times.trains] if main.trains else [main]
         wait = sum(times.wait_s for times in trained)
-        # Loaders that one step takes batches of share that step; those before or after have steps of their own.
+        # Loaders used in the same step share it; those used before or after have other steps.
         step = main.step_s + sum(times.step_s for times in trained if not overlap(times, main))
         share = wait / (wait + step) if wait + step else 0.0
         if load.gpu_busy is not None:
@@ -109,7 +109,7 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
 
 
 def _parts(process: ProcessRecord, loaders: Sequence[LoaderTimes]) -> dict[str, float]:
-    """What the run's seconds were spent on."""
+    """Returns the run's seconds by activity."""
     total = (process.ended_ns - process.started_ns) / 1e9
     parts = {"wait for data": 0.0, "training step": 0.0, "evaluation": 0.0, "first batch and start of workers": 0.0}
     for times in loaders:

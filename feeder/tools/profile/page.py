@@ -27,14 +27,14 @@ def render_page(
     gpu_absent: str | None,
     code: int,
 ) -> str:
-    """The page.
+    """Returns the page.
 
     Args:
         command: The script and its arguments.
-        found: The verdict on the process that matters most.
-        findings: What the doctor says of the script.
-        others: The verdicts on further processes.
-        gpu_absent: Why there are no figures of a GPU; None where there are.
+        found: Verdict on the process that matters most.
+        findings: The doctor's findings on the script.
+        others: Verdicts on further processes.
+        gpu_absent: Reason for the lack of GPU figures; None if there are some.
         code: The script's exit code.
     """
     process = found.process
@@ -42,9 +42,7 @@ def render_page(
     said = f"{found.stage[:1].upper()}{found.stage[1:]}." if found.stage else ""
     top = [report.callout(found.headline(), said, tone.get(found.bound, "note"))]  # type: ignore[arg-type]
     if code:
-        top.append(
-            report.callout(f"The script ended with exit code {code}.", "The figures are of what ran until then.")
-        )
+        top.append(report.callout(f"The script ended with exit code {code}.", "The figures are of the run until then."))
     sections = [_advice(found, findings), _where(found), _loaders(found), _machine(found, gpu_absent)]
     if others:
         rows: list[Sequence[object]] = [["process", "verdict"]]
@@ -69,7 +67,7 @@ def _advice(found: Analysis, findings: Sequence[Finding]) -> report.Section:
         rows = [["line", "rule", "what", "rewrite"]]
         for finding in findings:
             rows.append([finding.place or str(finding.line), finding.name, finding.found, finding.remedy])
-        caption = "In the script, as feeder doctor reads it; what each costs was not measured"
+        caption = "In the script, as feeder doctor reads it; their cost was not measured"
         parts.append(report.table(rows, caption))
     if not parts:
         parts.append(report.text("Nothing."))

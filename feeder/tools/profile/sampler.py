@@ -1,4 +1,4 @@
-"""Looks at the machine a few times a second: the CPU of the script's processes, their memory, and the GPUs."""
+"""Samples of the machine, a few times a second: CPU and memory of the script's processes, and the GPUs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Sampler:
     """A thread that takes samples until it is stopped.
 
     Args:
-        nvml: NVIDIA's library, or why there is none.
-        interval_s: Time between two looks; it doubles whenever there are too many samples.
+        nvml: NVIDIA's library, or the reason for its absence.
+        interval_s: Seconds between two samples; doubled whenever there are too many samples.
     """
 
     def __init__(self, nvml: Nvml | str, interval_s: float = 0.25) -> None:
@@ -40,10 +40,10 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> list[Sample]:
-        """Takes a last look and stops.
+        """Takes a last sample and stops.
 
         Returns:
-            All samples; the first one says nothing of the CPU and is left out.
+            All samples but the first, which has no CPU time.
         """
         self._end.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""One profile: run the script under meters, then say and write what was found."""
+"""One profile: runs the script under meters, then prints and writes the findings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["ProfileOptions", "profile"]
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How to profile.
+    """Options of a profile.
 
     Args:
         out: The report's path; a rank other than 0 puts its number before the ending.
         trace: Path of a Chrome trace; None for none.
-        trace_steps: Batches that torch's profiler looks at for the trace, 1 or more.
+        trace_steps: Batches that torch's profiler records for the trace, 1 or more.
     """
 
     out: str = "feeder-profile.html"
@@ -51,13 +51,13 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
     Args:
         script: The script.
         arguments: Its arguments.
-        options: How.
+        options: Options of the profile.
 
     Returns:
         The script's exit code.
 
     Raises:
-        SourceError: if there is no such script, or it is no Python.
+        SourceError: if there is no such script, or it is not Python.
         ArgumentError: if the report can't be written.
     """
     rank = os.environ.get("RANK", "")
@@ -97,13 +97,13 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
 
 
 def _of_rank(path: str, rank: str) -> str:
-    """The path, with the rank before its ending for all ranks but the first."""
+    """Returns the path, with the rank before its ending for all ranks but the first."""
     root, ending = os.path.splitext(path)
     return f"{root}.rank{rank}{ending}" if rank.isdigit() and int(rank) > 0 else path
 
 
 def _share_machine(analyses: list[Analysis], usable: int) -> None:
-    """The samples are the first process's: where only its children train, they are the children's as well."""
+    """Gives the first process's samples of the machine to its children if only they train."""
     first = analyses[0]
     if first.main is None:
         for at, found in enumerate(analyses[1:], 1):

@@ -15,13 +15,13 @@ __all__ = ["loader_rows", "render", "script_lines"]
 def render(
     found: Analysis, findings: Sequence[Finding], others: Sequence[Analysis], gpu_absent: str | None, width: int = 80
 ) -> str:
-    """The summary.
+    """Returns the summary.
 
     Args:
-        found: The verdict on the process that matters most.
-        findings: What the doctor says of the script.
-        others: The verdicts on further processes.
-        gpu_absent: Why there are no figures of a GPU; None where there are.
+        found: Verdict on the process that matters most.
+        findings: The doctor's findings on the script.
+        others: Verdicts on further processes.
+        gpu_absent: Reason for the lack of GPU figures; None if there are some.
         width: Columns.
     """
     lines = [*wrap(found.headline(), width), ""]
@@ -41,14 +41,14 @@ def render(
         lines += wrap(f"{number}. {advice.title} ({advice.expected()})", width, indent="   ")
         lines += wrap(advice.text, width, first="   ", indent="   ")
     if findings:
-        lines += wrap("In the script (feeder doctor says more), gain not measured:", width)
+        lines += wrap("In the script, gain not measured (feeder doctor says more):", width)
         for line in script_lines(findings):
             lines += wrap(f"- {line}", width, indent="  ")
     return "\n".join(lines).rstrip()
 
 
 def loader_rows(loaders: Sequence[LoaderTimes]) -> list[list[str]]:
-    """A table of the loaders: the heading, then a row each."""
+    """Returns a table of the loaders: the heading, then a row for each."""
     rows = [["loader", "used for", "workers", "batches", "wait ms", "step ms", "waits"]]
     for times in loaders:
         n = times.batches or 1
@@ -68,7 +68,7 @@ def loader_rows(loaders: Sequence[LoaderTimes]) -> list[list[str]]:
 
 
 def script_lines(findings: Sequence[Finding]) -> list[str]:
-    """The doctor's findings, a line each, those of one rule together."""
+    """Returns the doctor's findings, one line for each rule."""
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.level != "ok":
@@ -76,7 +76,7 @@ def script_lines(findings: Sequence[Finding]) -> list[str]:
     lines = []
     for name, group in by_rule.items():
         places = ", ".join(dict.fromkeys(str(finding.line) for finding in group))
-        what = group[0].found if len(group) == 1 else f"{group[0].found}, and {len(group) - 1} more of the kind"
+        what = group[0].found if len(group) == 1 else f"{group[0].found}, and {len(group) - 1} more"
         lines.append(f"line {places}: {what} [{name}]")
     return lines
 
@@ -89,5 +89,5 @@ def _cpu(found: Analysis) -> str:
 
 def _gpu(found: Analysis, absent: str | None) -> str:
     if found.gpu_busy is None:
-        return f"GPU: not measured: {absent}." if absent else "GPU: its utilisation can't be read here."
+        return f"GPU: not measured: {absent}." if absent else "GPU: its utilisation can't be read."
     return f"GPU: busy {found.gpu_busy:.0%} of the time."

@@ -1,8 +1,8 @@
-"""What each loader of a run took, and how busy the machine was meanwhile.
+"""Times of each loader in a run, and the machine's load meanwhile.
 
 Note [Times of a step]
-    The step is the time between two calls of ``next()``. Loops over other loaders inside a step, evaluation as a rule,
-    are not part of it, and the first batch of the run, with its start-up, is not counted.
+    The step is the time between two calls of ``next()``. Loops over other loaders inside a step, usually evaluation,
+    are not part of it. The run's first batch, which includes start-up, does not count.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["LoaderTimes", "MachineLoad", "machine_load", "overlap", "times_of"]
 
 @dataclass(frozen=True)
 class LoaderTimes:
-    """What one loader took.
+    """Times of one loader.
 
     Args:
-        record: What was measured.
-        trains: Whether its batches were trained on.
+        record: The measurements.
+        trains: True if its batches were trained on.
         batches: Batches that count: all but the first of the run.
-        images: Samples in them.
-        wait_s: Time in ``next()``.
-        step_s: Time between, without other loaders' waits and loops.
-        epochs: Iterations over it.
-        epoch_start_s: What the starts of the epochs after the first took more than other batches.
-        making_s: Mean time to make a batch, in one worker; None where that is not known.
-        dataset_share: Of that, the data set's part, 0-1.
-        cpu_share: Of the data set's part, what was spent on a processor, 0-1.
-        queued_share: Of it, what was spent ready to run while others had the processors, 0-1.
-        workers_busy: Share of the workers' time in which they made batches, 0-1; None where that is not known.
+        images: Samples in these batches.
+        wait_s: Seconds in ``next()``.
+        step_s: Seconds between the calls, without other loaders' waits and loops.
+        epochs: Number of iterations over the loader.
+        epoch_start_s: Seconds by which the first batches of epochs, the run's first excepted, took longer than others.
+        making_s: Mean seconds to make a batch in one worker; None if unknown.
+        dataset_share: Share of ``making_s`` in the data set, 0-1.
+        cpu_share: Share of the data set's time on a processor, 0-1.
+        queued_share: Share of the data set's time ready to run, while others had the processors, 0-1.
+        workers_busy: Share of the workers' time in which they made batches, 0-1; None if unknown.
     """
 
     record: LoaderRecord
@@ -56,21 +56,21 @@ class LoaderTimes:
 
     @property
     def total_s(self) -> float:
-        """Wait and step."""
+        """Seconds of waits and steps."""
         return self.wait_s + self.step_s
 
     @property
     def wait_share(self) -> float:
-        """The wait's part of that, 0-1."""
+        """Share of the waits in ``total_s``, 0-1."""
         return self.wait_s / self.total_s if self.total_s else 0.0
 
 
 class MachineLoad(NamedTuple):
-    """Mean load of a machine; None where it was not measured.
+    """Mean load of a machine; None for figures that were not measured.
 
     Args:
         own_cores: Cores that the training process kept busy.
-        children_cores: Cores that the processes below it kept busy.
+        children_cores: Cores that its descendants kept busy.
         gpu_busy: Share of the time that the busiest GPU worked, 0-1.
     """
 
@@ -80,19 +80,19 @@ class MachineLoad(NamedTuple):
 
 
 def overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
-    """Whether two loaders were in use at one time."""
+    """True if two loaders were in use at the same time."""
     first, second = a.record.batches, b.record.batches
     return first[0].asked_ns < second[-1].got_ns and second[0].asked_ns < first[-1].got_ns
 
 
 def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
-    """What a loader took, beside the others of its process."""
+    """Returns a loader's times, without those of the process's other loaders."""
     steps = _steps(record, others)
     real = [batch for batch in record.batches if batch.images]
     counted = [(batch, step) for batch, step in zip(record.batches, steps, strict=True) if batch.images][1:]
     made = dict(enumerate(record.made_ns))
     starts = {b for b, before in zip(real[1:], real, strict=False) if b.epoch != before.epoch}
-    # To begin an epoch, workers are started, which is a wait as well.
+    # An epoch begins with the start of workers, which is a wait as well.
     begun = {batch: (made[batch.epoch][1] - made[batch.epoch][0]) / 1e9 for batch in starts}
     waits = [(batch.got_ns - batch.asked_ns) / 1e9 + begun.get(batch, 0.0) for batch, _ in counted]
     typical = statistics.median(waits) if waits else 0.0
@@ -126,7 +126,7 @@ def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTime
 
 
 def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
-    """Seconds from each batch to the next call, 0 after an epoch's last call; see Note [Times of a step]."""
+    """Returns seconds from each batch to the next call, 0 after an epoch's last call; see Note [Times of a step]."""
     got, ends = _ends(record.batches)
     steps = np.maximum(0, ends - got)
     for other in others:
@@ -143,7 +143,7 @@ def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
 
 
 def _ends(batches: Sequence[Batch]) -> tuple[Any, Any]:
-    """When each call returned, and when the next call of the same epoch came."""
+    """Returns the times at which each call returned, and at which the next call of the same epoch came."""
     got = np.array([batch.got_ns for batch in batches], np.int64)
     ends = got.copy()
     for at, (batch, after) in enumerate(itertools.pairwise(batches)):
@@ -153,7 +153,7 @@ def _ends(batches: Sequence[Batch]) -> tuple[Any, Any]:
 
 
 def machine_load(process: ProcessRecord, main: LoaderTimes | None) -> MachineLoad:
-    """The load while the main loader runs; of the whole run without one."""
+    """Returns the load while the main loader runs; of the whole run if there is none."""
     batches = main.record.batches if main is not None else []
     first, last = (batches[0].got_ns, batches[-1].got_ns) if batches else (process.started_ns, process.ended_ns)
     samples = [s for s in process.samples if first < s.at_ns <= last] or process.samples

@@ -1,9 +1,9 @@
 """A Chrome trace of the loaders' stages and of torch's profiler, on one axis of time.
 
 Note [One axis]
-    feeder's times are of the monotonic clock, torch's profiler writes its own. A mark of known monotonic time is put
-    into the profile at its start and at its end: the first shifts feeder's events, and how far the second is then off
-    is said in the trace and on the terminal.
+    feeder's times are of the monotonic clock; torch's profiler has another. A mark of known monotonic time is put into
+    the profile at its start and at its end. The first shifts feeder's events to torch's axis; the error of the second
+    is then reported in the trace and on the terminal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepTrace:
     """Runs torch's profiler over some steps of a script.
 
     Args:
-        steps: For how many batches.
+        steps: Number of batches.
     """
 
     def __init__(self, steps: int) -> None:
@@ -43,7 +43,7 @@ class StepTrace:
         self._refused = ""
 
     def on_batch(self, count: int) -> None:
-        """Starts and stops at the right batch.
+        """Starts and stops the profiler at the right batch.
 
         Args:
             count: Batches so far.
@@ -66,10 +66,10 @@ class StepTrace:
 
         Args:
             path: The file.
-            processes: What was measured.
+            processes: The measurements.
 
         Returns:
-            What is in it, in a few words.
+            The trace's contents in a few words.
         """
         found: dict[str, Any] = {"traceEvents": []}
         offset_us, said = -min((p.started_ns for p in processes), default=0) / 1000, self._refused or "too few batches"
@@ -81,7 +81,7 @@ class StepTrace:
             if offsets:
                 offset_us, off = offsets[0], abs(offsets[-1] - offsets[0])
                 batches = count(self._steps, "batch", "batches")
-                said = f"{batches} with torch's profiler, clocks {off:,.0f} us apart after them"
+                said = f"{batches} with torch's profiler, clocks {off:,.0f} us apart at the end"
                 found["feeder"] = {"clock_offset_us": offset_us, "clock_drift_us": off}
         for process in processes:
             found["traceEvents"] += _events(process, offset_us)
@@ -97,7 +97,7 @@ class StepTrace:
         profiler = torch.profiler.profile(activities=activities)
         try:
             with warnings.catch_warnings():
-                # Some versions warn at every start that a further one would lose the events; there is one.
+                # Some versions warn at every start that another start would lose the events; there is only one.
                 warnings.filterwarnings("ignore", "Warning: Profiler clears events")
                 profiler.start()
         except RuntimeError as error:  # the script runs torch's profiler itself
@@ -115,7 +115,7 @@ class StepTrace:
             with torch.profiler.record_function(name):
                 pass
             tries.append((time.monotonic_ns() - start, start, name))
-        _, at_ns, name = min(tries)  # the least disturbed
+        _, at_ns, name = min(tries)  # the fastest has the least error
         self._marks.append((at_ns, name))
 
     def _torchs(self) -> dict[str, Any]:
@@ -128,14 +128,14 @@ class StepTrace:
 
 
 def _events(process: ProcessRecord, offset_us: float) -> Iterator[dict[str, Any]]:
-    """A process's loaders as trace events: one row a loader, one a worker, and counters."""
+    """Yields a process's loaders as trace events: a row for each loader and each worker, and counters."""
 
     def span(pid: str, row: int, name: str, start_ns: int, end_ns: int, **arguments: Any) -> dict[str, Any]:
         times = {"ts": start_ns / 1000 + offset_us, "dur": max(0, end_ns - start_ns) / 1000}
         return {"ph": "X", "cat": "feeder", "name": name, "pid": pid, "tid": row, **times, "args": arguments}
 
     rank = "" if process.rank is None else f" of rank {process.rank}"
-    ours = f"feeder {process.pid}"  # a group of its own: torch's rows have the bare process id
+    ours = f"feeder {process.pid}"  # another group than torch's rows, which have the bare process id
     yield {"ph": "M", "name": "process_name", "pid": ours, "args": {"name": f"feeder: loaders{rank} ({process.pid})"}}
     yield {"ph": "M", "name": "process_sort_index", "pid": ours, "args": {"sort_index": -1}}
     for row, loader in enumerate(process.loaders):

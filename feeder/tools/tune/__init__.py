@@ -1,1 +1,1 @@
-"""feeder tune: a loader's setting found by measurement."""
+"""``feeder tune``: finds a loader's setting by measurement."""

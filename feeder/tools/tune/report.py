@@ -1,4 +1,4 @@
-"""What tuning found, for people and as JSON."""
+"""The result of tuning, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _IDLE = 0.8
 
 @dataclass(frozen=True)
 class Budget:
-    """What a setting may take.
+    """Limits of a search.
 
     Attributes:
-        cpus: At most so many workers times threads.
-        machine: The cores there are.
-        memory_bytes: At most so much for workers and batches.
-        seconds: How long the search may take.
+        cpus: Upper limit of workers times threads.
+        machine: The machine's cores.
+        memory_bytes: Upper limit of the memory of workers and batches.
+        seconds: Time limit of the search.
     """
 
     cpus: int
@@ -44,14 +44,14 @@ class Tuning:
     """The result of :func:`feeder.tune`.
 
     Attributes:
-        outcome: The search.
-        budget: What it had to keep to.
+        outcome: The search's outcome.
+        budget: The search's limits.
         target: Images/s asked for, or None.
-        step_images_per_s: What the step does with a batch that is there already; None without a step.
+        step_images_per_s: Rate of the step on one repeated batch; None without a step.
         keywords: The setting as arguments of :class:`feeder.DataLoader`; None if nothing could be measured.
         arguments: The caller's other arguments; None where the caller makes the loader.
-        seconds: How long it took.
-        window_score: How well the chosen windowed shuffle mixes, beside 1 for a full one; None without one.
+        seconds: Duration of the search.
+        window_score: Mixing of the chosen windowed shuffle, relative to 1 for a full shuffle; None without one.
     """
 
     outcome: Outcome
@@ -76,7 +76,7 @@ class Tuning:
         return "\n".join(_filled("feeder.DataLoader(", parts, ")"))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, every run included, as JSON values."""
+        """Returns everything, every run included, as JSON values."""
         outcome, chosen = self.outcome, self.outcome.chosen
         gain = outcome.gain
         return {
@@ -102,7 +102,7 @@ class Tuning:
         }
 
     def render(self) -> str:
-        """The search as a table of 80 columns, what to take, and why."""
+        """Returns the search as a table of 80 columns, with the choice and its reason."""
         budget = self.budget
         all_of_it = budget.cpus == budget.machine.usable
         given = budget.machine.describe() if all_of_it else count(budget.cpus, "core")
@@ -122,24 +122,24 @@ class Tuning:
         return "\n".join(lines)
 
     def verdict(self) -> list[str]:
-        """What was found, in sentences."""
+        """Returns the findings as sentences."""
         outcome, chosen = self.outcome, self.outcome.chosen
         if chosen is None:
             return ["no setting could be measured" + (" before it was interrupted" if outcome.interrupted else "")]
         found = []
         if outcome.interrupted:
-            found.append("interrupted: the best so far")
+            found.append("interrupted: this is the best so far")
         if self.target is not None:
             found.append(self._against_target(chosen, self.target))
         if self.step_images_per_s:
             share = min(1.0, chosen.rate / self.step_images_per_s)
-            found.append(f"the step is fed at {share:.0%} of what it could take")
+            found.append(f"the step gets {share:.0%} of the images/s that it could take")
         found.append(self._against_baseline(chosen))
         if not outcome.reached:
             found.append(self._limit(chosen))
         if self.window_score is not None:
             found.append(
-                f"a windowed shuffle mixes less than a full one: its score is {self.window_score:.2f}, a full one's 1"
+                f"a windowed shuffle mixes less than a full one: it scores {self.window_score:.2f}, a full shuffle 1"
             )
         if skipped := max((trial.skipped for point in outcome.points for trial in point.runs), default=0):
             found.append(
@@ -151,20 +151,20 @@ class Tuning:
     def _against_target(self, chosen: Point, target: float) -> str:
         rates = f"{chosen.rate:,.0f} images/s ({min(chosen.rates):,.0f}-{max(chosen.rates):,.0f})"
         if self.outcome.reached:
-            return f"the target of {target:,.0f} images/s is reached with the least: {rates}"
+            return f"the target of {target:,.0f} images/s is reached at the least cost: {rates}"
         return f"the target of {target:,.0f} images/s is not reached; the best is {rates}"
 
     def _against_baseline(self, chosen: Point) -> str:
         outcome = self.outcome
         if chosen is outcome.baseline and not chosen.turns:
-            return "nothing else could be measured in the time: raise it"
+            return "nothing else could be measured in the time limit: raise it"
         if chosen is outcome.baseline:
             sure = "" if outcome.rounds >= ROUNDS_TO_TELL else "; too little time to be sure of small differences"
             return f"nothing is better than the present setting beyond the noise{sure}"
         gain = outcome.gain
         if gain is None:
             ratio = f"{chosen.rate / outcome.baseline.rate:.2f}" if outcome.baseline.trials else "?"
-            return f"about {ratio} times the baseline, by single runs only: too little time to be sure"
+            return f"about {ratio} times the baseline, from single runs: too little time to be sure"
         ratio = f"{gain.median:.2f} times the baseline ({min(gain.ratios):.2f}-{max(gain.ratios):.2f}"
         ratio += f" in {count(len(gain.ratios), 'round')})"
         if len(gain.ratios) < ROUNDS_TO_TELL:
@@ -172,20 +172,20 @@ class Tuning:
         if not gain.certain and max(gain.ratios) >= 1:
             ratio += ", which is within the noise"
         if chosen.setting.cores < outcome.baseline.setting.cores:
-            ratio += f", with {chosen.setting.cores} in place of {outcome.baseline.setting.cores} cores"
+            ratio += f", with {chosen.setting.cores} cores in place of {outcome.baseline.setting.cores}"
         if chosen.setting.num_workers and not outcome.baseline.setting.num_workers and self.step_images_per_s is None:
             ratio += "; the baseline, without workers, would also keep every training step waiting"
         return ratio
 
     def _limit(self, chosen: Point) -> str:
-        """What keeps it from being faster."""
+        """Returns what limits the rate, as a sentence."""
         step, cpu_ms, setting = self.step_images_per_s, chosen.median("cpu_ms"), chosen.setting
         if step is not None and chosen.rate > 0.95 * step:
             return "the step is the limit"
         reading, busy = chosen.median("read_share"), chosen.median("busy_share")
         if reading is not None and reading > _READING:
             return f"reading is the limit: {reading:.0%} of the workers' time; a faster disk, or shards, would help"
-        takes = f"an image takes {cpu_ms:.2f} ms of it"
+        takes = f"an image takes {cpu_ms:.2f} ms"
         if self.target:
             takes += f", so {self.target:,.0f} images/s need {self.target * cpu_ms / 1000:.1f} cores"
         if setting.cores >= self.budget.cpus:
@@ -194,7 +194,7 @@ class Tuning:
             return f"the caller is the limit: workers are idle {1 - busy:.0%} of the time"
         if any(p.problem is not None and p.setting.cores > setting.cores for p in self.outcome.points):
             return "memory is the limit: more workers were not allowed"
-        return f"more workers were not faster; of CPU time, {takes}"
+        return f"more workers were not faster; {takes} of CPU time"
 
     def _table(self) -> str:
         rows = [["workers", "ahead", "backend", "images/s", "min-max", "CPU ms", "MiB", "runs", ""]]
@@ -241,7 +241,7 @@ def _literal(value: Any) -> str:
 
 
 def _filled(head: str, parts: list[str], tail: str) -> list[str]:
-    """A call on one line, or its arguments on lines of their own."""
+    """Returns a call as one line, or with its arguments on lines below."""
     one = head + ", ".join(parts) + tail
     if len(one) <= WIDTH - 8:
         return [one]

@@ -1,8 +1,7 @@
-"""The search for a setting: which one to measure next, and which one to take. Times nothing itself.
+"""The search for a setting: chooses which one to measure next and which one to take, and times nothing itself.
 
-What a core does in a second, as the first runs show it, orders the search and leaves out what can't win. What is
-taken is decided by measurement alone: the finalists run in turn, and one that is not faster beyond the noise is not
-called faster.
+The rate of one core, known from the first runs, orders the search and excludes settings that can't win. The choice
+depends on measurements alone: the finalists run in turn, and a difference within the noise counts as none.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Point, Setting, chea
 
 __all__ = ["MARGIN", "Outcome", "Search", "Space"]
 
-# One run of a setting says no more than this about its rate.
+# Uncertainty of a rate from a single run.
 _NEAR = 0.07
-# What the model may be wrong by before it leaves something out.
+# Error that the model may have before it excludes a setting.
 _OPTIMISM = 1.25
-# A target holds if a run is so far above it; runs differ.
+# A run must exceed the target by this factor, as runs differ.
 MARGIN = 1.05
 _SEARCH_PART = 0.6
 _FINALISTS, _FEWEST_FINALISTS = 4, 3
@@ -34,17 +33,17 @@ _ALWAYS_BUSY = 0.95
 
 @dataclass(frozen=True)
 class Space:
-    """Where to search.
+    """The settings to search among.
 
     Attributes:
-        cores: At most so many workers times threads.
+        cores: Upper limit of workers times threads.
         baseline: The setting to compare with.
-        backends: Decode backends; empty for loaders that have none.
-        threads: Whether the loader has threads inside of workers.
+        backends: Decode backends; empty for loaders without any.
+        threads: True if the loader has threads inside workers.
         window: Samples of the windowed shuffle to try where reading is slow; None: the shuffle is fixed.
-        in_caller: Whether 0 workers may be taken: they are measured fairly only if the caller's step runs too.
-        memory_bytes: At most so much for workers and batches.
-        refuse: Why a setting can't be tried, or None.
+        in_caller: True if 0 workers may be chosen: measuring them is fair only if the caller's step runs too.
+        memory_bytes: Upper limit of the memory of workers and batches.
+        refuse: Returns the reason why a setting can't be tried, or None.
     """
 
     cores: int
@@ -59,17 +58,17 @@ class Space:
 
 @dataclass
 class Outcome:
-    """What was found.
+    """The outcome of a search.
 
     Attributes:
         points: Every setting that was tried or refused, in order.
-        baseline: What the rest is compared with.
-        chosen: The setting to take; None if not one could be measured.
-        reached: Whether it reaches the target; None without a target.
-        rounds: Runs of each finalist in turn.
-        gain: Of the chosen setting over the baseline; None without rounds, or if they are the same.
-        notes: What was left out, and why.
-        interrupted: Whether the search was broken off.
+        baseline: The setting that the others are compared with.
+        chosen: The setting to take; None if none could be measured.
+        reached: True if it reaches the target; None without a target.
+        rounds: Number of runs of each finalist in turn.
+        gain: Gain of the chosen setting over the baseline; None without rounds, or if they are the same.
+        notes: Parts of the search that were left out, and the reasons.
+        interrupted: True if the search was interrupted.
     """
 
     points: list[Point]
@@ -83,19 +82,19 @@ class Outcome:
 
 
 class _OutOfTime(Exception):
-    """The search's part of the time is over."""
+    """The time for exploring is over."""
 
 
 class Search:
-    """See the module.
+    """A search for the cheapest setting that reaches a target, or is as fast as the fastest.
 
     Args:
-        measure: Runs a setting for so many seconds; its own start comes on top.
-        space: Where to search.
-        target: Images/s to reach with the least; None: as fast as it goes, with the least that does so.
-        seconds: How long all of it may take; a run in progress is not cut off.
-        clock: The time in seconds.
-        note: Hears about each run.
+        measure: Runs a setting for a number of seconds, plus its start.
+        space: The settings to search among.
+        target: Images/s to reach at the least cost; None: the fastest rate.
+        seconds: Time limit for everything; a run in progress is not cut off.
+        clock: Returns the time in seconds.
+        note: Called after each run.
     """
 
     def __init__(
@@ -117,14 +116,14 @@ class Search:
         self._outcome = Outcome([], Point(space.baseline, "baseline"))
 
     def run(self) -> Outcome:
-        """Searches; Ctrl-C ends it with what was found so far."""
+        """Searches; Ctrl-C ends the search with the findings so far."""
         outcome = self._outcome
         try:
             try:
                 outcome.baseline = self._try(self._space.baseline, "baseline", always=True)
                 self._explore()
             except _OutOfTime:
-                outcome.notes.append("the time was over before everything was tried: raise --seconds")
+                outcome.notes.append("not everything could be tried in the time limit: raise --seconds")
             self._final()
         except KeyboardInterrupt:
             outcome.interrupted = True
@@ -137,7 +136,7 @@ class Search:
         if backend is not None:
             self._try(Setting(0, backend=backend), "on one core")
         if self._target is not None and self._enough(backend) is not None:
-            return  # nothing can cost less: no need to look for what is faster
+            return  # nothing costs less, so no faster setting is looked for
         best = self._knee(backend)
         if not best.usable:
             return
@@ -147,13 +146,13 @@ class Search:
                 self._around(found)
 
     def _around(self, best: Point) -> None:
-        """What else can be changed, the number of workers being found."""
+        """Tries the other options around the number of workers found."""
         best = self._window(best)
         best = self._threads(best)
         self._prefetch(best)
 
     def _other(self, best: Point, backend: str) -> Point:
-        """Another backend is tried with workers if it is not much slower on one core."""
+        """Tries another backend with workers if it is not much slower on one core."""
         alone = self._try(Setting(0, backend=backend), "on one core")
         ours = self._points[Setting(0, backend=self._space.baseline.backend)]
         if not alone.usable or (ours.usable and alone.rate * _OPTIMISM < ours.rate):
@@ -161,7 +160,7 @@ class Search:
         return self._better(best, self._like(best, backend=backend), "another backend")
 
     def _enough(self, backend: str | None) -> Point | None:
-        """The fewest workers that reach the target; None if none do."""
+        """Returns the fewest workers that reach the target; None if none do."""
         assert self._target is not None
         if self._space.in_caller:
             alone = self._try(Setting(0, backend=backend), "no worker")
@@ -186,7 +185,7 @@ class Search:
             count = math.ceil(count * wanted / point.rate) if point.trials else 2 * count
 
     def _knee(self, backend: str | None) -> Point:
-        """The fewest workers that are about as fast as any number of them."""
+        """Returns the fewest workers that are about as fast as any number of them."""
         best = high = self._try(Setting(self._space.cores, backend=backend), "a worker for each core")
         while not high.usable and high.setting.num_workers > 1:  # too much memory, most likely
             best = high = self._try(Setting(high.setting.num_workers // 2, backend=backend), "fewer workers")
@@ -204,7 +203,7 @@ class Search:
         return high
 
     def _alone_ms(self, backend: str | None) -> float | None:
-        """What an image takes a core that is not shared, if that is known."""
+        """Returns the milliseconds that an image takes on a core that is not shared; None if unknown."""
         if backend == "dali":
             return None  # decodes in the caller's process: workers only read
         alone = self._points.get(Setting(0, backend=backend))
@@ -216,13 +215,13 @@ class Search:
             return best
         if share < _READING_MATTERS:
             self._outcome.notes.append(
-                f"a windowed shuffle was not tried: reading takes {share:.0%} of the workers' time"
+                f"a windowed shuffle was not tried: reading takes only {share:.0%} of the workers' time"
             )
             return best
         return self._better(best, self._like(best, window=window), "reads in shard order")
 
     def _threads(self, best: Point) -> Point:
-        """Threads in fewer processes take less memory for the same cores."""
+        """Tries threads in fewer processes, which take less memory for the same cores."""
         threads, workers = 2, best.setting.num_workers
         while self._space.threads and workers // threads >= 1 and workers % threads == 0:
             point = self._try(
@@ -277,7 +276,7 @@ class Search:
                 del point.turns[self._outcome.rounds :]
 
     def _finalists(self) -> list[Point]:
-        """The baseline, the fastest, and the cheapest of those that are about as fast or reach the target."""
+        """Returns the baseline, the fastest, and the cheapest that are about as fast or reach the target."""
         measured = self._candidates()
         if not measured:
             return []
@@ -320,12 +319,12 @@ class Search:
         return [p for p in with_workers or points if p.setting.cores <= self._space.cores]
 
     def _try(self, setting: Setting, why: str, *, always: bool = False) -> Point:
-        """Measures a setting once, if it was not yet."""
+        """Measures a setting, once."""
         point = self._points.get(setting)
         if point is not None:
             return point
         problem = self._space.refuse(setting)
-        # Without any worker measured there would be nothing to recommend, however short the time.
+        # At least one setting with workers is measured, however short the time: there must be one to recommend.
         first = setting.num_workers > 0 and not any(p.usable and s.num_workers for s, p in self._points.items())
         if problem is None and not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
             raise _OutOfTime
@@ -357,7 +356,7 @@ class Search:
 
 
 def _by_cost(points: list[Point]) -> list[Point]:
-    """The cheapest first."""
+    """Returns the points, the cheapest first."""
     ordered: list[Point] = []
     for point in points:
         place = next((k for k, other in enumerate(ordered) if cheaper(point, other)), len(ordered))
@@ -366,7 +365,7 @@ def _by_cost(points: list[Point]) -> list[Point]:
 
 
 def _beats(fast: Point, slow: Point) -> bool:
-    """Whether one is faster than the other beyond the noise; by single runs only if it is by far."""
+    """True if one is faster than the other beyond the noise; of single runs, only if by far."""
     if fast is slow:
         return False
     if min(len(fast.turns), len(slow.turns)) >= ROUNDS_TO_TELL:

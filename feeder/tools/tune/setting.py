@@ -1,4 +1,4 @@
-"""One setting of a loader, what a run of it gave, and when one is better than another beyond the noise."""
+"""Settings of a loader, their runs, and the comparison of two settings beyond the noise."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ROUNDS_TO_TELL = 3
 
 @dataclass(frozen=True)
 class Setting:
-    """What is looked for.
+    """One setting of a loader.
 
     Attributes:
         num_workers: Worker processes; 0: the caller's process makes the batches.
-        worker_threads: Threads of the backend in each.
+        worker_threads: Threads of the backend in each worker.
         prefetch_factor: Batches ahead for each worker.
-        backend: Decode backend; None for loaders that have none.
-        window: Samples of a windowed shuffle; None: the shuffle that was asked for.
+        backend: Decode backend; None for loaders without one.
+        window: Samples of a windowed shuffle; None: the shuffle asked for.
     """
 
     num_workers: int
@@ -35,7 +35,7 @@ class Setting:
 
     @property
     def cores(self) -> int:
-        """How many cores it can keep busy."""
+        """Number of cores that it can keep busy."""
         return max(1, self.num_workers) * self.worker_threads
 
 
@@ -45,10 +45,10 @@ class Point:
 
     Attributes:
         setting: The setting.
-        why: Why it was tried.
-        trials: Its runs while the search went on.
-        turns: Its runs in turn with the other finalists, one a round.
-        problem: Why it can't be taken; None if it can.
+        why: Reason for trying it.
+        trials: Runs during the search.
+        turns: Runs in turn with the other finalists, one per round.
+        problem: Reason why it can't be taken; None if it can.
     """
 
     setting: Setting
@@ -59,58 +59,58 @@ class Point:
 
     @property
     def usable(self) -> bool:
-        """Whether it was measured and can be taken."""
+        """True if it was measured and can be taken."""
         return bool(self.runs) and self.problem is None
 
     @property
     def runs(self) -> list[Trial]:
-        """The runs that count: those in turn with others if there are any."""
+        """Runs that count: those in turn with others if there are any."""
         return self.turns or self.trials
 
     @property
     def rates(self) -> list[float]:
-        """Their images/s."""
+        """Images/s of these runs."""
         return [trial.images_per_s for trial in self.runs]
 
     @property
     def rate(self) -> float:
-        """The median of these."""
+        """Median images/s."""
         return statistics.median(self.rates)
 
     def median(self, name: str) -> Any:
-        """Median over the runs of an attribute of :class:`Trial`; None where there is none."""
+        """Returns the median over the runs of an attribute of :class:`Trial`; None if the runs lack it."""
         values = [value for trial in self.runs if (value := getattr(trial, name)) is not None]
         return statistics.median(values) if values else None
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How much faster one setting is than another, from runs in turn.
+    """The gain of one setting over another, from runs in turn.
 
     Attributes:
-        ratios: Of images/s, one for each round.
+        ratios: Ratio of images/s in each round.
     """
 
     ratios: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The ratio to report."""
+        """Median ratio."""
         return statistics.median(self.ratios)
 
     @property
     def certain(self) -> bool:
-        """Whether it is a gain beyond the noise: noticeable, and in the same direction in each of enough rounds."""
+        """True if the gain is beyond the noise: noticeable, and above 1 in each of enough rounds."""
         return len(self.ratios) >= ROUNDS_TO_TELL and self.median > 1 + NOTICEABLE_GAIN and min(self.ratios) > 1
 
 
 def gain(ours: Sequence[float], theirs: Sequence[float]) -> Gain:
-    """The gain of one over the other, round by round."""
+    """Returns the gain of one over the other, round by round."""
     return Gain(tuple(a / b for a, b in zip(ours, theirs, strict=True)))
 
 
 def cheaper(a: Point, b: Point) -> bool:
-    """Whether a costs less than b: cores first, then CPU time an image, memory, and the simpler setting."""
+    """True if a costs less than b: cores first, then CPU time per image, memory, and the simpler setting."""
     if a.setting.cores != b.setting.cores:
         return a.setting.cores < b.setting.cores
     for name, noticeable in (("cpu_ms", 0.05), ("memory_bytes", 0.1)):

@@ -1,4 +1,4 @@
-"""``feeder tune`` and :func:`feeder.tune`: a loader's setting found by measurement, within a budget."""
+"""``feeder tune`` and :func:`feeder.tune`: find a loader's setting by measurement, within a budget."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor", "wo
 
 @dataclass(frozen=True)
 class _Source:
-    """Makes loaders.
+    """A source of loaders.
 
     Attributes:
-        make: Takes the arguments that a setting stands for.
-        arguments: The caller's own, as they go into the call to paste; None where the caller makes the loader.
+        make: Makes a loader from a setting's arguments.
+        arguments: The caller's own arguments for the call to paste; None where the caller makes the loader.
         dataset: The dataset.
         backends: Decode backends to try; empty where feeder's fast path does not run.
     """
@@ -49,7 +49,7 @@ class _Source:
     backends: tuple[str, ...]
 
     def keywords(self, setting: Setting) -> dict[str, Any]:
-        """A setting as arguments of the loader."""
+        """Returns a setting as arguments of the loader."""
         keywords: dict[str, Any] = {"num_workers": setting.num_workers}
         if setting.num_workers:
             keywords["prefetch_factor"] = setting.prefetch_factor
@@ -62,10 +62,10 @@ class _Source:
         return keywords
 
     def loader(self, setting: Setting) -> Any:
-        """The loader of a setting."""
+        """Returns the loader of a setting."""
         keywords = self.keywords(setting)
         if self.backends and self.arguments is not None:
-            # A bad sample is for training to report; here it is counted.
+            # Bad samples are counted here, and reported by training.
             keywords["on_error"] = self.arguments.get("on_error", "skip")
         return self.make(**keywords)
 
@@ -81,29 +81,29 @@ def tune(
     note: Callable[[str], None] = lambda line: None,
     **arguments: Any,
 ) -> Tuning:
-    """Finds num_workers, worker_threads, prefetch_factor, backend and, for shards, the way of shuffling.
+    """Finds num_workers, worker_threads, prefetch_factor, backend and, for shards, the kind of shuffle.
 
-    Settings are measured one by one, ordered by a model of what a core does; the best are measured again in turn, and
-    one that is not faster beyond the noise is not called so. Of those that reach the target, or are as fast as the
-    fastest, the one that takes least is chosen: cores first, then CPU time and memory.
+    Settings are measured one by one, in the order that the rate of one core suggests. The best are measured again in
+    turn, and a difference within the noise counts as none. Of the settings that reach the target, or are as fast as the
+    fastest, the cheapest is chosen: cores first, then CPU time and memory.
 
     Args:
         source: A dataset; or a function that makes a loader from ``num_workers``, ``prefetch_factor`` and, for
             feeder's datasets, ``worker_threads`` and ``backend``, all by keyword.
-        step: Called with each batch, as the training loop would; 0 workers are tried then too. Its own rate is the
-            target unless there is one. It really runs: give it a copy of a model that must not change.
+        step: Called with each batch, as in the training loop; 0 workers are tried then too. Without a target, the
+            step's own rate is the target. The step really runs: give it a copy of a model that must not change.
         target: Images/s that are enough.
-        cpus: At most so many workers times threads; None: the cores that this process may use.
-        memory_bytes: At most so much for workers and batches; None: what is available.
-        seconds: How long it may take.
-        note: Hears about each run.
-        arguments: With a dataset: those of :class:`feeder.DataLoader`. What they say of the tuned ones is the
-            present setting, which the result is compared with; without it that is torch's default, no worker. A
-            ``backend`` other than "auto" is kept, as it may change pixels.
+        cpus: Upper limit of workers times threads; None: the cores that this process may use.
+        memory_bytes: Upper limit of the memory of workers and batches; None: what is available.
+        seconds: Time limit.
+        note: Called with a line about each run.
+        arguments: With a dataset: arguments of :class:`feeder.DataLoader`. Those that are tuned are the present setting,
+            which the result is compared with; the default is torch's, no worker. A ``backend`` other than "auto" is
+            kept, as another one may change pixels.
 
     Raises:
-        ArgumentError: for an argument out of range, more cpus than there are, or a dataset without a batch.
-        FeederError: what loading raises.
+        ArgumentError: for an argument out of range, more cpus than the process may use, or a dataset without a batch.
+        FeederError: if loading fails.
     """
     machine = cores()
     _check(target, cpus, memory_bytes, seconds, machine)
@@ -160,8 +160,8 @@ def _check(target: float | None, cpus: int | None, memory: int | None, seconds: 
         raise ArgumentError(f"target must be more than 0 images/s, got {target}")
     if cpus is not None and not 1 <= cpus <= machine.usable:
         raise ArgumentError(
-            f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}, and what is "
-            "not there can't be measured"
+            f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}, and more can't "
+            "be measured"
         )
     if memory is not None and memory < 1:
         raise ArgumentError(f"memory must be at least 1 byte, got {memory}")
@@ -170,11 +170,13 @@ def _check(target: float | None, cpus: int | None, memory: int | None, seconds: 
 
 
 def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
-    """Where loaders come from, and the present setting."""
+    """Returns the source of loaders and the present setting."""
     rest = {name: value for name, value in arguments.items() if name not in _TUNED}
     is_dataset = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
     if not is_dataset and arguments:
-        raise ArgumentError(f"a function makes the loader, so {', '.join(arguments)} must be given to it, not here")
+        raise ArgumentError(
+            f"the function makes the loader: give {', '.join(arguments)} to the loader there, not to tune()"
+        )
 
     def make(**keywords: Any) -> Any:
         return DataLoader(source, **{**rest, **keywords}) if is_dataset else source(**keywords)
@@ -210,7 +212,7 @@ def _alone(origin: _Source, baseline: Setting, step: Callable[[Any], Any]) -> fl
 
 
 def _backends(recipe: Recipe) -> tuple[str, ...]:
-    """The backends that are there and can run the recipe."""
+    """Returns the available backends that can run the recipe."""
     return tuple(name for name in available_decoders() if _runs(name, recipe))
 
 
@@ -223,7 +225,7 @@ def _runs(name: str, recipe: Recipe) -> bool:
 
 
 def _window(origin: _Source, arguments: Mapping[str, Any]) -> int | None:
-    """A windowed shuffle is another way of reading only for a full shuffle of more shards than one."""
+    """Returns the window to try; None unless a full shuffle of several shards was asked for."""
     dataset = origin.dataset
     full = origin.backends and origin.arguments is not None and arguments.get("shuffle") is True
     if not full or not isinstance(dataset, ShardDataset) or len(dataset.reader.shard_sizes()) < 2:
@@ -232,7 +234,7 @@ def _window(origin: _Source, arguments: Mapping[str, Any]) -> int | None:
 
 
 def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
-    """Batches that would not fit are not tried."""
+    """Returns a function that refuses settings whose batches do not fit into the memory."""
 
     def refuse(setting: Setting) -> str | None:
         dataset, size = origin.dataset, (origin.arguments or {}).get("batch_size", 1)
