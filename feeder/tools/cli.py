@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; None for those of the process.
 
     Returns:
-        The exit code: 0 well, 1 error or damage found, 2 wrong usage, 3 too many bad inputs, 130 interrupted.
+        The exit code: 0 success, 1 error or damage found, 2 wrong usage, 3 too many bad inputs, 130 interrupted.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f": {arguments.on_interrupt}" if "on_interrupt" in arguments else ""
         say(f"\nfeeder: interrupted{hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         sys.stdout = None
         return 0
     except OSError as error:
@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Also of the subcommands."""
+    """The parser of the command and of its subcommands."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))  # it may repeat arguments, such as names that a shell's pattern has found
+        super().error(printable(message))  # the message may repeat arguments, such as file names
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=None)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("-v", "--verbose", action="store_true", help="with --version: what else is installed")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with --version: also list the installed packages")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (shard, inspect, index, bench, parity, doctor, profile, tune):
         command.add(commands)

@@ -1,4 +1,4 @@
-"""What a shard set holds, and whether it still holds it."""
+"""The contents of a shard set, and their verification."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _BAR = 24
 
 
 class Damage(NamedTuple):
-    """Something that is not as it was written.
+    """One damage of a shard set.
 
     Attributes:
-        shard: File name; the index's if the index is damaged.
-        sample: Key of the damaged sample; None if the shard as a whole is meant.
-        reason: What was expected and what was found.
+        shard: Name of the damaged file.
+        sample: Key of the damaged sample; None if the whole file is damaged.
+        reason: The damage, with the expected value.
     """
 
     shard: str
@@ -50,21 +50,22 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What a shard set holds.
+    """The contents of a shard set.
 
     Attributes:
         path: The folder or index file.
         samples, shards, bytes: Totals.
-        settings: How it was made; None for tars that others wrote.
-        rejected: Inputs that were rejected when it was made; None likewise.
+        settings: Settings of ``feeder shard``; None for tars from elsewhere.
+        rejected: Number of rejected inputs; None for tars from elsewhere.
         fields: Samples by field.
         orientations: Samples by EXIF orientation.
         unlabelled: Samples without a label, or without any target.
-        targets: Least and largest of the numbers, by target.
+        targets: Least and largest number of each target.
         classes: (name, count) by label.
         image_bytes, width_px, height_px: minimum, 5 %, median, 95 %, maximum.
-        window_scores: For windowed shuffles of so many samples, how far apart they put stored neighbours, relative to
-            a full shuffle: 1 is as good, 0 is the stored order. Windows that hold the whole set are left out.
+        window_scores: Score of windowed shuffles by samples in the window: the distance between stored neighbours
+            relative to a full shuffle (1 is as good, 0 is the stored order). Windows that hold the whole set are left
+            out.
     """
 
     path: str
@@ -84,7 +85,7 @@ class Report:
     window_scores: dict[int, float]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values."""
+        """Returns the report as JSON values."""
         return asdict(self)
 
 
@@ -141,7 +142,7 @@ def inspect(path: str) -> Report:
 
 
 def render(report: Report) -> str:
-    """The report as text for a terminal of 80 columns."""
+    """Returns the report as text for a terminal of 80 columns."""
     shards = count(report.shards, "shard")
     lines = [printable(report.path), f"  samples     {report.samples:,} in {shards}, {size(report.bytes)}"]
     if report.rejected is not None:
@@ -177,11 +178,11 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
 
     Args:
         path: A shard set's folder, or an index file.
-        workers: Threads; None for one a core.
-        progress: Hears of each shard that has been read.
+        workers: Number of threads; None for one per core.
+        progress: Advanced with every shard.
 
     Returns:
-        What is damaged, by shard and sample; empty if nothing is.
+        The damages, by shard and sample.
 
     Raises:
         FormatError: if index or manifest is missing or damaged.
@@ -199,12 +200,12 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
         damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
     if manifest and [s.name for s in index.shards] != [s.name for s in manifest.shards]:
         shards = count(len(index.shards), "shard")
-        damages.append(Damage(INDEX_NAME, None, f"names {shards}, {MANIFEST_NAME} {len(manifest.shards)}"))
+        damages.append(Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}"))
         return damages
     damages += _verify_index(index)
     if not index.has_checksums and not manifest:
-        progress.note(f"{index.path}: has no checksums of its own, as it is older than these; `feeder index` adds them")
-    # Rows stand in the order of their shards, unless the index is damaged.
+        progress.note(f"{index.path}: an older index, which has no checksums of its own; `feeder index` adds them")
+    # Rows are in the order of their shards, unless the index is damaged.
     order = np.argsort(index.shard, kind="stable")
     starts = np.searchsorted(index.shard[order], np.arange(len(index.shards) + 1))
 
@@ -222,8 +223,7 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
 
 
 def _verify_index(index: Index) -> list[Damage]:
-    """Compares the index with its checksums, and with itself: numbers that name nothing, orientations that do not
-    exist, texts that overlap."""
+    """Compares the index with its checksums, and looks for invalid numbers, orientations and overlapping texts."""
     name, last = os.path.basename(index.path), len(index) - 1
     damages = [
         Damage(name, None, f"the bytes of column {column!r} do not match their checksum")
@@ -293,9 +293,9 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                         break
                     crc = zlib.crc32(data, crc)
                     if said and row_data(data) not in (said, b""):
-                        reason = "says wrongly where the rows of the image lie: rebuild it with `feeder index`"
+                        reason = "has wrong places for the rows of the image: rebuild it with `feeder index`"
                         damages.append(Damage(os.path.basename(index.path), index.key(i), reason))
-                    said = b""  # it is of the image, which comes first
+                    said = b""  # only of the image, which comes first
                 else:
                     if crc != int(index.crc32[i]):
                         offset = int(index.offset[i])
@@ -306,7 +306,7 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
 
 
 def _ranges(index: Index) -> dict[str, tuple[float, float]]:
-    """Least and largest number of each target; 0 and 0 where there is none."""
+    """Returns the least and largest number of each target; zeros for one without numbers."""
     found = {}
     for k, name in enumerate(index.targets):
         numbers = index.column("target")[:, k]
@@ -328,7 +328,7 @@ def _window_scores(index: Index) -> dict[int, float]:
 
 
 def _histogram(classes: list[tuple[str, int]]) -> list[str]:
-    """The largest classes, and the smallest if there are too many for all."""
+    """Returns lines of the largest classes, and of the smallest if there are too many."""
     ranked = sorted(classes, key=lambda item: -item[1])
     shown: list[tuple[str, int] | None] = list(ranked)
     if len(ranked) > _HISTOGRAM_ROWS:

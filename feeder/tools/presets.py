@@ -1,4 +1,4 @@
-"""The usual recipes of training and validation, which commands measure with, and the datasets that they measure."""
+"""The usual recipes of training and validation, and the datasets that commands measure with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def preset(name: str, dtype: str, image_size: int) -> T.Compose:
-    """A recipe.
+    """Returns a recipe.
 
     Args:
         name: "train": RandomResizedCrop and horizontal flip; "val": Resize and CenterCrop.
@@ -45,7 +45,7 @@ def preset(name: str, dtype: str, image_size: int) -> T.Compose:
 
 
 def describe(name: str, dtype: str, image_size: int) -> str:
-    """The recipe in words."""
+    """Returns the recipe in words."""
     head = {
         "train": f"RandomResizedCrop({image_size}), flip",
         "val": f"Resize({val_resize(image_size)}), CenterCrop({image_size})",
@@ -54,19 +54,19 @@ def describe(name: str, dtype: str, image_size: int) -> str:
 
 
 def val_resize(image_size: int) -> int:
-    """The short side that validation resizes to before it crops, pixels."""
+    """Returns the short side in pixels to which validation resizes before it crops."""
     return round(image_size * 256 / 224)
 
 
 def is_shards(path: str) -> bool:
-    """Whether a path is a shard set's folder or index, and no folder of images."""
+    """True if a path is a shard set's folder or index, False if a folder of images."""
     return os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
 
 
 def open_dataset(path: str, transform: Any, exif_orientation: str = "apply") -> FeederDataset:
-    """The dataset at a path: a shard set, or a folder with a subfolder for each class.
+    """Opens the dataset at a path: a shard set, or a folder with a subfolder for each class.
 
-    A set whose ``cls`` fields give no label has none here: what is measured are its images.
+    A set whose ``cls`` fields give no label is opened without labels, as only its images are measured.
 
     Raises:
         FormatError, SourceError: if it can't be opened.

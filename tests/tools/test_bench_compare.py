@@ -76,7 +76,7 @@ def test_too_few_repeats_say_nothing():
     few = result(lambda name: 2.0, seed=5, repeats=3)
     found = compare(result(repeats=3), few)
     assert {change.verdict for change in found.changes} == {"?"}
-    assert "too few repeats to say" in found.render()
+    assert "too few repeats to tell" in found.render()
 
 
 def test_machine_options_and_versions_that_differ_are_named():

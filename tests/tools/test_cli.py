@@ -140,8 +140,8 @@ def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shard-size", "huge"], "is no size"),
-        (["--max-bad", "200%"], "is no share"),
+        (["--shard-size", "huge"], "is not a size"),
+        (["--max-bad", "200%"], "is not a share"),
         (["--shard-size", "1MB", "--samples-per-shard", "3"], "not allowed with"),
         (["--json", "-q"], "not allowed with"),
     ],
@@ -170,7 +170,7 @@ def test_ctrl_c_leaves_a_resumable_folder_and_says_how_to_go_on(tree: Path, tmp_
     arguments = ["shard", tree, "--samples-per-shard", "2", "--workers", "1"]
     done = run(*arguments, code=130, program=["-c", INTERRUPTED])
     assert "Traceback" not in done.stderr
-    assert "the same command goes on from there" in done.stderr
+    assert "the same command resumes the run" in done.stderr
     done = run(*arguments)
     assert "resuming" in done.stderr
     assert inspect(str(tmp_path / "images-shards")).samples == 12

@@ -1,4 +1,4 @@
-"""``feeder bench``: feeder beside its peers on somebody's own images, and one result beside another."""
+"""``feeder bench``: compares feeder with other loaders on given images, and one result with another."""
 
 from __future__ import annotations
 

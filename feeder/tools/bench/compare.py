@@ -1,4 +1,4 @@
-"""What got faster or slower between two results, beyond noise.
+"""The comparison of two results: measures that got faster or slower beyond noise.
 
 Note [Beyond noise]
     A measure has changed if the repeats of A and of B do not overlap, and if their medians differ noticeably. Rates and
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.text import count
 from feeder.tools.html import page as report
 from feeder.tools.html.charts import Bar, bar_chart
 from feeder.tools.html.page import number
@@ -32,7 +33,7 @@ RULE = (
 )
 # Figures that do not depend on the machine's load.
 _STEADY = ("ratio", "pss_mib", "peak_rss_mib")
-# By the end of a measure's name: whether more of it is better.
+# By the end of a measure's name: True if more of it is better.
 _BETTER = (
     ("_per_s", True),
     ("_per_cpu_s", True),
@@ -46,7 +47,7 @@ _BETTER = (
     ("_bytes", False),
     ("_per_image", False),
 )
-# Packages that make a peer what it is.
+# Packages that a peer's speed depends on.
 _PEERS = {"torch": ("torch", "pillow"), "webdataset": ("webdataset", "pillow"), "DALI": ("dali",)}
 
 
@@ -55,7 +56,7 @@ class Change:
     """One measure in both results.
 
     Attributes:
-        name: Where it stands in the results, by blanks.
+        name: Its place in the results, as names with blanks between.
         a: Median in the first.
         b: Median in the second.
         low: Least quotient of a repeat of B by one of A; None with too few repeats.
@@ -72,7 +73,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """B's median beside A's."""
+        """B's median by A's."""
         return self.b / self.a if self.a else math.nan
 
 
@@ -82,8 +83,8 @@ class Comparison:
 
     Attributes:
         changes: The measures that both have.
-        warnings: What else differs between the two: machine, options, versions, commit.
-        drift: The most by which a peer that stayed the same moved, as a ratio of at least 1; None without one.
+        warnings: Other differences between the two: machine, options, versions, commit.
+        drift: Largest change of a peer that stayed the same, as a ratio of at least 1; None without such a peer.
         only_one: Names of measures that one of the two lacks.
     """
 
@@ -93,7 +94,7 @@ class Comparison:
     only_one: tuple[str, ...]
 
     def render(self) -> str:
-        """For a terminal of 80 columns."""
+        """Returns the changes as text for a terminal of 80 columns."""
         rows = [["", "A", "B", "B/A", "range", ""]]
         shown = [change for change in self.changes if change.verdict != "same"]
         for change in shown:
@@ -102,11 +103,11 @@ class Comparison:
             rows.append([name, number(change.a), number(change.b), number(change.ratio), interval, change.verdict])
         lines = [f"note: {warning}" for warning in self.warnings]
         if self.drift is not None:
-            lines.append(f"note: peers that stayed the same moved by up to {100 * (self.drift - 1):.0f} %")
+            lines.append(f"note: peers that stayed the same changed by up to {100 * (self.drift - 1):.0f} %")
         if self.only_one:
-            lines.append(f"note: in one of the two only: {len(self.only_one)} measures")
+            lines.append(f"note: {count(len(self.only_one), 'measure')} in only one of the two")
         if any(change.verdict == "?" for change in shown):
-            lines.append(f"note: '?' has too few repeats to say; {_FEWEST_REPEATS} on either side are enough")
+            lines.append(f"note: '?' has too few repeats to tell; {_FEWEST_REPEATS} on either side are enough")
         same = len(self.changes) - len(shown)
         found = [table(rows), ""] if shown else []
         found.append(f"{same} of {len(self.changes)} measures are the same within noise")
@@ -115,10 +116,10 @@ class Comparison:
 
 
 def load(path: str) -> dict[str, Any]:
-    """Reads a result that a benchmark wrote.
+    """Reads a benchmark's result.
 
     Raises:
-        ArgumentError: if it can't be read, is damaged, or is something else.
+        ArgumentError: if it can't be read, or is not a benchmark's result.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -136,8 +137,8 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     """Compares two results of one benchmark.
 
     Args:
-        a: As :func:`load` gives it.
-        b: Likewise, the later one.
+        a: The earlier result, from :func:`load`.
+        b: The later one.
 
     Raises:
         ArgumentError: if they are of different benchmarks, or have no measure in common.
@@ -158,12 +159,12 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
 
 
 def comparison_page(comparison: Comparison, a: str, b: str) -> str:
-    """A comparison as an HTML page.
+    """Returns a comparison as an HTML page.
 
     Args:
-        comparison: What was found.
-        a: What the first result is called.
-        b: What the second is called.
+        comparison: The comparison.
+        a: Name of the first result.
+        b: Name of the second.
     """
     rows: list[list[object]] = [["measure", "A", "B", "B/A", "from", "to", "verdict"]]
     for c in comparison.changes:
@@ -174,9 +175,9 @@ def comparison_page(comparison: Comparison, a: str, b: str) -> str:
     said = f"{faster} faster, {len(slower)} slower, of {len(comparison.changes)} measures"
     notes = [report.text(warning) for warning in comparison.warnings]
     if comparison.drift is not None:
-        notes.append(report.text(f"Peers that stayed the same moved by up to {100 * (comparison.drift - 1):.0f} %."))
+        notes.append(report.text(f"Peers that stayed the same changed by up to {100 * (comparison.drift - 1):.0f} %."))
     if comparison.only_one:
-        notes.append(report.text(f"In one of the two only: {', '.join(comparison.only_one)}"))
+        notes.append(report.text(f"In only one of the two: {', '.join(comparison.only_one)}"))
     bars = [Bar(c.name, c.ratio, c.low, c.high, note=c.verdict) for c in changed]
     sections = [report.Section("Changed", [bar_chart("B beside A", bars, unit="x")])] if bars else []
     sections.append(report.Section("All measures", [report.table(rows), report.text(f"{RULE[0].upper()}{RULE[1:]}.")]))
@@ -189,7 +190,7 @@ def comparison_page(comparison: Comparison, a: str, b: str) -> str:
 
 
 def _measures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], list[float]]]:
-    """Every median with its repeats, by where it stands."""
+    """Returns the repeats of every measure, by its place."""
     if not isinstance(value, Mapping):
         return []
     repeats = value.get("all")
@@ -212,7 +213,7 @@ def _change(path: tuple[str, ...], a: list[float], b: list[float], drift: float 
 
 
 def _word(path: tuple[str, ...], ratio: float) -> str:
-    """What a ratio off 1 means for a measure of that name."""
+    """Returns the verdict for a ratio other than 1 of a measure of that name."""
     for name in reversed(path):
         for end, more_is_better in _BETTER:
             if name.endswith(end):
@@ -223,7 +224,7 @@ def _word(path: tuple[str, ...], ratio: float) -> str:
 
 
 def _drift(a: Mapping[str, Any], b: Mapping[str, Any], ratios: Mapping[tuple[str, ...], float]) -> float | None:
-    """By how much the rates of peers moved whose versions did not."""
+    """Returns the largest change in rate of peers whose versions are the same."""
     versions = [_section(_section(result, "machine"), "versions") for result in (a, b)]
     found = []
     for path, ratio in ratios.items():

@@ -1,7 +1,8 @@
-"""One rival of ``feeder bench`` in a process of its own, so that its start-up and its memory are its own.
+"""The process of one rival of ``feeder bench``, so that start-up and memory are that rival's alone.
 
-It reads jobs from standard input, a JSON object a line, and answers each with one: ``{"do": "check", "out": FILE}``
-writes the first batch in order; ``{"do": "run", "workers": N}`` measures; ``{"failed": why}`` says that it could not.
+It reads jobs from standard input, one JSON object per line, and answers each with another one: ``{"do": "check", "out":
+FILE}`` writes the first batch in order, ``{"do": "run", "workers": N}`` measures, and a job that fails is answered by
+``{"failed": reason}``.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from feeder.tools.bench.rivals import RIVALS
 
 __all__ = ["main"]
 
-# Stages in which something is done with an image; the others are waits, and the trainer's own.
+# Stages that work on an image; the others are waits, and the trainer's.
 _WORK = ("read", "draw", "cut", "decode", "transform", "write")
 
 
 def main() -> int:
-    # Libraries may print; the answers keep the real standard output to themselves.
+    # Libraries may print, so only the answers go to the real standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -42,7 +43,7 @@ def main() -> int:
 
 
 def _reason(error: Exception) -> str:
-    """In one line what went wrong; of an error that torch's loader hands on from a worker, what it was there."""
+    """Returns an error in one line; of an error that torch's loader passes on from a worker, the original one."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
     if frames and any(line.startswith("Original Traceback") for line in lines):
@@ -57,7 +58,7 @@ def _do(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(rival: str, task: Task, out: str) -> dict[str, Any]:
-    """The first batch of the validation recipe, which leaves nothing to chance, as uint8."""
+    """Writes the first batch of the validation recipe, which is not random, as uint8."""
     task = replace(task, options=replace(task.options, preset="val", dtype="uint8"), workers=0)
     feed = RIVALS[rival].open(task)
     images, labels = next(feed.batches)
@@ -70,7 +71,7 @@ def _check(rival: str, task: Task, out: str) -> dict[str, Any]:
 
 
 def _run(rival: str, task: Task) -> dict[str, Any]:
-    """Time to the first batch, and the rate and the CPU time of an image once it has settled."""
+    """Measures the time to the first batch, then the settled rate and CPU time per image."""
     options = task.options
     expected = (options.batch_size, 3, options.image_size, options.image_size)
     forget_peak()
@@ -99,7 +100,7 @@ def _run(rival: str, task: Task) -> dict[str, Any]:
 
 
 def _consume(feed: Any, seconds: float) -> tuple[int, float]:
-    """Images taken in about that many seconds, at least one batch, and how long it took."""
+    """Takes batches for about that many seconds, at least one; returns the images and the seconds."""
     count, began = 0, time.perf_counter()
     while True:
         count += len(next(feed.batches)[0])
@@ -108,7 +109,7 @@ def _consume(feed: Any, seconds: float) -> tuple[int, float]:
 
 
 def _stages(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
-    """What the workers spent on an image in each stage between two readings of feeder's meters, milliseconds."""
+    """Returns the workers' milliseconds per image in each stage between two readings of feeder's meters."""
     samples = after.get("samples", 0) - before.get("samples", 0)
     spent = {
         name: after["stages"][name]["total_ns"] - before["stages"].get(name, {"total_ns": 0})["total_ns"]

@@ -1,4 +1,4 @@
-"""DALI on the CPU as its documentation has it: its readers, its decoder, its iterator for torch."""
+"""DALI on the CPU as its documentation shows it: its readers, its decoder, its iterator for torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SHUFFLE_SAMPLES = 1000
 
 
 def dali_batches(task: Task) -> Generator[tuple[torch.Tensor, Any], None, None]:
-    """Batches of images and labels; shards give no labels, which are text there."""
-    # By name, as DALI's own types don't cover how it is used.
+    """Yields batches of images and labels; of shards, whose labels are text, without labels."""
+    # By name, as DALI's type hints don't cover this use.
     dali: Any = importlib.import_module("nvidia.dali")
     fn: Any = importlib.import_module("nvidia.dali.fn")
     types: Any = importlib.import_module("nvidia.dali.types")

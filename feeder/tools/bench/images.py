@@ -1,4 +1,4 @@
-"""The images that ``feeder bench`` is given: a shard set, or a tree with a folder for each class."""
+"""The images of ``feeder bench``: a shard set, or a tree with a folder for each class."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["image_fields", "listed", "tars"]
 
 
 def listed(path: str) -> list[tuple[str, int]]:
-    """Images and labels of a class-per-folder tree, in torchvision's order."""
+    """Returns images and labels of a class-per-folder tree, in torchvision's order."""
     reader = FolderReader.scan(os.path.abspath(path), FOLDER_EXTENSIONS)
     return [(os.path.join(reader.root, reader.path(i)), int(label)) for i, label in enumerate(reader.labels())]
 
 
 def tars(path: str) -> list[str]:
-    """The shards of a set."""
+    """Returns the shards of a set."""
     index = open_index(path)
     return [index.shard_path(i) for i in range(len(index.shards))]
 
 
 def image_fields(path: str) -> list[str]:
-    """The fields that hold images."""
+    """Returns the names of the fields that hold images."""
     index = open_index(path)
     return [index.fields[i] for i in sorted(set(index.field.tolist()))]

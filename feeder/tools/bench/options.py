@@ -1,4 +1,4 @@
-"""What ``feeder bench`` measures, and one job of it."""
+"""Options of ``feeder bench``, and one job for a rival."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from feeder.tools.presets import preset
 
 __all__ = ["SETTLE", "BenchOptions", "Task", "default_workers"]
 
-# After the first batch as long again is for buffers and caches to settle, as a share of the run.
+# Time for buffers and caches to settle after the first batch, as a share of the run.
 SETTLE = 0.2
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure.
+    """Options of a benchmark.
 
     Attributes:
         preset: "train": RandomResizedCrop and horizontal flip; "val": Resize and CenterCrop.
         dtype: "float32", normalized, or "uint8".
         image_size: Height and width of the output, pixels.
         batch_size: Images in a batch; all of them where there are fewer.
-        workers: Numbers of worker processes (for DALI: threads), each of which is measured; empty for
-            :func:`default_workers`.
-        seconds: How long a run measures.
-        repeats: Runs of each rival, in turn.
-        backend: Decode backend of feeder.
-        peers: Whether the rivals are measured at all; without them only feeder is, and the reference that checks it.
+        workers: Numbers of worker processes (for DALI: threads) to measure; empty for :func:`default_workers`.
+        seconds: Duration of a run.
+        repeats: Number of runs of each rival, in turn.
+        backend: feeder's decode backend.
+        peers: True to measure the other loaders too; False for feeder alone, and the reference that checks it.
     """
 
     preset: str = "train"
@@ -42,7 +41,7 @@ class BenchOptions:
     peers: bool = True
 
     def __post_init__(self) -> None:
-        preset(self.preset, self.dtype, self.image_size)  # checks them
+        preset(self.preset, self.dtype, self.image_size)  # checks the three
         for name in ("batch_size", "repeats"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -59,9 +58,9 @@ class Task:
     Attributes:
         path: A shard set, or a class-per-folder tree.
         folder: The same images as files, for torch's loader; None for ``path``.
-        options: What to measure, ``batch_size`` being no more than the images.
-        workers: Worker processes or threads.
-        in_order: Every image once, in the order of ``path``; else shuffled and without end.
+        options: The options, with a ``batch_size`` of at most the number of images.
+        workers: Number of worker processes or threads.
+        in_order: True for every image once, in the order of ``path``; False for an endless shuffle.
     """
 
     path: str
@@ -72,6 +71,6 @@ class Task:
 
 
 def default_workers() -> tuple[int, ...]:
-    """The powers of two up to the cores that can be used, and that number."""
+    """Returns the powers of two up to the number of usable cores, and that number."""
     usable = cores().usable
     return tuple(sorted({1 << i for i in range(usable.bit_length()) if 1 << i <= usable} | {usable}))

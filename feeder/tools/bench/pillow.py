@@ -1,4 +1,4 @@
-"""What people write today: Pillow and torchvision's ops, one image at a time; written out here with torch alone."""
+"""The usual pipeline: Pillow and torchvision's ops, one image at a time, written here with torch alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NPY = b"\x93NUMPY"
 
 
 def preprocess(data: bytes, options: BenchOptions) -> torch.Tensor:
-    """An encoded image as uint8, 0-255, or normalized float32, [3, image_size, image_size]."""
+    """Decodes an image to uint8, 0-255, or normalized float32, [3, image_size, image_size]."""
     from PIL import Image
 
     if data.startswith(_NPY):
@@ -74,7 +74,7 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
 
 
 def _random_resized_crop(width: int, height: int) -> tuple[int, int, int, int]:
-    """torchvision's RandomResizedCrop.get_params with its defaults, as a box."""
+    """Returns the box of torchvision's RandomResizedCrop.get_params with its defaults."""
     area = width * height
     for _ in range(10):
         target = area * torch.empty(1).uniform_(0.08, 1.0).item()
@@ -92,7 +92,7 @@ def _random_resized_crop(width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def _resize_and_center_crop(image: Any, short_side: int, size: int) -> Any:
-    """torchvision's Resize and CenterCrop."""
+    """Applies torchvision's Resize and CenterCrop."""
     from PIL import Image
 
     width, height = image.size

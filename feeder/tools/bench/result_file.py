@@ -1,4 +1,4 @@
-"""How every benchmark records what it found: the machine, the versions, every repeat; and the table that it prints."""
+"""The result of a benchmark as a file: the machine, the versions, every repeat."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["interleave", "machine", "save", "spread"]
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, kernel, commit and package versions."""
+    """Returns processor, cores, memory, kernel, commit and package versions."""
     from feeder.system.versions import versions
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 def interleave(
     rivals: Mapping[str, Callable[[], float]], repeats: int, note: Callable[[str], None] = print
 ) -> dict[str, list[float]]:
-    """Runs each rival in turn, ``repeats`` times round, so that a slow spell of the machine hits all alike."""
+    """Runs the rivals in turn, ``repeats`` times, so that a slow spell of the machine affects all of them."""
     found: dict[str, list[float]] = {name: [] for name in rivals}
     for turn in range(repeats):
         for name, run in rivals.items():
@@ -52,12 +52,12 @@ def interleave(
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, extremes and every value."""
+    """Returns median, extremes and every value."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
 
 
 def save(name: str, results: Mapping[str, Any], path: str) -> str:
-    """Writes a result, with the machine that it comes from, as JSON, and returns the path.
+    """Writes a result and its machine as JSON, and returns the path.
 
     Raises:
         ArgumentError: if it can't be written there.
@@ -66,7 +66,7 @@ def save(name: str, results: Mapping[str, Any], path: str) -> str:
 
 
 def _without_paths(value: Any) -> Any:
-    """The same without what only says where things lie on one machine."""
+    """Returns a value without the paths in it, which hold on one machine only."""
     if isinstance(value, dict):
         found = {k: _without_paths(v) for k, v in value.items()}
         return {k: v for k, v in found.items() if not (isinstance(v, str) and os.path.isabs(v))}
@@ -74,7 +74,7 @@ def _without_paths(value: Any) -> Any:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that feeder runs from, with a mark if it has changes; None for an installed feeder."""
+    """Returns the commit of feeder's checkout, with "+changes" if it has changes; None for an installed feeder."""
     root = Path(feeder.__file__).resolve().parent.parent
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None

@@ -1,4 +1,4 @@
-"""Those that ``feeder bench`` measures: how each feeds batches of the same images and work, or why it can't."""
+"""The rivals of ``feeder bench``: each feeds batches of the same images and work, or gives the reason why it can't."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from feeder.tools.presets import is_shards, open_dataset, preset
 
 __all__ = ["RIVALS", "Feed", "Rival", "pillow_name"]
 
-# A shorter epoch is measured by going over the images several times in one: its start and end must not decide.
+# Shorter epochs go over the images several times, so that their start and end do not dominate.
 _LEAST_BATCHES = 64
 _SHUFFLE_SAMPLES = 1000
 
 
 @dataclass
 class Feed:
-    """What a rival hands out.
+    """A running rival.
 
     Attributes:
-        batches: (images, labels or None); closing it ends the workers.
-        stats: What the rival says of itself.
+        batches: Yields (images, labels or None); closing it ends the workers.
+        stats: Returns the rival's own figures.
     """
 
     batches: Generator[tuple[torch.Tensor, Any], None, None]
@@ -44,8 +44,8 @@ class Rival:
     """A system to measure.
 
     Attributes:
-        title: What people call it.
-        missing: Why it can't be measured on this path and machine; None if it can.
+        title: Returns its name.
+        missing: Returns the reason why it can't be measured on a path and this machine; None if it can.
         open: Starts it.
     """
 
@@ -55,7 +55,7 @@ class Rival:
 
 
 def pillow_name() -> str:
-    """Which of the two distributions that own PIL is imported: "pillow" or "pillow-simd"."""
+    """Returns the distribution that PIL is imported from: "pillow" or "pillow-simd"."""
     info = pillow_info()
     return info.distribution if info and info.distribution != "unknown" else "pillow"
 
@@ -74,7 +74,7 @@ def _torch(task: Task) -> Feed:
 
 
 def _arguments(task: Task, images: int) -> dict[str, Any]:
-    """What both loaders are given."""
+    """Returns the arguments of both loaders."""
     options = task.options
     few = images < _LEAST_BATCHES * options.batch_size
     passes = -(-_LEAST_BATCHES * options.batch_size // images)
@@ -92,7 +92,7 @@ def _arguments(task: Task, images: int) -> dict[str, Any]:
 
 
 def _endless(loader: TorchDataLoader[Any], once: bool) -> Generator[tuple[torch.Tensor, Any], None, None]:
-    """Epoch after epoch; closing it closes the loader, where it can be closed."""
+    """Yields epoch after epoch; closing it closes the loader, if the loader can be closed."""
     try:
         while True:
             for images, labels, *_ in loader:
@@ -110,7 +110,7 @@ def _webdataset(task: Task) -> Feed:
     options, shuffled = task.options, not task.in_order
     classes = open_dataset(task.path, None).class_to_idx or {}
     sample = functools.partial(_webdataset_sample, image_fields(task.path), options, classes)
-    # Shards drawn with replacement: that way any number of workers has some, and there is no end.
+    # With replacement any number of workers has shards, without end.
     source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
     if shuffled:
         source = source.shuffle(_SHUFFLE_SAMPLES)
@@ -148,7 +148,7 @@ def _installed(module: str, package: str) -> Callable[[str], str | None]:
 
 def _webdataset_missing(path: str) -> str | None:
     if not is_shards(path):
-        return "reads tars only: `feeder shard` the images, and name the shards"
+        return "reads tars only: run `feeder shard` on the images, and give the shards"
     return _installed("webdataset", "webdataset")(path)
 
 

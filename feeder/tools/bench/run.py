@@ -28,12 +28,12 @@ from feeder.tools.presets import is_shards, open_dataset, preset
 
 __all__ = ["CHECK_LEVELS", "throughput"]
 
-# The most that the median over images of the mean difference from Pillow's pixels may be, levels of 0-255. Half a
-# pixel of shift, which is how DALI rounds, makes up to five on photos; another crop, channel order or scale makes tens.
+# Upper limit, in levels of 0-255, of the median over images of the mean difference from Pillow's pixels. A shift by
+# half a pixel, as DALI's rounding makes it, gives up to 5 on photos; another crop, channel order or scale gives tens.
 CHECK_LEVELS = 10.0
 _CHECK_IMAGES = 16
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
-# By rival and number of workers, what each run gave.
+# The results of the runs, by rival and number of workers.
 _Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
 _MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
 
@@ -41,26 +41,26 @@ _MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib"
 def throughput(
     path: str, options: BenchOptions, *, folder: str | None = None, note: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Measures feeder and its rivals on somebody's own images, in turn, at each number of workers.
+    """Measures feeder and its rivals on given images, in turn, at each number of workers.
 
-    A KeyboardInterrupt, once feeder was measured, ends it with what was measured by then.
+    A KeyboardInterrupt, once feeder was measured, ends it with the measurements so far.
 
     Args:
         path: A shard set, or a class-per-folder tree.
-        options: What to measure.
-        folder: Where torch's loader reads the same images as single files; None for the same place as feeder.
-        note: Hears about each run.
+        options: The options.
+        folder: Folder from which torch's loader reads the same images as single files; None for ``path``.
+        note: Called with a line about each run.
 
     Returns:
-        JSON values: what was held equal; ``seekable`` (whether most images are decoded in part); ``usable_cores``;
-        ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why); by rival and number of
+        JSON values: the common conditions; ``seekable`` (True if most images are decoded in part); ``usable_cores``;
+        ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, with reasons); by rival and number of
         workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all processes), peak_rss_mib, pss_mib,
         ratio (of images/s to torch's in the same turn); by rival startup_s (from starting the process to the first
-        batch, at the most workers); of feeder, by number of workers: stages_ms and bottleneck. If it was interrupted,
-        ``interrupted`` says in which turn, and ``options`` have the workers and repeats that were measured.
+        batch, with the most workers); for feeder, by number of workers: stages_ms and bottleneck. After an interrupt
+        ``interrupted`` gives the turn, and ``options`` have the workers and repeats that were measured.
 
     Raises:
-        BackendError: if feeder can't run, or its pixels are not what Pillow makes of these images.
+        BackendError: if feeder can't run, or its pixels differ from Pillow's.
         FormatError, SourceError: if the images can't be opened.
     """
     images = len(open_dataset(path, preset(options.preset, options.dtype, options.image_size)))
@@ -73,7 +73,7 @@ def throughput(
     job = {"path": path, "folder": folder, "options": asdict(options)}
     run_s = len(workers) * options.seconds * (1 + SETTLE)
     turns_s = options.repeats * (len(RIVALS) - len(absent)) * run_s
-    note(f"takes {_duration(turns_s)} at least; Ctrl-C ends it and shows what was measured by then")
+    note(f"takes at least {_duration(turns_s)}; Ctrl-C ends it and shows the measurements so far")
     check, start_s = _check([name for name in RIVALS if name not in absent], job, absent, note)
     present = [name for name in RIVALS if name not in absent]
     note(
@@ -136,7 +136,7 @@ def _measure(
     absent: dict[str, str],
     note: Callable[[str], None],
 ) -> None:
-    """Adds to ``runs`` and ``startup`` what each of their rivals does in its turns; one that fails, to ``absent``."""
+    """Adds the turns of each rival to ``runs`` and ``startup``, and rivals that fail to ``absent``."""
     for turn in range(options.repeats):
         for name in [name for name in runs if name not in absent]:
             title = RIVALS[name].title()
@@ -153,12 +153,12 @@ def _measure(
 
 
 def _duration(seconds: float) -> str:
-    """A time in words, to about a tenth."""
+    """Returns a time in words, to about a tenth."""
     return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
 
 
 def _is_seekable(path: str) -> bool:
-    """Whether most of the images were made seekable, or need no decoding."""
+    """True if most of the images were made seekable, or need no decoding."""
     manifest = Manifest.read(path) if os.path.isdir(path) else None
     if manifest is None:
         return False
@@ -167,7 +167,7 @@ def _is_seekable(path: str) -> bool:
 
 
 def _common(runs: list[dict[str, Any]]) -> list[str]:
-    """The stages that all runs have."""
+    """Returns the stages that all runs have."""
     return [stage for stage in runs[0]["stages_ms"] if all(stage in run["stages_ms"] for run in runs)]
 
 
@@ -183,10 +183,10 @@ def _workers(counts: tuple[int, ...]) -> str:
 def _check(
     names: list[str], job: dict[str, Any], absent: dict[str, str], note: Callable[[str], None]
 ) -> tuple[dict[str, float], float]:
-    """How far each rival's pixels are from Pillow's, in levels; one that is too far or fails is taken out.
+    """Compares each rival's pixels with Pillow's, and adds rivals that differ or fail to ``absent``.
 
     Returns:
-        The levels, and how long a process took to start and make its first batch, seconds.
+        Each rival's difference in levels, and the seconds that a process took to start and make its first batch.
     """
     found: dict[str, float] = {}
     began, start_s = time.monotonic(), None
@@ -221,12 +221,12 @@ def _check(
                 absent[name] = wrong
             elif name in names:
                 found[name] = levels
-    assert start_s is not None  # torch's loader is the first, and does not fail
+    assert start_s is not None  # torch's loader is the first, and it did not fail
     return found, start_s
 
 
 def _difference(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
-    """What is wrong with a batch, or None; the median over its images of the mean difference in levels."""
+    """Returns a batch's fault, or None, and the median over its images of the mean difference in levels."""
     if found["images"].shape != reference["images"].shape:
         return f"its batches are {found['images'].shape}, expected {reference['images'].shape}", 0.0
     if "labels" in found and "labels" in reference and not np.array_equal(found["labels"], reference["labels"]):
@@ -241,8 +241,8 @@ def _difference(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str |
 def _turn(
     name: str, job: dict[str, Any], workers: tuple[int, ...], startup: list[float]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """One process's runs, the most workers first: that one's start is the cold start that users see."""
-    began = time.monotonic()  # of one clock for all processes
+    """Yields one process's runs, the most workers first: their start is the cold start that users see."""
+    began = time.monotonic()  # the same clock in all processes
     with _Contestant() as contestant:
         for count in sorted(workers, reverse=True):
             limit_s = _START_S + 10 * job["options"]["seconds"]
@@ -253,7 +253,7 @@ def _turn(
 
 
 class _Failed(FeederError):
-    """A rival's process ended, or answered nothing."""
+    """A rival's process ended, or did not answer."""
 
 
 class _Contestant:
@@ -261,7 +261,7 @@ class _Contestant:
 
     def __init__(self) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()
-        # From here even where feeder is found only because of the current folder.
+        # The same feeder, even if it is found only because of the current folder.
         root = os.path.dirname(os.path.dirname(os.path.abspath(feeder.__file__)))
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
@@ -292,14 +292,14 @@ class _Contestant:
 
     @property
     def ended(self) -> bool:
-        """Whether there is no process any more."""
+        """True if the process has ended."""
         return self._process.poll() is not None
 
     def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Gives it a job and returns its answer.
+        """Sends a job and returns the answer.
 
         Raises:
-            _Failed: if it can't do it, ends, or is silent for too long.
+            _Failed: if the job fails, the process ends, or it does not answer in time.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,4 +1,4 @@
-"""A result of ``feeder bench`` for people: tables for a terminal, and a page with charts."""
+"""A result of ``feeder bench`` as tables for a terminal and as a page with charts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["render", "result_page"]
 _LIMITS = {
     "read": "reading: a faster disk",
     "workers": "too few batches are made ahead: a larger prefetch_factor",
-    "trainer": "the loop that takes the batches: feeder was not the limit",
+    "trainer": "the loop that takes the batches, not feeder",
 }
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The result of :func:`feeder.tools.bench.run.throughput` as tables for a terminal of 80 columns."""
+    """Returns a result of :func:`feeder.tools.bench.run.throughput` as tables for a terminal of 80 columns."""
     counts = _counts(result)
     most = str(counts[-1])
     head = [["", "images/s", "min", "max", "ratio", "CPU ms", "first s", "MiB"]]
@@ -49,7 +49,7 @@ def render(result: Mapping[str, Any]) -> str:
     if limit := _limit(result, most):
         parts.append(f"limit: {limit}")
     if "interrupted" in result:
-        parts.append(f"interrupted {result['interrupted']}: medians are of the runs until then")
+        parts.append(f"interrupted {result['interrupted']}: medians of the runs until then")
     for why in dict.fromkeys(result["absent"].values()):
         names = ", ".join(name for name, reason in result["absent"].items() if reason == why)
         parts.append(f"not measured: {names}: {why}")
@@ -57,10 +57,10 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def result_page(result: Mapping[str, Any]) -> str:
-    """The same as an HTML page.
+    """Returns a result as an HTML page.
 
     Args:
-        result: As :func:`feeder.tools.bench.run.throughput` gives it, with the ``machine`` that it comes from.
+        result: A result of :func:`feeder.tools.bench.run.throughput`, with its ``machine``.
     """
     counts = _counts(result)
     most = str(counts[-1])
@@ -82,7 +82,7 @@ def result_page(result: Mapping[str, Any]) -> str:
                     f"CPU time of an image {at}",
                     _bars(result, "cpu_ms_per_image", most),
                     unit="ms",
-                    note="Of the trainer and all workers together; less leaves more of the machine to others",
+                    note="Of the trainer and all workers together; less leaves more of the machine free",
                 ),
             ],
         ),
@@ -97,7 +97,10 @@ def result_page(result: Mapping[str, Any]) -> str:
                     note=f"Imports included, {at}",
                 ),
                 bar_chart(
-                    "From asking for it to the first batch", _bars(result, "first_batch_s", most), unit="s", note=at
+                    "From asking for a batch to the first one",
+                    _bars(result, "first_batch_s", most),
+                    unit="s",
+                    note=at,
                 ),
             ],
         ),
@@ -108,13 +111,13 @@ def result_page(result: Mapping[str, Any]) -> str:
                     f"Memory of all processes {at}",
                     _bars(result, "pss_mib", most),
                     unit="MiB",
-                    note="At the end of a run; pages that processes share count once",
+                    note="At the end of a run; shared pages count once",
                 ),
                 bar_chart(
                     f"Peak of all processes {at}",
                     _bars(result, "peak_rss_mib", most),
                     unit="MiB",
-                    note="The sum of each process's peak; pages that processes share count for each of them",
+                    note="Sum of each process's peak; shared pages count for each process",
                 ),
             ],
         ),
@@ -163,7 +166,7 @@ def _verdict(result: Mapping[str, Any], most: str) -> Html:
 
 
 def _limit(result: Mapping[str, Any], count: str) -> str | None:
-    """What holds feeder up with so many workers, and what of these images and this machine would help."""
+    """Returns feeder's limit with a number of workers, and what would help on these images and this machine."""
     stage = result["bottleneck"].get(count) or ""
     if stage == "decode":
         more = ["more workers"] * (int(count) < result.get("usable_cores", math.inf))
@@ -184,7 +187,7 @@ def _lines(result: Mapping[str, Any], counts: list[int]) -> list[Line]:
 
 
 def _proportion(result: Mapping[str, Any], counts: list[int]) -> list[Line]:
-    """What feeder would make if every worker made as much as the first."""
+    """Returns feeder's rate if every worker added as much as the first."""
     base = next((count for count in counts if count > 0), None)
     if base is None or len(counts) < 2:
         return []
@@ -209,10 +212,10 @@ def _stages(result: Mapping[str, Any], count: str) -> dict[str, float]:
 def _time_parts(result: Mapping[str, Any], counts: list[int]) -> list[Html]:
     stacks = [Stack(_workers(str(count)), _stages(result, str(count))) for count in counts]
     chart = stacked_bar(
-        "What the workers spend on an image",
+        "The workers' time per image",
         [stack for stack in stacks if stack.parts],
         unit="ms",
-        note="Medians by stage; more workers than free cores make each wait for the others",
+        note="Medians by stage; with more workers than free cores, workers wait for each other",
     )
     limit = _limit(result, str(counts[-1]))
     return [chart, text(f"What limits feeder with {_workers(str(counts[-1]))}: {limit}.")] if limit else [chart]

@@ -1,4 +1,4 @@
-"""``feeder bench``: throughput beside other loaders, and one result beside another."""
+"""``feeder bench``: compares feeder with other loaders, and one result with another."""
 
 from __future__ import annotations
 
@@ -15,31 +15,35 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "bench",
-        help="measure feeder beside torch's DataLoader, webdataset and DALI",
+        help="compare feeder with torch's DataLoader, webdataset and DALI",
         description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
-        "DALI on the same images and the same preprocessing, in turn, after checking that they make the same pixels. "
-        "With --compare: says what got faster or slower between two results, beyond noise.",
+        "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree. With "
+        "--compare: shows the measures that got faster or slower between two results, beyond noise.",
     )
     command.add_argument("dir", metavar="DIR", nargs="?", help="shard set, or folder with a subfolder for each class")
-    command.add_argument("--folder", metavar="DIR", help="the same images as files, for torch's loader (default: DIR)")
+    command.add_argument(
+        "--folder", metavar="DIR", help="the same images as single files, for torch's loader (default: DIR)"
+    )
     add_work(command)
     command.add_argument(
         "--workers",
         type=_numbers,
         default=(),
         metavar="N[,N...]",
-        help="worker processes; several numbers are measured one by one (default: 1, 2, 4, ... up to the cores)",
+        help="worker processes; each number is measured (default: 1, 2, 4, ... up to the number of cores)",
     )
-    command.add_argument("--seconds", type=float, default=2.0, help="length of a run (default: %(default)s)")
-    command.add_argument("--repeats", type=int, default=5, metavar="N", help="runs of each (default: %(default)s)")
+    command.add_argument("--seconds", type=float, default=2.0, help="duration of a run (default: %(default)s)")
+    command.add_argument(
+        "--repeats", type=int, default=5, metavar="N", help="runs of each loader (default: %(default)s)"
+    )
     command.add_argument("--backend", default="auto", help="feeder's decode backend (default: %(default)s)")
     command.add_argument("--no-peers", action="store_true", help="measure feeder only")
-    command.add_argument("--json", metavar="FILE", help="also write everything to this file, machine included")
+    command.add_argument("--json", metavar="FILE", help="also write the result and the machine to this file")
     command.add_argument("--html", metavar="FILE", help="also write a report with charts to this file")
     command.add_argument(
-        "--compare", nargs=2, metavar=("A.json", "B.json"), help="measure nothing; compare two results"
+        "--compare", nargs=2, metavar=("A.json", "B.json"), help="compare two results instead of measuring"
     )
-    command.add_argument("-q", "--quiet", action="store_true", help="print the tables only, not each run")
+    command.add_argument("-q", "--quiet", action="store_true", help="print only the tables, not each run")
     command.set_defaults(run=run)
 
 
@@ -92,7 +96,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from feeder.tools.bench.compare import compare, comparison_page, load
 
     if arguments.json:
-        raise ArgumentError("--json goes with DIR; a comparison is printed, or written with --html")
+        raise ArgumentError("--json needs DIR; a comparison is printed, or written with --html")
     a, b = arguments.compare
     comparison = compare(load(a), load(b))
     say(comparison.render())
@@ -107,4 +111,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; expected such as 4, or 1,2,4") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of numbers; expected one such as 4 or 1,2,4"
+        ) from None

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, units of arguments, how numbers are shown."""
+"""Exit codes, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_SHORT = 3
 EXIT_TOO_MANY_BAD = 3
 EXIT_INTERRUPTED = 130
 
-IMAGE_FIELD_HELP = "of tars, the field that holds the image, such as rgb.jpg (default: chosen by the fields' names)"
+IMAGE_FIELD_HELP = "in tars: field that holds the image, such as rgb.jpg (default: chosen by the fields' names)"
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -38,7 +38,7 @@ def size_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", text.strip().lower())
     if not match or match[2] not in _UNITS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no size; expected bytes, or a number with kB, MB, GB, KiB, MiB, GiB"
+            f"{text!r} is not a size; expected bytes, or a number with kB, MB, GB, KiB, MiB or GiB"
         )
     return int(float(match[1]) * _UNITS[match[2]])
 
@@ -50,12 +50,12 @@ def share(text: str) -> float:
     except ValueError:
         value = -1
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share; expected 0 to 1, or a percentage such as 2%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected 0 to 1, or a percentage such as 2%")
     return value
 
 
 def add_labels(command: Any, what: str) -> None:
-    """Adds --label-column and --target-column, which name things of a kind, and --no-labels."""
+    """Adds --label-column and --target-column, which both name a ``what``, and --no-labels."""
     command.add_argument(
         "--label-column",
         metavar="NAME",
@@ -67,9 +67,9 @@ def add_labels(command: Any, what: str) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help=f"{what} with a number in place of the label; several times for several",
+        help=f"{what} with a number in place of the label; may be repeated",
     )
-    command.add_argument("--no-labels", action="store_true", help="take no labels")
+    command.add_argument("--no-labels", action="store_true", help="ignore labels")
 
 
 def add_work(command: Any) -> None:
@@ -85,12 +85,12 @@ def add_work(command: Any) -> None:
     )
     command.add_argument("--image-size", type=int, default=224, metavar="PX", help="output size (default: %(default)s)")
     command.add_argument(
-        "--batch-size", type=int, default=64, metavar="N", help="images a batch (default: %(default)s)"
+        "--batch-size", type=int, default=64, metavar="N", help="images in a batch (default: %(default)s)"
     )
 
 
 def add_output(command: Any) -> None:
-    """Adds --json and --quiet, of which one may be given."""
+    """Adds --json and --quiet, which exclude each other."""
     output = command.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object when done")
+    output.add_argument("--json", action="store_true", help="print one JSON object at the end")
     output.add_argument("-q", "--quiet", action="store_true", help="print errors only")

@@ -1,4 +1,4 @@
-"""``feeder doctor``: the machine, and a training script's classic mistakes."""
+"""``feeder doctor``: checks the machine, and training scripts for classic mistakes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "doctor",
-        help="look for what keeps the GPU waiting, in the machine and in a training script",
-        description="Without a script: looks at the machine. With a script: reads it (nothing is run) and lists the "
-        "classic mistakes by line, each with what it costs and the rewrite. '# feeder: ignore[rule]' on a line, or on "
-        "one of its own before it, silences a rule there.",
+        help="find what keeps the GPU waiting, in the machine and in a training script",
+        description="Without a script: checks the machine. With a script: reads it, without running it, and lists "
+        "classic mistakes by line, each with its cost and a rewrite. '# feeder: ignore[rule]' on a line, or alone on "
+        "the line before, silences a rule there.",
         epilog="levels: note, worth knowing; warning, costs speed; problem, fails or trains wrongly. exit codes: "
-        "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own "
-        "first",
+        "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own, "
+        "if not 0",
     )
     command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py) or notebook (.ipynb)")
-    command.add_argument("--machine", action="store_true", help="with a script: look at the machine too")
-    command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and how much of it is in memory")
-    command.add_argument("--strict", action="store_true", help="exit with 1 for warnings too")
+    command.add_argument("--machine", action="store_true", help="with a script: check the machine too")
+    command.add_argument("--data", metavar="DIR", help="data set: measure its disk and its share in memory")
+    command.add_argument("--strict", action="store_true", help="exit with code 1 for warnings too")
     add_output(command)
     command.add_argument(
         "--run",
@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
         nargs=argparse.REMAINDER,
         metavar="SCRIPT ...",
         help="run the script that follows, with its arguments, on a GPU, and list the lines that wait for the GPU; "
-        "last, as all that follows is the script's",
+        "everything after this option belongs to the script",
     )
     command.set_defaults(run=run)
 
@@ -71,5 +71,7 @@ def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:
     if not arguments.run_script:
         raise ArgumentError("--run needs a script: feeder doctor --run train.py [its arguments]")
     if arguments.scripts or arguments.data is not None or arguments.machine:
-        raise ArgumentError("--run goes alone: look at the machine or at scripts by another feeder doctor")
+        raise ArgumentError(
+            "--run takes no other checks: check the machine or scripts in another call of feeder doctor"
+        )
     return find_waits(arguments.run_script[0], arguments.run_script[1:])

@@ -1,4 +1,4 @@
-"""``feeder index``: make tars of others loadable."""
+"""``feeder index``: makes WebDataset tars from elsewhere loadable."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "index",
-        help="index WebDataset tars that others wrote",
-        description="Builds index.bin for existing WebDataset tars, so that they load without being written again.",
+        help="make WebDataset tars from elsewhere loadable",
+        description="Builds index.bin for existing WebDataset tars, so that they load without being rewritten.",
     )
     command.add_argument("src", metavar="TARS", help="folder of tars, a tar, or a pattern ('train-{000..009}.tar')")
     command.add_argument("--out", metavar="FILE", help="index file (default: index.bin in the tars' folder)")

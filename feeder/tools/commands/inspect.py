@@ -1,4 +1,4 @@
-"""``feeder inspect``: what a shard set holds, and whether it is whole."""
+"""``feeder inspect``: shows the contents of a shard set, and verifies them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "inspect",
-        help="show what a shard set holds, or verify it",
-        description="Shows counts, classes, sizes and settings of a shard set; with --verify reads everything again "
+        help="show or verify the contents of a shard set",
+        description="Shows counts, classes, sizes and settings of a shard set. With --verify, reads everything again "
         "and names each damaged shard and sample.",
         epilog="exit codes: 0 well, 1 error or damage found, 2 wrong usage",
     )
     command.add_argument("dir", metavar="DIR", help="folder of a shard set, or an index file")
     command.add_argument("--verify", action="store_true", help="compare every byte with the checksums")
-    command.add_argument("--workers", type=int, metavar="N", help="threads for --verify (default: one a core)")
+    command.add_argument("--workers", type=int, metavar="N", help="threads for --verify (default: one per core)")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=run)
 
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.system.progress import terminal_progress
     from feeder.tools.inspect import inspect, render, verify
 
-    # Damage first: an index that is damaged itself has no report, but its damage can be named.
+    # Damages first: a damaged index may have no report, but its damages can be named.
     damages = (
         verify(arguments.dir, workers=arguments.workers, progress=terminal_progress(arguments.json))
         if arguments.verify

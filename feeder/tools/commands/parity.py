@@ -1,4 +1,4 @@
-"""``feeder parity``: pixels beside the Pillow reference."""
+"""``feeder parity``: compares pixels with the Pillow reference."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "parity",
         help="compare a decode backend's pixels with the Pillow reference",
-        description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by how much "
-        "the crop is shrunk.",
+        description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by the "
+        "crop's reduction.",
         epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
     )
     command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
-    command.add_argument("--backend", default="auto", help="the backend to compare (default: %(default)s)")
-    command.add_argument("--fidelity", choices=("fast", "exact"), default="fast", help="default: %(default)s")
-    command.add_argument("--device", default="cpu", help="cpu, or cuda for a backend that decodes there (default: cpu)")
+    command.add_argument("--backend", default="auto", help="backend to compare (default: %(default)s)")
+    command.add_argument(
+        "--fidelity", choices=("fast", "exact"), default="fast", help="the backend's (default: %(default)s)"
+    )
+    command.add_argument("--device", default="cpu", help="cpu, or cuda for a backend that decodes on it (default: cpu)")
     command.add_argument(
         "--images", type=int, default=250, metavar="N", help="images to compare (default: %(default)s)"
     )
-    command.add_argument("--seed", type=int, default=0, help="seed of images and crops (default: %(default)s)")
+    command.add_argument(
+        "--seed", type=int, default=0, help="seed of the choice of images and crops (default: %(default)s)"
+    )
     add_output(command)
     command.set_defaults(run=run)
 

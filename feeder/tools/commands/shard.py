@@ -1,4 +1,4 @@
-"""``feeder shard``: turn a dataset into shards."""
+"""``feeder shard``: turns a dataset into shards."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "shard",
         help="turn a dataset into pre-shuffled WebDataset shards",
-        description="Turns a dataset into pre-shuffled WebDataset shards and an index. A run that was cut off is "
-        "resumed by the same command.",
-        epilog="exit codes: 0 done, 1 error, 2 wrong usage, 3 done but more bad images than --max-bad, 130 interrupted",
+        description="Turns a dataset into pre-shuffled WebDataset shards and an index. The same command resumes an "
+        "interrupted run.",
+        epilog="exit codes: 0 done, 1 error, 2 wrong usage, 3 done, more bad images than --max-bad, 130 interrupted",
     )
     command.add_argument(
         "src",
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
         help="folder with a subfolder for each class, flat folder, manifest (.csv .tsv .jsonl .parquet), or WebDataset "
         "tars ('train-{000..009}.tar')",
     )
-    command.add_argument("--out", metavar="DIR", help="output folder (default: SRC's name with -shards, beside it)")
+    command.add_argument("--out", metavar="DIR", help="output folder (default: SRC-shards)")
     command.add_argument("--seed", type=int, default=0, help="seed of the shuffle (default: %(default)s)")
     limit = command.add_mutually_exclusive_group()
     limit.add_argument(
@@ -39,9 +39,9 @@ def add(commands: Any) -> None:
         metavar="BYTES",
         help="size of a shard (default: %(default)s)",
     )
-    limit.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, instead of its size")
+    limit.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, in place of a size")
     command.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: cores + 1); no change to the result"
+        "--workers", type=int, metavar="N", help="threads (default: cores + 1); the result is the same"
     )
     command.add_argument("--no-shuffle", action="store_true", help="keep the source's order")
     command.add_argument(
@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--skip-unreadable",
         action="store_true",
-        help="leave out unreadable folders, and files that the disk can't give back, instead of ending the run",
+        help="skip unreadable folders, and files that the disk fails to read, instead of ending the run",
     )
     command.add_argument(
         "--max-file-bytes",
@@ -67,36 +67,38 @@ def add(commands: Any) -> None:
         "--encode",
         choices=("seekable", "keep", "jpeg", "raw"),
         default="seekable",
-        help="seekable: rewrite JPEGs losslessly so that crops decode alone, keep other formats; keep: bytes as they "
-        "are; jpeg: encode again; raw: uint8 pixels as .npy (default: %(default)s)",
+        help="seekable: rewrite JPEGs losslessly so that crops decode alone, keep other formats; keep: unchanged "
+        "bytes; jpeg: encode again; raw: uint8 pixels as .npy (default: %(default)s)",
     )
-    command.add_argument("--max-side", type=int, metavar="PX", help="with jpeg or raw: reduce the longer side to this")
+    command.add_argument("--max-side", type=int, metavar="PX", help="with jpeg or raw: shrink the longer side to this")
     command.add_argument("--quality", type=int, default=90, help="with jpeg: 1 to 95 (default: %(default)s)")
     command.add_argument(
         "--strip-metadata",
         action="store_true",
-        help="with seekable or jpeg: drop EXIF (orientation stays), ICC profile and comments",
+        help="with seekable or jpeg: drop EXIF (except the orientation), ICC profile and comments",
     )
     command.add_argument(
         "--reject-deep",
         action="store_true",
-        help="reject images of more than 8 bits a sample that would be clipped to 0-255",
+        help="reject images of more than 8 bits per channel, which would be clipped to 0-255",
     )
     command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
-    command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path, or its id")
-    command.add_argument("--image-root", metavar="DIR", help="folder that paths start from (default: the manifest's)")
-    command.add_argument("--suffix", default="", metavar="EXT", help="put behind each path, such as .jpg behind ids")
-    command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
-    add_labels(command, "manifest column, or key of the json in tars,")
+    command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
     command.add_argument(
-        "--force", action="store_true", help="replace the shard set that is in the output folder, and nothing else"
+        "--image-root", metavar="DIR", help="folder that paths are relative to (default: the manifest's)"
+    )
+    command.add_argument("--suffix", default="", metavar="EXT", help="appended to each path, such as .jpg to ids")
+    command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
+    add_labels(command, "manifest column, or json key in tars,")
+    command.add_argument(
+        "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
     )
     command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
-    command.add_argument("--dry-run", action="store_true", help="list and plan only; write nothing")
+    command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
     add_output(command)
-    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command goes on from there")
+    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``feeder tune``: a loader's setting found by measurement."""
+"""``feeder tune``: finds a loader's setting by measurement."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "tune",
         help="find num_workers, worker_threads, prefetch_factor and backend by measurement",
-        description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the one that takes "
-        "least of those that reach the target or, without one, of those that are as fast as the fastest. For a "
-        "training step in place of a target: feeder.tune(dataset, step=...) in Python.",
-        epilog="exit codes: 0 found, 1 error, 2 wrong usage, 3 target not reached, 130 interrupted (the best so far is "
-        "printed)",
+        description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest of "
+        "those that reach the target or, without a target, of those that are as fast as the fastest. To reach the rate "
+        "of a training step, use feeder.tune(dataset, step=...) in Python.",
+        epilog="exit codes: 0 found, 1 error, 2 wrong usage, 3 target not reached, 130 interrupted (after printing the "
+        "best so far)",
     )
     command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
-    goal = command.add_argument_group("what to reach, and with what")
-    goal.add_argument("--target", type=float, metavar="RATE", help="images/s that are enough")
-    goal.add_argument("--cpus", type=int, metavar="N", help="workers times threads (default: all this process may use)")
+    goal = command.add_argument_group("goal and budget")
+    goal.add_argument("--target", type=float, metavar="RATE", help="images/s that are enough (default: the fastest)")
     goal.add_argument(
-        "--memory", type=size_bytes, metavar="SIZE", help="of workers and batches (default: what is available)"
+        "--cpus", type=int, metavar="N", help="workers times threads (default: all that this process may use)"
     )
-    goal.add_argument("--seconds", type=float, default=60.0, help="how long the search may take (default: %(default)s)")
-    work = command.add_argument_group("the work")
+    goal.add_argument(
+        "--memory", type=size_bytes, metavar="SIZE", help="memory of workers and batches (default: what is available)"
+    )
+    goal.add_argument("--seconds", type=float, default=60.0, help="time limit of the search (default: %(default)s)")
+    work = command.add_argument_group("work")
     add_work(work)
     work.add_argument("--no-shuffle", action="store_true", help="read in stored order")
-    work.add_argument("--backend", default="auto", help="decode backend to keep to (default: try all)")
-    present = command.add_argument_group("the present setting, to compare with (default: torch's, no workers)")
+    work.add_argument("--backend", default="auto", help="only this decode backend (default: try all)")
+    present = command.add_argument_group("present setting, to compare with (default: torch's, no workers)")
     present.add_argument("--num-workers", type=int, default=0, metavar="N", help="default: %(default)s")
     present.add_argument("--worker-threads", type=int, default=1, metavar="N", help="default: %(default)s")
     present.add_argument("--prefetch-factor", type=int, default=2, metavar="N", help="default: %(default)s")
     output = command.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object, every run in it")
-    output.add_argument("-q", "--quiet", action="store_true", help="print the result only, not each run")
+    output.add_argument("--json", action="store_true", help="print one JSON object with every run")
+    output.add_argument("-q", "--quiet", action="store_true", help="print only the result, not each run")
     command.set_defaults(run=run)
 
 

@@ -43,7 +43,7 @@ _RESOLUTION = 1 / 1500
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement: its place, the median, and the spread where it is known."""
+    """A measurement: its place, the median, and the spread if known."""
 
     x: float
     y: float
@@ -53,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A series of a :func:`line_chart`; ``reference`` sets it back, for what would be ideal."""
+    """A series of a :func:`line_chart`; ``reference`` draws it in the background, as an ideal."""
 
     label: str
     points: Sequence[Point]
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of a :func:`bar_chart`: its length, the spread where it is known, and a remark."""
+    """A bar of a :func:`bar_chart`: its length, the spread if known, and a remark."""
 
     label: str
     value: float
@@ -90,15 +90,15 @@ class Span:
 
 
 def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str, note: str = "") -> Html:
-    """Measurements over a quantity, such as images/s by workers; the spread is a band.
+    """Returns a chart of measurements over a quantity, such as images/s by workers; the spread is a band.
 
-    Both axes are linear and the vertical one starts at 0, so that a straight line from there means in proportion.
+    Both axes are linear and the vertical one starts at 0, so that a straight line from 0 means proportional.
 
     Args:
         title: Plain text, as are the labels.
         lines: The series; points that aren't finite are left out.
-        x_label: What the horizontal axis counts.
-        y_label: What the vertical axis counts, with its unit.
+        x_label: Quantity of the horizontal axis.
+        y_label: Quantity and unit of the vertical axis.
         note: Plain text under the title.
     """
     shown = [(i, line, sorted(filter(_finite, line.points), key=lambda p: p.x)) for i, line in enumerate(lines)]
@@ -140,12 +140,12 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, unit: str, note: str = "") -> Html:
-    """Figures side by side; the spread is a whisker.
+    """Returns a chart of figures side by side; the spread is a whisker.
 
     Args:
         title: Plain text, as are unit and labels.
-        bars: What to compare, in order.
-        unit: Of the values.
+        bars: Figures to compare, in order.
+        unit: Unit of the values.
         note: Plain text under the title.
     """
     values = [v for bar in bars for v in (bar.value, bar.high) if v is not None and math.isfinite(v)]
@@ -174,12 +174,12 @@ def bar_chart(title: str, bars: Sequence[Bar], *, unit: str, note: str = "") -> 
 
 
 def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "") -> Html:
-    """What a whole is made of, such as the stages of an image's time; all bars share one scale.
+    """Returns a chart of the parts of a whole, such as the stages of an image's time; all bars share one scale.
 
     Args:
         title: Plain text, as are unit and labels.
-        stacks: The bars; a part of one name has one look in all of them.
-        unit: Of the values.
+        stacks: The bars; parts of the same name look the same in all of them.
+        unit: Unit of the values.
         note: Plain text under the title.
 
     Raises:
@@ -217,12 +217,12 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
 
 
 def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = "") -> Html:
-    """Who did what when: a strip for each track, on one axis of time.
+    """Returns activities over time: a strip for each track, on one axis of time.
 
     Args:
         title: Plain text, as are unit, tracks and kinds.
-        spans: What happened, in any order; neighbours of a kind that no screen could tell apart become one.
-        unit: Of start and end.
+        spans: The activities, in any order; neighbours of one kind too close to tell apart become one.
+        unit: Unit of start and end.
         note: Plain text under the title.
     """
     kept = [s for s in spans if math.isfinite(s.start) and math.isfinite(s.end) and s.end >= s.start]
@@ -274,7 +274,7 @@ def _marker(i: int) -> str:
 
 
 def _band(i: int, points: Sequence[Point], left: float, width: float, top: float) -> str:
-    """The spread as an area; only shapes with percentages can follow the page's width, hence the inner drawing."""
+    """Returns the spread as an area, in an inner drawing: only shapes in percentages follow the page's width."""
     known = [(p.x, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     if len(known) < 2:
         return ""
@@ -323,7 +323,7 @@ def _finite(point: Point) -> bool:
 
 
 def _merged(spans: Sequence[Span], apart: float) -> list[Span]:
-    """Neighbours of a kind with no visible gap as one."""
+    """Returns the spans, with neighbours of one kind without a visible gap as one."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         last = found[-1] if found else None

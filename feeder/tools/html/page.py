@@ -1,7 +1,7 @@
 """One self-contained HTML page: text, tables and charts that open without a network, in light, dark and on paper.
 
-Whatever comes from outside (file names, labels, messages) goes through :func:`escape`; only what these functions and
-:mod:`feeder.tools.html.charts` return is markup. There is no script, and the page's own policy forbids any.
+Text from outside (file names, labels, messages) goes through :func:`escape`; only results of these functions and of
+:mod:`feeder.tools.html.charts` are markup. There is no script, and the page's own policy forbids any.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 
 Tone = Literal["note", "good", "bad"]
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-# What HTML forbids even as a reference: control characters, and the halves of pairs that file names may hold.
+# Characters that HTML forbids even as references: control characters, and the lone surrogates of file names.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _NUMBER = re.compile(r"[-+±]?[\d,]+(\.\d+)?( ?(%|x|s|ms|us|µs|MiB|GiB|MB|GB))?|[-–—]")
-# What charts fill shapes with, so that colour is not all that tells them apart.
+# Patterns that fill the shapes of charts, so that colour is not their only difference.
 _PATTERNS = (
     '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
     '<pattern id="hatch1" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -48,7 +48,7 @@ _PATTERNS = (
 
 
 class Html(str):
-    """Markup: escaped where it had to be."""
+    """Markup, escaped where necessary."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class Section:
 
     Attributes:
         heading: Plain text.
-        parts: What functions of this module and of :mod:`feeder.tools.html.charts` returned.
+        parts: Results of functions of this module and of :mod:`feeder.tools.html.charts`.
     """
 
     heading: str
@@ -70,12 +70,12 @@ class Section:
 
 
 def escape(value: object) -> Html:
-    """Plain text as markup, for an element's text or a quoted attribute; what HTML forbids becomes U+FFFD."""
+    """Returns plain text as markup for text or a quoted attribute; characters that HTML forbids become U+FFFD."""
     return Html(html.escape(_FORBIDDEN.sub("\ufffd", str(value)), quote=True))
 
 
 def number(value: float | None) -> str:
-    """A figure for people: three digits, thousands by commas; a dash for None and what isn't finite."""
+    """Returns a figure for people: three digits, commas at thousands; a dash for None and infinities."""
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -85,20 +85,20 @@ def number(value: float | None) -> str:
 
 
 def text(value: object) -> Html:
-    """A paragraph."""
+    """Returns a paragraph."""
     return Html(f"<p>{escape(value)}</p>\n")
 
 
 def code(value: object) -> Html:
-    """A block of code or terminal output; long lines wrap."""
+    """Returns a block of code or terminal output; long lines wrap."""
     return Html(f"<pre>{escape(value)}</pre>\n")
 
 
 def callout(heading: object, value: object = "", tone: Tone = "note") -> Html:
-    """What the reader should see first: a verdict or a warning.
+    """Returns a box for the verdict or a warning, which readers should see first.
 
     Raises:
-        ArgumentError: if the tone is none of these.
+        ArgumentError: if there is no such tone.
     """
     if tone not in ("note", "good", "bad"):
         raise ArgumentError(f"tone must be note, good or bad, got {tone!r}")
@@ -106,16 +106,16 @@ def callout(heading: object, value: object = "", tone: Tone = "note") -> Html:
 
 
 def facts(values: Mapping[str, object]) -> Html:
-    """Names and values as a list."""
+    """Returns names and values as a list."""
     rows = "".join(f"<dt>{escape(name)}</dt><dd><bdi>{escape(value)}</bdi></dd>" for name, value in values.items())
     return Html(f'<dl class="facts">{rows}</dl>\n')
 
 
 def table(rows: Sequence[Sequence[object]], caption: str = "") -> Html:
-    """A table; a column that holds only figures is set to the right.
+    """Returns a table; a column of figures is set to the right.
 
     Args:
-        rows: The heading, then the rows, all of one length.
+        rows: The heading, then the rows, all of the same length.
         caption: Plain text above it.
 
     Raises:
@@ -141,17 +141,17 @@ def table(rows: Sequence[Sequence[object]], caption: str = "") -> Html:
 
 
 def page(title: str, sections: Iterable[Section], *, lead: str = "", top: Sequence[Html] = (), foot: str = "") -> str:
-    """A whole document.
+    """Returns a whole document.
 
     Args:
         title: Plain text.
         sections: The parts, in order.
-        lead: Plain text under the title: of what, where, when.
+        lead: Plain text under the title: subject, place, date.
         top: Markup before the first section, such as a :func:`callout`.
         foot: Plain text at the end.
 
     Returns:
-        HTML that refers to nothing outside of itself.
+        HTML without references to other files.
     """
     _check_markup(top)
     with open(os.path.join(os.path.dirname(__file__), "report.css"), encoding="utf-8") as file:
@@ -173,4 +173,4 @@ def page(title: str, sections: Iterable[Section], *, lead: str = "", top: Sequen
 def _check_markup(parts: Sequence[Html]) -> None:
     for part in parts:
         if not isinstance(part, Html):
-            raise ArgumentError(f"a page is made of what report's functions return, got {part!r}; wrap it in text()")
+            raise ArgumentError(f"expected markup from this module's functions, got {part!r}; wrap it in text()")

@@ -140,7 +140,7 @@ def parity(
     """Compares a backend with the Pillow reference on given images.
 
     Args:
-        path: A folder of images, a shard set, tars, or a manifest: any source of ``feeder shard`` or ``feeder inspect``.
+        path: A folder of images, a shard set, tars, or a manifest: any source of ``feeder shard``.
         backend: The backend's name, or "auto".
         fidelity: "fast" or "exact".
         device: Device of a backend that has a choice: "cpu" or a CUDA device.

@@ -19,8 +19,8 @@ from feeder.tools.training.training_state import Snapshot
 
 __all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]
 
-# What allocators say, in the words of CUDA and its libraries, of torch's CPU allocator, and of C++; and, in lower case,
-# what torch, cuDNN and oneDNN say where no way to do a convolution finds room for its workspace.
+# In lower case: messages of allocators (CUDA and its libraries, torch's CPU allocator, C++), and those of torch, cuDNN
+# and oneDNN where no convolution algorithm finds memory for its workspace.
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "alloc_failed", "bad_alloc"),
     *("unable to find an engine", "unable to find a valid cudnn algorithm", "cudnn_status_not_supported"),
@@ -34,11 +34,11 @@ class BatchSizeTrial:
 
     Attributes:
         batch_size: Samples in the batch.
-        fits: Whether there was memory for it.
-        images_per_s: Of its fastest step; None where it does not fit.
-        memory_bytes: The most memory at one time, on top of what was in use before the search: on a GPU what torch had
-            allocated there, on the CPU what was resident. None where a step ran out of memory, or was not run.
-        reason: Why it does not fit; empty where it does.
+        fits: True if there was memory for it.
+        images_per_s: Rate of its fastest step; None if it does not fit.
+        memory_bytes: Peak memory beyond what was in use before the search: allocated by torch on a GPU, resident on the
+            CPU. None if a step ran out of memory, or was not run.
+        reason: Reason why it does not fit; empty if it does.
     """
 
     batch_size: int
@@ -50,12 +50,12 @@ class BatchSizeTrial:
 
 @dataclass(frozen=True)
 class BatchSizeResult:
-    """What the search found.
+    """The result of a search.
 
     Attributes:
-        batch_size: The one to use: the largest that is as fast as the fastest, but for ``tolerance``.
-        largest: The largest that fits, within ``multiple_of``.
-        trials: All that were tried, in order.
+        batch_size: The size to use: the largest that is as fast as the fastest, within ``tolerance``.
+        largest: The largest size that fits, within ``multiple_of``.
+        trials: All sizes that were tried, in order.
     """
 
     batch_size: int
@@ -75,30 +75,30 @@ def find_batch_size(
     device: str | torch.device | None = None,
     memory_limit_bytes: int | None = None,
 ) -> BatchSizeResult:
-    """Searches by doubling, then halving the gap; nothing of what the trials did stays.
+    """Finds a batch size by doubling, then halving the gap, and undoes all effects of the trials.
 
-    A trial runs ``step`` once to warm up and then ``steps`` times. If it runs out of memory, what it held is freed and
+    A trial runs ``step`` once to warm up and then ``steps`` times. If it runs out of memory, its memory is freed and
     the next smaller size is tried. After each trial everything in ``restore``, and the random generators of Python,
-    numpy and torch, are as they were. In a distributed job search before wrapping the model, on each rank, and take the
-    smallest: a rank that runs out of memory in a collective operation would leave the others waiting.
+    numpy and torch, are as they were. In a distributed job, search before wrapping the model, on each rank, and take
+    the smallest size: a rank that runs out of memory in a collective operation would leave the others waiting.
 
-    What the trials do not hold has no room in the answer: batches that a loader keeps on the device, what a decoder
-    takes there, an evaluation, a model's average. Search with ``memory_limit_bytes`` lower by that much, such as
+    The result leaves no memory for what the trials do not hold: batches that a loader keeps on the device, a decoder's
+    memory there, an evaluation, an average of the model. Reserve it by a lower ``memory_limit_bytes``, such as
     ``int(0.8 * torch.cuda.mem_get_info()[0])``.
 
     Args:
         step: Trains one step on a batch of that many samples, forward, backward and optimizer included.
-        restore: What the step changes: modules, and objects with ``state_dict`` and ``load_state_dict`` (optimizers,
-            schedulers, scalers).
-        start: The first size, 1 or more; one that does not fit is halved.
+        restore: Objects that the step changes: modules, and objects with ``state_dict`` and ``load_state_dict``
+            (optimizers, schedulers, scalers).
+        start: The first size, 1 or more; halved until it fits.
         maximum: No size above it is tried.
-        multiple_of: Sizes from it on are multiples of it; others, ``start`` and ``maximum`` included, are rounded down.
+        multiple_of: Larger sizes are rounded down to multiples of it, ``start`` and ``maximum`` included.
         steps: Timed steps of a trial; the fastest counts.
-        tolerance: Share of the best images/s that a larger batch may lack and still be preferred, 0 to 1.
-        device: Where the memory is: a GPU, or "cpu". None: the current GPU if there is one, else the CPU.
+        tolerance: Share of the best images/s that a larger batch may lose and still be preferred, 0 to 1.
+        device: Device of the memory: a GPU, or "cpu". None: the current GPU if there is one, else the CPU.
         memory_limit_bytes: Upper limit of a trial's ``memory_bytes``. None: on a GPU what there is; on the CPU what is
-            available now. On the CPU a size whose need, judged by that of others, would exceed what is available is
-            not run, because there the system would end the process.
+            available now. On the CPU a size that would exceed what is available, judging by other sizes, is not run,
+            because the system would end the process.
 
     Returns:
         The size to use and everything tried.
@@ -117,7 +117,7 @@ def find_batch_size(
         try:
             trials.append(_try(step, size, steps, gauge))
         finally:
-            gauge.free(collect=not trials or not trials[-1].fits)  # first: to put back takes room, too
+            gauge.free(collect=not trials or not trials[-1].fits)  # first: the restore needs memory too
             snapshot.put_back()
         return trials[-1].fits
 
@@ -132,7 +132,7 @@ def find_batch_size(
     if not good:
         raise ArgumentError(f"not even a batch of 1 fits: {trials[-1].reason}")
     while (following := good + (1 if good < multiple_of else multiple_of)) < bad:
-        # Doubling while nothing is known above; then the middle.
+        # Doubles until a size does not fit, then takes the middle.
         size = min(2 * good, maximum) if bad > maximum else (good + bad) // 2
         size = max(following, _on_grid(size, multiple_of))
         if fits(size):
@@ -153,7 +153,7 @@ def _check(start: int, maximum: int, multiple_of: int, steps: int, tolerance: fl
 
 
 def _on_grid(size: int, multiple_of: int) -> int:
-    """The largest size of the search that is not larger: below ``multiple_of`` there is every one."""
+    """Returns a size rounded down to ``multiple_of``; smaller sizes stay as they are."""
     return size if size < multiple_of else size - size % multiple_of
 
 
@@ -176,7 +176,7 @@ def _try(step: Callable[[int], object], size: int, steps: int, gauge: _Gauge) ->
         known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if not known and not any(each in text.lower() for each in _OUT_OF_MEMORY):
             raise
-        # Only the text is kept: the error's traceback holds the step's tensors.
+        # Keeps only the text: the error's traceback holds the step's tensors.
         reason = f"out of memory ({text.splitlines()[0] if text else type(error).__name__})"
     if reason:
         return BatchSizeTrial(size, False, reason=reason)
@@ -194,15 +194,15 @@ class _Gauge:
         self._before = torch.cuda.memory_allocated(device)
 
     def expect(self, size: int) -> str:
-        """Why a size should not even be tried; empty if it may."""
+        """Returns the reason why a size must not be tried; empty if it may."""
         return ""
 
     def begin(self) -> None:
-        """Starts to watch for the peak."""
+        """Starts to measure the peak."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def end(self, size: int) -> int:
-        """The peak since then, bytes."""
+        """Returns the peak since then, bytes."""
         return max(0, torch.cuda.max_memory_allocated(self.device) - self._before)
 
     def wait(self) -> None:
@@ -210,16 +210,16 @@ class _Gauge:
         torch.cuda.synchronize(self.device)
 
     def free(self, *, collect: bool) -> None:
-        """Gives unused memory back; first looks for cycles, which takes tenths of a second, where asked to."""
+        """Frees unused memory; with ``collect``, collects cycles first, which takes tenths of a second."""
         if collect:
             gc.collect()
         torch.cuda.empty_cache()
 
 
 class _CpuGauge(_Gauge):
-    """Measures on the CPU: the peak of the resident memory, which the kernel keeps.
+    """Measures on the CPU: the kernel's peak of the resident memory.
 
-    What the allocator keeps of earlier trials counts too: with glibc at most some tens of MiB.
+    Memory that the allocator keeps from earlier trials counts too: with glibc at most some tens of MiB.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -240,8 +240,7 @@ class _CpuGauge(_Gauge):
         return f"would take about {need:,} bytes, and {self._available:,} are available"
 
     def begin(self) -> None:
-        # The peak starts again from what is resident now. Where that is forbidden it stays that of all trials so far,
-        # and sizes below one that was too large seem too large as well: never a wrong yes.
+        # Where the peak can't be reset, sizes below one that was too large seem too large as well: never a wrong yes.
         forget_peak()
 
     def end(self, size: int) -> int:

@@ -1,4 +1,4 @@
-"""DeviceLog: the scalars of every training step, brought to the host without a step that waits for them."""
+"""Logs of the scalars of every training step, for which no step waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALIGNMENT = 16
 
 @dataclass
 class _Interval:
-    """Steps whose device scalars are on their way to the host."""
+    """Steps whose device scalars are being copied to the host."""
 
     steps: list[int]
     rows: list[dict[str, Value]]
@@ -34,21 +34,21 @@ class _Interval:
 
 
 class DeviceLog:
-    """Keeps scalars on the device and hands them over later, each as ``.item()`` at its step would have given it.
+    """Keeps scalars on the device and passes them on later, each as ``.item()`` at its step would have given it.
 
-    ``.item()`` waits until the device has done all that was asked of it. Here a step only enqueues a copy of each
-    scalar into a ring on the device. Every ``every`` steps one asynchronous copy brings the ring to page-locked memory;
-    what it brought is handed to the sinks one interval later, or later still if the device is further behind. On the
-    CPU the same happens with copies that are done at once.
+    ``.item()`` waits until the device has finished all its work. Here a step only enqueues a copy of each scalar into a
+    ring on the device. Every ``every`` steps one asynchronous copy brings the ring to page-locked memory. The sinks get
+    its values one interval later, or later still if the device is further behind. On the CPU the same happens with
+    synchronous copies.
 
-    Call it from one thread. Where the current stream changes between two steps, the later one must wait for the earlier
-    one, as CUDA wants it of any tensor that both use. Leaving the context, or :meth:`close`, hands over the rest.
+    Use it from one thread. If the current stream changes between two steps, the later stream must wait for the earlier
+    one, as CUDA requires for any tensor that both use. Leaving the context, or :meth:`close`, passes on the rest.
 
     Args:
-        *sinks: Called as ``sink(step, values)``, once for each step, in order; a :class:`CsvWriter`, or anything that
-            can be called. One with a ``close`` or ``flush`` method has it called with the log's.
+        *sinks: Called as ``sink(step, values)``, once for each step, in order: a :class:`CsvWriter` or any callable.
+            Its methods ``flush`` and ``close``, if any, are called with the log's.
         every: Steps between two copies, 1 or more.
-        device: Where the scalars are; None for that of the first one.
+        device: Device of the scalars; None for that of the first one.
 
     Raises:
         ArgumentError: if ``every`` is less than 1.
@@ -74,15 +74,15 @@ class DeviceLog:
         """Takes the scalars of a step.
 
         Args:
-            step: Its number, as the sinks are to be told.
+            step: The step's number, which the sinks get.
             **values: By name: tensors of one element, or Python numbers. The same names, with the same dtypes, at every
                 step. Tensors on another device than the log's wait for it, as ``.item()`` does.
 
         Raises:
-            ArgumentError: if a value is no scalar, the names or dtypes differ from the first step's, or it is closed.
+            ArgumentError: if a value is not a scalar, names or dtypes are not the first step's, or the log is closed.
         """
         if self._closed:
-            raise ArgumentError(f"step {step}: this log is closed; make another one")
+            raise ArgumentError(f"step {step}: this log is closed; make a new one")
         if self._names is None:
             self._begin(values)
         if values.keys() != set(self._names or ()):
@@ -103,7 +103,7 @@ class DeviceLog:
                 found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
                 raise ArgumentError(f"step {step}: {name} was a {kept} tensor at the first step, and is {found} now")
             else:
-                row[name] = 0  # keeps the order of the names; filled in when it is handed over
+                row[name] = 0  # keeps the order of the names; filled in when it is passed on
                 self._columns[name][slot].copy_(value.detach().reshape(()), non_blocking=True)
         self._steps.append(step)
         self._rows.append(row)
@@ -111,7 +111,7 @@ class DeviceLog:
             self._fetch()
 
     def flush(self) -> None:
-        """Hands over all that was written; waits for the device."""
+        """Passes on all that was written; waits for the device."""
         if self._steps:
             self._fetch()
         while self._on_the_way:
@@ -120,7 +120,7 @@ class DeviceLog:
             _call(sink, "flush")
 
     def close(self) -> None:
-        """Hands over the rest and closes the sinks; may be called again."""
+        """Passes on the rest and closes the sinks; may be called again."""
         if self._closed:
             return
         self._closed = True
@@ -136,7 +136,7 @@ class DeviceLog:
         self.close()
 
     def _begin(self, values: Mapping[str, Value | torch.Tensor]) -> None:
-        """Lays the ring out: a column for each device scalar."""
+        """Lays out the ring, a column for each device scalar."""
         self._names = tuple(values)
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         if self._device is None:
@@ -156,7 +156,7 @@ class DeviceLog:
         return memory[start : start + size_bytes].view(self._dtypes[name])
 
     def _fetch(self) -> None:
-        """Starts the copy of what is in the ring, and hands over what earlier copies have brought."""
+        """Starts the copy of the ring, and passes on the values of earlier copies."""
         on_gpu = self._ring.device.type == "cuda"
         while self._on_the_way and (not on_gpu or self._on_the_way[0].done.query()):
             self._hand_over(self._on_the_way.popleft())
@@ -186,11 +186,11 @@ class CsvWriter:
 
     Args:
         path: The file; its folder must exist.
-        resume_at: None starts the file anew. A step keeps the rows before it, and drops those from it on: what a run
-            that was cut off wrote after its last checkpoint.
+        resume_at: None overwrites the file. A step keeps the rows before it and drops the others, which an interrupted
+            run wrote after its last checkpoint.
 
     Raises:
-        ArgumentError: if the file that is to be kept has other columns than the values.
+        ArgumentError: if the kept file has other columns than the values.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume_at: int | None = None) -> None:
@@ -208,7 +208,7 @@ class CsvWriter:
         self._writer.writerow([step, *values.values()])
 
     def flush(self) -> None:
-        """Gives what was written to the system."""
+        """Flushes the file."""
         self._file.flush()
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class CsvWriter:
 
     @staticmethod
     def _cut(path: str | os.PathLike[str], resume_at: int) -> list[str] | None:
-        """Drops the rows from a step on, and one that was cut off; gives the header, None without one."""
+        """Drops the rows from a step on, and a truncated one; returns the header, None if there is none."""
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 whole = [line for line in file if line.endswith("\n")]

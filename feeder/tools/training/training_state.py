@@ -1,4 +1,4 @@
-"""The state of a training loop's parts, to be put back after a measurement."""
+"""The state of a training loop, restored after a measurement."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Snapshot"]
 
 
 class Snapshot:
-    """The state of modules, of other stateful objects and of the random generators, kept in the CPU's memory.
+    """The state of modules, other stateful objects and random generators, kept in CPU memory.
 
     Args:
         restore: Modules (with their gradients and training modes), and objects with state_dict and load_state_dict.
-        device: Where the random state counts, besides this process's own.
+        device: A device whose random state is kept besides that of the CPU.
 
     Raises:
         ArgumentError: for anything else.
@@ -41,7 +41,7 @@ class Snapshot:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Restores all of it; tensors keep their place in memory."""
+        """Restores everything; tensors keep their place in memory."""
         for module, tensors, gradients, modes in zip(
             self._modules, self._tensors, self._gradients, self._modes, strict=True
         ):
@@ -71,7 +71,7 @@ def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _on_cpu(value: Any) -> Any:
-    """A copy of nested containers with their tensors in the CPU's memory."""
+    """Returns a copy of nested containers with their tensors in CPU memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

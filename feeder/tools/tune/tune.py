@@ -97,9 +97,9 @@ def tune(
         memory_bytes: Upper limit of the memory of workers and batches; None: what is available.
         seconds: Time limit.
         note: Called with a line about each run.
-        arguments: With a dataset: arguments of :class:`feeder.DataLoader`. Those that are tuned are the present setting,
-            which the result is compared with; the default is torch's, no worker. A ``backend`` other than "auto" is
-            kept, as another one may change pixels.
+        arguments: With a dataset: arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
+            setting, which the result is compared with; the default is torch's, no worker. A ``backend`` other than
+            "auto" is kept, as another one may change pixels.
 
     Raises:
         ArgumentError: for an argument out of range, more cpus than the process may use, or a dataset without a batch.
@@ -160,8 +160,8 @@ def _check(target: float | None, cpus: int | None, memory: int | None, seconds: 
         raise ArgumentError(f"target must be more than 0 images/s, got {target}")
     if cpus is not None and not 1 <= cpus <= machine.usable:
         raise ArgumentError(
-            f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}, and more can't "
-            "be measured"
+            f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}; more "
+            "can't be measured"
         )
     if memory is not None and memory < 1:
         raise ArgumentError(f"memory must be at least 1 byte, got {memory}")
