@@ -1,17 +1,17 @@
-"""Ranks that load one order together agree on it, or each of them gets an error.
+"""The check that ranks which split one order load it with the same settings.
 
 Note [Agreement]
-    Ranks that differ in the seed, the batch size or the dataset take parts of different orders: some samples are seen
-    twice and others never, and nothing else would tell. So the first rank that begins an epoch leaves what it loads
-    with in the store that torch.distributed has for its own start, and the others compare. Who finds a difference
-    leaves an error there for all, and raises it. Nothing waits: a rank that is late compares when it comes. A store
-    that is missing, dead or slow is no error, and is not asked again in that epoch.
+    Ranks that differ in seed, batch size or dataset take parts of different orders: some samples are seen twice, others
+    never, and nothing shows it. So the first rank that begins an epoch writes its settings to the store that
+    torch.distributed keeps for its own start, and the others compare theirs. A rank that finds a difference writes an
+    error there for all ranks, and raises it. Nothing waits: a late rank compares when it comes. A missing, dead or slow
+    store is no error, and is not asked again in that epoch.
 
-    Epochs are compared that belong together: of the loader that was made at the same place of the program (the
-    lines of code that led there) and was the same in number of those begun there; as many epochs after as many calls of
-    set_epoch. So a loader that one rank alone makes, to look at images for example, is compared with none. A rank that
-    takes a batch of the loader that all share, and leaves it, goes on to another epoch than the others: it says so in
-    the store when it begins that, and they see it.
+    Epochs are compared with their counterparts on other ranks: of the loader that was made at the same place of the
+    program (the lines of code that led there), has the same number among the loaders begun there, and has begun as many
+    epochs after as many calls of set_epoch. So a loader that one rank alone makes, to look at images for example, is
+    compared with none. A rank that takes a batch of the shared loader and breaks off goes on to another epoch than the
+    others. It writes that to the store when it begins that epoch, and they find it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from feeder.text import count
 
 __all__ = ["Agreement", "Connection", "connect", "recipe_digest"]
 
-_PATIENCE_S = 5.0  # with a store that does not answer
+_PATIENCE_S = 5.0  # the longest wait for an answer of the store
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
 _T = TypeVar("_T")
 _begun: dict[tuple[str, int], int] = {}
 
 
 class Connection(NamedTuple):
-    """What a rank has to reach the others.
+    """A rank's connection to the others.
 
     Attributes:
-        store: Has ``compare_set``, ``set``, ``get`` and ``check`` as torch.distributed's stores do.
+        store: An object with ``compare_set``, ``set``, ``get`` and ``check`` as torch.distributed's stores have them.
         rank: This rank.
-        life: Of the group; see :func:`feeder.loader.group_store.group_life`.
+        life: The group's number; see :func:`feeder.loader.group_store.group_life`.
     """
 
     store: Any
@@ -50,7 +50,7 @@ class Connection(NamedTuple):
 
 
 def connect(rank: int) -> Connection | None:
-    """To the other ranks of torch.distributed's default group; None if there is no way."""
+    """Returns a connection to the other ranks of torch.distributed's default group; None without a group or a store."""
     store = group_store()
     life = None if store is None else within(_PATIENCE_S, lambda: group_life(store, rank))
     return None if life is None else Connection(store, rank, life)
@@ -62,12 +62,12 @@ def recipe_digest(recipe: Any) -> str:
 
 
 class Agreement:
-    """Compares what a loader's epochs are loaded with on all ranks; see Note [Agreement].
+    """Compares the settings of a loader's epochs on all ranks; see Note [Agreement].
 
     Args:
-        reach: Gives the connection for an epoch, from this rank; None: there is no way to the others.
-        place: Where in the program the loader was made; None: where this is called from, outside of feeder.
-        numbers: How many loaders of a place and a life were begun, by these.
+        reach: Returns this rank's connection for an epoch; None if there is none.
+        place: The place in the program where the loader was made; None: the caller's, outside of feeder.
+        numbers: Number of loaders that were begun, by place and life.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Agreement:
         self._has_raised = self._is_silent = False
 
     def epoch_was_set(self) -> None:
-        """Epochs count anew, on all ranks."""
+        """Counts epochs anew, as all ranks do after ``set_epoch``."""
         self._settings, self._epochs = self._settings + 1, 0
 
     def begin(self, rank: int, values: Mapping[str, Any], left_after: int | None = None) -> None:
@@ -93,8 +93,8 @@ class Agreement:
 
         Args:
             rank: This rank.
-            values: By name what all ranks have to load with; of types that JSON has.
-            left_after: Batches after which the loader's epoch before was left unfinished; None: it was not.
+            values: Settings that have to be the same on all ranks, by name; of JSON's types.
+            left_after: Number of batches after which the loader's previous epoch was broken off; None: it was not.
 
         Raises:
             ArgumentError: if ranks differ.
@@ -126,10 +126,10 @@ class Agreement:
         self.check(0)
 
     def check(self, steps: int) -> None:
-        """Looks for what other ranks have found.
+        """Looks for differences that other ranks have found.
 
         Args:
-            steps: Batches of the epoch that were handed out so far; 0 when it begins, or is given up.
+            steps: Number of batches of the epoch that were handed out; 0 when it begins, or is given up.
 
         Raises:
             ArgumentError: if ranks differ.
@@ -153,25 +153,25 @@ class Agreement:
                 )
 
     def close(self) -> None:
-        """Looks for what other ranks have found, for the last time.
+        """Looks for differences that other ranks have found, for the last time.
 
         Raises:
-            ArgumentError: if ranks differ, and this has not said so before.
+            ArgumentError: if ranks differ, and this rank has not raised it before.
         """
         self._is_silent = False
         self.check(0)
 
     def _spread(self, message: str) -> None:
-        """Leaves an error for all ranks, and raises it."""
+        """Writes an error for all ranks, and raises it."""
         self._ask(lambda store: store.set(f"{self._scope}/error", message))
         self._has_raised = True
         raise ArgumentError(message)
 
     def _ask(self, question: Callable[[Any], _T]) -> _T | None:
-        """The store's answer; None if there is none, and then it is not asked again in this epoch.
+        """Returns the store's answer; None without one, and then the store is not asked again in this epoch.
 
-        The store is not kept: a group that is destroyed should end. Nor is it cloned: to connect may take seconds,
-        where the name service does not answer.
+        The store is not kept, as a group that is destroyed should end. It is not cloned either: connecting may take
+        seconds where the name service does not answer.
         """
         connection = None if self._is_silent else self._reach(self._rank)
         answer = None if connection is None else within(_PATIENCE_S, lambda: [question(connection.store)])
@@ -180,12 +180,12 @@ class Agreement:
 
 
 def _found(store: Any, key: str) -> str:
-    """The value of a key; "" without one. Asks first, as waiting for it would block."""
+    """Returns the value of a key; "" without one. Checks first, as ``get`` waits for a key."""
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 
 
 def _calling_place() -> str:
-    """A digest of the lines of code that led here, outside of feeder: the same in all processes of a job."""
+    """Returns a digest of the lines of code outside of feeder that led here: the same in all processes of a job."""
     digest = hashlib.blake2b(digest_size=8)
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -1,11 +1,11 @@
 """``num_workers="auto"``: a few seconds of measurement when a loader is made, or a rule by cores.
 
 Note [Ranks of a host]
-    The ranks of a host share its cores, so each may have its part of them. One rank measures: the first to say so in
-    the store that torch.distributed has for its own start. The others wait for its result, for a bounded time, and
-    fall back on the rule, as they do if the store or the rank that measures is gone. So nothing waits for a dead rank,
-    no collective has to be matched, and ranks that end up with different numbers still agree on order and pixels,
-    which do not depend on them.
+    The ranks of a host share its cores, so each gets its part of them. One rank measures: the first that claims it in
+    the store that torch.distributed keeps for its own start. The others wait for its result, for a bounded time, and
+    then fall back on the rule, as they do if the store or the measuring rank is gone. So nothing waits for a dead rank,
+    no collective has to be matched, and ranks with different numbers of workers still agree on order and pixels, which
+    do not depend on them.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _log = logging.getLogger("feeder")
 
 _SECONDS = 3.0
 _RUN_S = 0.4
-# Two short runs tell no smaller difference.
+# Smaller differences are not seen in two short runs.
 _NEAR = 0.1
-# How much later than the measuring rank another one may come, and how long the store may take to answer.
+# The longest that other ranks may come after the measuring one, and that the store may take to answer.
 _PATIENCE_S = 10.0
 _counts: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen.
+    """A number of workers.
 
     Attributes:
         num_workers: 1 or more.
-        reason: Why.
-        images_per_s: By number of workers, where it was measured.
+        reason: The reason for it, in words.
+        images_per_s: Measured images/s by number of workers; empty if nothing was measured.
     """
 
     num_workers: int
@@ -70,17 +70,17 @@ def choose(
     device: torch.device | None,
     arguments: Mapping[str, Any],
 ) -> Choice:
-    """The number of workers for a loader that is about to be made.
+    """Returns the number of workers for a loader that is about to be made.
 
-    Nothing of the caller's is consumed: samples are drawn apart from its sampler and its random state, in workers.
+    The caller's sampler and random state stay untouched: the measured samples are drawn apart from them, in workers.
 
     Args:
         make: Makes a loader.
-        dataset: Of the loader.
-        batch_size: Of the loader; None: single samples.
-        fast: Whether the loader will run feeder's fast path.
-        device: Where batches are to be.
-        arguments: Those of the loader that say what a worker does.
+        dataset: The loader's dataset.
+        batch_size: The loader's batch size; None: single samples.
+        fast: The loader will run feeder's fast path.
+        device: The device that batches go to.
+        arguments: The loader's arguments that concern the work of a worker.
     """
     world_size = distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     ranks = _local_ranks(world_size)
@@ -106,7 +106,7 @@ def choose(
             work["generator"] = torch.Generator()
 
         def probe(workers: int, left_s: float) -> float:
-            with warnings.catch_warnings():  # the caller's own loader says it
+            with warnings.catch_warnings():  # the caller's own loader warns
                 warnings.simplefilter("ignore")
                 loader = make(dataset, **work, num_workers=workers, timeout=left_s)
             return run(loader, _RUN_S).images_per_s
@@ -131,15 +131,15 @@ def measured(
     seconds: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
-    """The fewest workers that are about as fast as the most.
+    """Returns the smallest number of workers that is about as fast as the largest.
 
     Args:
-        probe: Images/s with so many workers, in at most about so many seconds.
-        most: The most that may be taken.
+        probe: Measures images/s with a number of workers, in about a number of seconds at most.
+        most: The largest number of workers.
         given: The cores, in words.
-        rule: What holds if nothing can be measured, and why.
+        rule: Returns the choice if nothing can be measured, given the reason.
         seconds: No run starts later than this; None: three.
-        clock: The time in seconds.
+        clock: Returns the time in seconds.
     """
     seconds = _SECONDS if seconds is None else seconds
     end = clock() + seconds
@@ -154,7 +154,7 @@ def measured(
                 high = middle
             else:
                 low = middle
-    except Exception as error:  # whatever is wrong, the caller's own loop is the place to say so
+    except Exception as error:  # the caller's own loop will raise it
         if not rates:
             return rule(f"{type(error).__name__}: {error}".partition("\n")[0])
     found = ", ".join(f"{rate:,.0f} with {workers}" for workers, rate in sorted(rates.items()))
@@ -162,15 +162,15 @@ def measured(
 
 
 def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[str], Choice]) -> Choice:
-    """What the first rank that asks has measured; see Note [Ranks of a host].
+    """Returns the choice that the first rank to ask has measured; see Note [Ranks of a host].
 
     Args:
-        store: torch.distributed's.
-        key: Of this loader on this host.
+        store: torch.distributed's store.
+        key: The key of this loader on this host.
         measure: Measures.
-        rule: What holds if nothing can be learnt.
+        rule: Returns the choice if the measuring rank gives none, given the reason.
     """
-    with contextlib.suppress(Exception):  # its own connection: a call that never ends then holds up nothing else
+    with contextlib.suppress(Exception):  # a connection of its own: a call that never ends blocks no other
         store = store.clone()
     claim = within(_PATIENCE_S, lambda: store.add(f"{key}/claims", 1))
     if claim is None:
@@ -194,7 +194,7 @@ def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[
 
 
 class _Draws:
-    """Random samples without end, from a random state of their own."""
+    """An endless sampler with a random state of its own."""
 
     def __init__(self, samples: int, batch_size: int | None) -> None:
         self._samples, self._batch_size = samples, batch_size
@@ -210,7 +210,7 @@ class _Draws:
 
 
 def _unmeasurable(dataset: Any, fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
-    """Why it would not be right to measure."""
+    """Returns the reason why measuring would be wrong; None if there is none."""
     if isinstance(dataset, IterableDataset):
         return "reading ahead in an iterable dataset would consume it"
     if not fast and hasattr(dataset, "state_dict"):
@@ -224,7 +224,7 @@ def _unmeasurable(dataset: Any, fast: bool, device: torch.device | None, argumen
 
 
 def _length(dataset: Any) -> int:
-    """0 where there is none."""
+    """Returns the dataset's length; 0 if it has none."""
     try:
         return len(dataset)
     except Exception:
@@ -232,7 +232,7 @@ def _length(dataset: Any) -> int:
 
 
 def _local_ranks(world_size: int) -> int:
-    """Ranks on this host: as the launcher says, else at most one for each GPU, else all."""
+    """Returns the number of ranks on this host: the launcher's, else one for each GPU at most, else all."""
     told = local_world_size()
     if told > 1 or world_size == 1 or "LOCAL_WORLD_SIZE" in os.environ:
         return told
@@ -240,7 +240,7 @@ def _local_ranks(world_size: int) -> int:
 
 
 def _key(dataset: Any, batch_size: int | None) -> str:
-    """The same on all ranks of a host, or of a container on it, for the same loader."""
+    """Returns a key that is the same on all ranks of a host, or of a container on it, for the same loader."""
     host = socket.gethostname()
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         host += f" {file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,4 +1,4 @@
-"""The key-value store of torch.distributed's default group: for what ranks tell each other without a collective."""
+"""The key-value store of torch.distributed's default group, by which ranks exchange values without a collective."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["group_life", "group_store", "is_initialized", "within"]
 
 _T = TypeVar("_T")
 _lives: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-_inherited: weakref.ref[Any] | None = None  # the group of the process that this one was forked from
+_inherited: weakref.ref[Any] | None = None  # the parent's group, in a forked process
 
 
 def is_initialized() -> bool:
-    """Whether torch.distributed has a default group."""
+    """Returns True if torch.distributed has a default group."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def group_store() -> Any | None:
-    """The store; None without a group, or if that is of the process that this one was forked from."""
+    """Returns the store; None without a group, or in a forked process, whose group is its parent's."""
     if not is_initialized() or (_inherited is not None and _inherited() is distributed.group.WORLD):
         return None
     return distributed.distributed_c10d._get_default_store()
 
 
 def group_life(store: Any, rank: int) -> int:
-    """A number that is another one whenever the group was made anew, on the same store or not: ranks that are started
-    again find what they wrote before. The same for all ranks that were started equally often.
+    """Returns a number that changes whenever the group is made anew, also on the same store, where ranks that are
+    restarted find what they wrote before. Ranks that were started equally often have the same number.
 
     Raises:
-        Exception: whatever the store raises.
+        Exception: any that the store raises.
     """
     group = distributed.group.WORLD
     if group not in _lives:
@@ -44,7 +44,7 @@ def group_life(store: Any, rank: int) -> int:
 
 
 def within(seconds: float, call: Callable[[], _T]) -> _T | None:
-    """The call's result, or None if it fails or takes too long; then it is left behind in a thread of its own."""
+    """Returns the call's result, or None if it fails or takes too long. A slow call goes on in a thread."""
     results: list[_T] = []
 
     def work() -> None:

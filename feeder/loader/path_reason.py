@@ -1,4 +1,4 @@
-"""Why a loader of feeder's samples runs torch's path and not the fast one, and the way out."""
+"""The reason why a loader of feeder's samples runs torch's path and not the fast one, and the way out."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MOST_ITEMS = 16  # of a list in a wrapper
 
 
 class GenericReason(NamedTuple):
-    """Why a loader runs torch's path.
+    """The reason why a loader runs torch's path.
 
     Attributes:
-        why: What stands in the way, in words: "batch_size is None".
-        way_out: What to do; "" where no sample is a feeder dataset's, so that there is nothing to gain by it.
+        why: The obstacle, in words: "batch_size is None".
+        way_out: The remedy; "" if no sample comes from a feeder dataset, as nothing is gained then.
     """
 
     why: str
@@ -38,7 +38,7 @@ def generic_reason(dataset: Any) -> GenericReason:
     """Returns the reason why a loader runs torch's path, and the way to the fast one.
 
     Args:
-        dataset: Of the loader.
+        dataset: The loader's dataset.
     """
     source = as_feeder(dataset)
     if source is None:
@@ -103,7 +103,8 @@ def _foreign(dataset: Any) -> GenericReason:
 
 
 def wrapped_dataset(dataset: Any) -> FeederDataset | None:
-    """The first feeder dataset that a dataset is, or keeps in its attributes, or in those of datasets there."""
+    """Returns the dataset itself if it is a feeder dataset, else the first one in its attributes, or in the attributes
+    of datasets there; None without one."""
     return _wrapped(dataset, _DEEPEST)
 
 

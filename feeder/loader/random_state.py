@@ -1,4 +1,4 @@
-"""States of random number generators as JSON: torch's, numpy's and Python's own."""
+"""States of torch's, numpy's and Python's random number generators, as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ RandomSource = torch.Generator | random.Random | np.random.Generator | np.random
 
 
 def global_sources() -> dict[str, RandomSource]:
-    """The generators behind ``torch.rand`` on the CPU, ``random.random`` and ``numpy.random.rand``, by package."""
-    hidden: Any = random.getstate, np.random.get_state  # methods of the generators, which have no public name
+    """Returns, by package, the generators behind ``torch.rand`` (CPU), ``random.random`` and ``numpy.random.rand``."""
+    hidden: Any = random.getstate, np.random.get_state  # methods of generators that have no public name
     return {"torch": torch.default_generator, "random": hidden[0].__self__, "numpy": hidden[1].__self__}
 
 
 def get_state(source: RandomSource) -> Any:
-    """The state of a generator, of types that JSON has."""
+    """Returns the state of a generator, in JSON's types."""
     if isinstance(source, torch.Generator):
         return base64.b64encode(source.get_state().numpy().tobytes()).decode()
     if isinstance(source, random.Random):
@@ -35,7 +35,7 @@ def set_state(source: RandomSource, state: Any) -> None:
     """Puts a generator into a state from :func:`get_state`.
 
     Raises:
-        LookupError, RuntimeError, TypeError, ValueError: if it is none of that kind of generator.
+        LookupError, RuntimeError, TypeError, ValueError: if the state is not of that kind of generator.
     """
     if isinstance(source, torch.Generator):
         words = np.frombuffer(base64.b64decode(state, validate=True), np.uint8)

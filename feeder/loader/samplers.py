@@ -1,4 +1,4 @@
-"""The samplers that a loader with feeder's own order shows: frameworks tell them the epoch, or take them along."""
+"""The samplers that a loader with feeder's own order shows to frameworks, which set their epoch or take them along."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _AT_ONCE = 4096
 
 
 class _Epochs:
-    """What both have. Each iteration goes on to the next epoch, unless :meth:`set_epoch` fixed it.
+    """Base of both samplers. Each iteration goes on to the next epoch, unless :meth:`set_epoch` fixed it.
 
     Attributes:
         order: The loader's order.
-        epoch: Of the next iteration.
-        on_epoch: Told about :meth:`set_epoch`; stays behind when the sampler is copied.
+        epoch: The epoch of the next iteration.
+        on_epoch: Called by :meth:`set_epoch` with the epoch; left out when the sampler is copied.
     """
 
     order: Order
@@ -40,14 +40,14 @@ class _Epochs:
             yield from self.order.ids(epoch, positions).tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of this sampler and of its loader, as frameworks do it before every epoch."""
+        """Sets the epoch of this sampler and of its loader, as frameworks do before every epoch."""
         self.epoch = epoch
         if self.on_epoch is not None:
             self.on_epoch(epoch)
 
 
 class _Shuffled(_Epochs, RandomSampler):
-    """Stands in for torch's RandomSampler, which frameworks know a shuffled loader by."""
+    """Stands in for torch's RandomSampler, by which frameworks recognize a shuffled loader."""
 
 
 class _Stored(_Epochs, SequentialSampler):
@@ -55,21 +55,21 @@ class _Stored(_Epochs, SequentialSampler):
 
 
 def show_order(loader: DataLoader[Any], order: Order) -> Any:
-    """Puts a sampler of feeder's order in the place of the one that torch's constructor made; returns it."""
+    """Replaces the sampler that torch's constructor made by one of feeder's order, and returns that."""
     dataset: Any = loader.dataset
     sampler = loader.sampler
     if isinstance(sampler, _Epochs):  # a copied loader's
         return sampler
     shown = (_Shuffled if isinstance(sampler, RandomSampler) else _Stored)(dataset)
     shown.order = order
-    object.__setattr__(loader, "sampler", shown)  # torch's own lets nobody replace it
+    object.__setattr__(loader, "sampler", shown)  # torch's __setattr__ refuses it
     if loader.batch_sampler is not None:
         loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]
     return shown
 
 
 def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
-    """Tells the epoch to a loader's samplers and its dataset, each that takes it once."""
+    """Sets the epoch of a loader's samplers and dataset, of each that has a ``set_epoch`` once."""
     told: list[Any] = []
     batches: Any = loader.batch_sampler
     takers: list[Any] = [loader.sampler, batches, getattr(batches, "sampler", None), loader.dataset]
@@ -80,7 +80,7 @@ def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
 
 
 def warn_of_split(split: Split) -> None:
-    """Warns that an epoch in stored order, as of an evaluation, is split by rank where torch's would not be."""
+    """Warns that an epoch in stored order, as of an evaluation, is split by rank, which torch's loader would not do."""
     warn(
         f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "
         f"{split.samples} samples, also with shuffle=False. A loader that one rank alone iterates, to evaluate for "

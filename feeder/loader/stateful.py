@@ -1,4 +1,4 @@
-"""Objects with a state of their own: torchdata's protocol."""
+"""torchdata's protocol for objects that save and load a state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Stateful", "load_if_stateful", "state_of"]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A dataset, sampler or iterator that can say where it is, and go there."""
+    """A dataset, sampler or iterator that saves its place as a state, and goes on from one."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -17,11 +17,11 @@ class Stateful(Protocol):
 
 
 def state_of(obj: Any) -> dict[str, Any] | None:
-    """The object's state; None if it has none to give."""
+    """Returns the object's state; None if it keeps none."""
     return obj.state_dict() if isinstance(obj, Stateful) else None
 
 
 def load_if_stateful(obj: Any, state: dict[str, Any] | None) -> None:
-    """Puts an object into a state, if it takes one."""
+    """Loads a state into an object that takes one."""
     if state is not None and isinstance(obj, Stateful):
         obj.load_state_dict(state)

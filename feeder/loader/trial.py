@@ -1,4 +1,4 @@
-"""One run of a loader: images/s, and what it takes of CPU and memory."""
+"""One measured run of a loader: images/s, CPU time and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feeder.system.processes import cpu_seconds_by_process, pss_bytes
 
 __all__ = ["Trial", "run", "step_rate"]
 
-# A run goes on past its time until it has so many batches: fewer say nothing.
+# A run goes on past its time until it has this many batches: fewer say nothing.
 _BATCHES = 2
 _LONGEST = 4.0
 _epochs = itertools.count(1 << 20)  # far from those of any training
@@ -28,7 +28,7 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
 
     Args:
         loader: A :class:`feeder.DataLoader`.
-        seconds: How long, from the first batch on; longer if there are fewer than two batches by then.
+        seconds: Length of the run, from the first batch on; it goes on if there are fewer than two batches by then.
         step: Called with each batch.
 
     Raises:
@@ -65,7 +65,7 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
 
 
 def step_rate(step: Callable[[Any], Any], batch: Any, seconds: float) -> float:
-    """Images/s of the step alone, on one batch again and again."""
+    """Returns images/s of the step alone, repeated on one batch."""
     _consume(batch, step)
     _synchronize()
     begun, images = time.perf_counter(), 0
@@ -94,7 +94,7 @@ def _forever(loader: Any) -> Iterator[Any]:
 
 
 def _shares(loader: Any, before: Mapping[str, Any], after: Mapping[str, Any], elapsed_s: float) -> dict[str, float]:
-    """What the loader's own meters say; nothing if it has none."""
+    """Returns shares by the loader's own meters; none if it has no such meters."""
     change = {name: after.get(name, 0) - before.get(name, 0) for name in ("busy_ns", "read_ns", "samples")}
     if not change["busy_ns"] or not change["samples"]:
         return {}
@@ -112,17 +112,17 @@ def _synchronize() -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run.
+    """The figures of one run.
 
     Attributes:
-        images_per_s: From the first batch on.
-        cpu_ms: CPU time of all processes an image, milliseconds; the step's too, if there is one.
-        memory_bytes: Of the workers and the batches.
-        first_batch_s: From asking for the first batch to having it.
-        make_ms: Time a worker has an image in hand, milliseconds; None where the loader does not meter it.
-        read_share: Of that time, the part spent in reading, 0-1.
-        busy_share: Part of the time that workers have work in hand, 0-1.
-        skipped: Samples that could not be decoded.
+        images_per_s: Images/s from the first batch on.
+        cpu_ms: CPU time of all processes per image, milliseconds; includes the step, if there is one.
+        memory_bytes: Memory of the workers and the batches.
+        first_batch_s: Seconds from asking for the first batch to getting it.
+        make_ms: Time that a worker spends on an image, milliseconds; None if the loader does not meter it.
+        read_share: Share of that time spent reading, 0-1.
+        busy_share: Share of the time that workers are at work, 0-1.
+        skipped: Number of samples that could not be decoded.
     """
 
     images_per_s: float

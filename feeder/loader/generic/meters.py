@@ -1,4 +1,4 @@
-"""The meters of the generic path: what workers say in their messages, and what the caller's process sees."""
+"""The meters of the generic path: times from the workers' messages, and those of the caller's process."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from feeder.system.callers import warn
 
 __all__ = ["GenericMeters", "Spent", "batch_rows"]
 
-# All that a dataset does to a batch's samples is one call.
+# A dataset makes a batch's samples in one call.
 _WITHIN = dict.fromkeys(("read", "draw", "decode", "transform", "collate"), "fetch")
 _NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 
 
 class Spent(NamedTuple):
-    """What a worker took for a batch, nanoseconds; zeros say nothing.
+    """The times of a worker for a batch, nanoseconds; all 0: not known.
 
     Attributes:
-        idle_ns: Waiting for it.
-        fetch_ns: Fetching its samples.
-        collate_ns: Collating them.
-        write_ns: Writing the rest into the slot or the message.
-        collated_bytes: What collating has put into the slot.
-        written_bytes: What was put there, or into the message, afterwards.
+        idle_ns: Time waiting for the task.
+        fetch_ns: Time fetching the samples.
+        collate_ns: Time collating them.
+        write_ns: Time writing the rest into the slot or the message.
+        collated_bytes: Bytes that collating has put into the slot.
+        written_bytes: Bytes that were put there, or into the message, afterwards.
     """
 
     idle_ns: int = 0
@@ -44,10 +44,10 @@ class Spent(NamedTuple):
 
 
 class GenericMeters:
-    """What one loader's stages take, over all its iterators.
+    """The times of one loader's stages, over all its iterators.
 
     Args:
-        workers: How many workers there are.
+        workers: Number of workers.
     """
 
     def __init__(self, workers: int) -> None:
@@ -62,7 +62,7 @@ class GenericMeters:
         self._has_warned = False
 
     def made(self, worker: int, spent: Spent) -> None:
-        """A worker has made a batch."""
+        """Counts a batch that a worker has made."""
         if not spent.fetch_ns:
             return
         meter = self._meters[worker]
@@ -74,7 +74,7 @@ class GenericMeters:
         self._busy_ns += spent.fetch_ns + spent.collate_ns + spent.write_ns
 
     def made_here(self, time_ns: int) -> None:
-        """A batch was made in this process."""
+        """Counts a batch that was made in this process."""
         collate_ns, self._collate_ns = self._collate_ns, 0
         self.here.add("fetch", time_ns - collate_ns)
         if collate_ns:
@@ -82,7 +82,7 @@ class GenericMeters:
         self._busy_ns += time_ns
 
     def decoded(self, counts: DecodeCounts) -> None:
-        """Images were decoded for a batch that is handed out."""
+        """Counts images that were decoded for a batch that is handed out."""
         self._counts["clipped"] += counts.clipped
         self._counts["slow"] += counts.slow
 
@@ -93,7 +93,7 @@ class GenericMeters:
             warn(clipped_warning(self._counts["clipped"]))
 
     def timed(self, collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The collate function, timed."""
+        """Returns the collate function with a timer around it."""
 
         def timed_collate(samples: Any) -> Any:
             started = time.perf_counter_ns()
@@ -104,21 +104,21 @@ class GenericMeters:
         return timed_collate
 
     def waited(self, time_ns: int) -> None:
-        """The caller has waited for a batch of the workers."""
+        """Counts the caller's wait for a batch of the workers."""
         self.here.add("wait_batch", time_ns)
         self._counts["waited_ns"] += time_ns
 
     def begin(self) -> None:
-        """The caller asks for an epoch."""
+        """Notes that the caller asks for an epoch."""
         self._asked_ns, self._given_ns = time.monotonic_ns(), 0
 
     def asked(self) -> None:
-        """The caller asks for a batch."""
+        """Notes that the caller asks for a batch."""
         if self._given_ns:
             self.here.add("consumer", time.monotonic_ns() - self._given_ns)
 
     def given(self, batch: Any) -> None:
-        """The caller gets a batch."""
+        """Counts a batch that the caller gets."""
         now = time.monotonic_ns()
         self._counts["batches"] += 1
         self._counts["samples"] += batch_rows(batch)
@@ -126,15 +126,15 @@ class GenericMeters:
         self._asked_ns = self._given_ns = now
 
     def words(self) -> npt.NDArray[np.int64]:
-        """The meters: int64 [1 + workers, METER_WORDS], this process's first."""
+        """Returns the meters: int64 [1 + workers, METER_WORDS], this process's first."""
         return np.stack([self.here.words, *self._words])
 
     def stats(self, replacements: list[dict[str, Any]], slots: Mapping[str, int] | None) -> dict[str, Any]:
-        """See :meth:`feeder.DataLoader.stats`.
+        """Returns statistics, see :meth:`feeder.DataLoader.stats`.
 
         Args:
             replacements: The replaced workers.
-            slots: What the current iterator's slots are used for, if there is one.
+            slots: Numbers of the current iterator's slots, by use; None without an iterator.
         """
         stages = stage_table(self.words())
         sums = {f"{name}_ns": stages[name]["total_ns"] for name in ("fetch", "collate", "write") if name in stages}
@@ -152,7 +152,7 @@ class GenericMeters:
 
 
 def batch_rows(batch: Any) -> int:
-    """How many samples a batch of any kind has: the length of the first tensor in it; 1 if there is none."""
+    """Returns the number of samples in a batch of any kind: the length of its first tensor; 1 without one."""
     rows = _rows(batch)
     return 1 if rows is None else rows
 

@@ -200,7 +200,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             self._begin_anew(loader, first_iter)
 
     def restart(self) -> None:
-        """Begins another epoch in place of the one that nothing was asked of yet."""
+        """Begins another epoch instead of this one, of which no batch was asked for."""
         with self._use.begun(self._shutdown_workers):
             self._num_yielded = 0
             self._begin_again()

@@ -1,4 +1,4 @@
-"""Which iterator a loader of any dataset hands out, and where it goes on."""
+"""The iterators of a loader on the generic path, and their place between epochs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ __all__ = ["GenericPath"]
 
 
 class GenericPath:
-    """What a loader keeps between iterators. An iterator with workers is not kept: they end when the caller lets go."""
+    """The state that a loader keeps between iterators.
+
+    An iterator with workers is not kept, so that they end when the caller drops it.
+    """
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] | None = None
@@ -42,7 +45,7 @@ class GenericPath:
         self.__init__()  # type: ignore[misc]
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """The iterator over the next epoch, or over the rest of the one that was loaded."""
+        """Returns an iterator over the next epoch, or over the rest of the one that was loaded."""
         loader.generic_meters.begin()
         iterator: Any = self._host_iterator(loader)
         iterator.delivers = loader.target_device is None
@@ -61,11 +64,11 @@ class GenericPath:
             if (sampler := epoch_is_over(self._loaded)) is not None:
                 indices = IndexIterator(loader._index_sampler)
                 indices.load(sampler)
-                collections.deque(indices, maxlen=0)  # what comes next is the sampler's next epoch
+                collections.deque(indices, maxlen=0)  # the sampler's next epoch follows
                 self._loaded = None
                 self._fix_seeds(loader, next_seeds)
             elif next_seeds is not None:
-                self._next_base_seed = 0  # of the epoch that is over: not to be drawn again
+                self._next_base_seed = 0  # the one of the finished epoch is not drawn again
         if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
             loader._iterator = None
         if iterator is None:
@@ -95,8 +98,8 @@ class GenericPath:
             return {**source.state_dict(), "_next_epoch": order.told}
         if not source.finished or not isinstance(sampler, ResumableRandomSampler) or sampler.generator is not None:
             return source.state_dict()  # type: ignore[no-any-return]
-        # The next epoch's order is torch's random state's, which is not ours to save: its seeds are drawn now, and
-        # before the dataset's state is taken, which may hold the random state.
+        # The next epoch's order follows from torch's random state, which is not ours to save. So the seeds of that
+        # epoch are drawn now, and before the dataset's state is taken, which may hold the random state.
         if self._next_base_seed is None and sampler.next_seed is None:
             self._fix_seeds(loader, [None if loader._iterator is not None else draw_seed(), draw_seed()])
         return {**source.state_dict(), "_next_seeds": [self._next_base_seed, sampler.next_seed]}
@@ -142,8 +145,8 @@ class GenericPath:
             self._forget(loader)
 
     def aim(self, loader: DataLoader[Any], epoch: int) -> None:
-        """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
-        nothing yet, else of the next."""
+        """Sets the epoch for a framework, which may have made the iterator already: the epoch of that iterator if no
+        batch was asked of it, else of the next one."""
         order, current = loader.split_order, self._here
         assert order is not None
         iterator = self._with_workers() if current is None and self._with_workers is not None else current
@@ -161,7 +164,7 @@ class GenericPath:
             self._on_device.state = iterator.state_dict()
 
     def stats(self, meters: GenericMeters) -> dict[str, Any]:
-        """See :meth:`feeder.DataLoader.stats`. Without the loader: an iterator may outlive it."""
+        """See :meth:`feeder.DataLoader.stats`. Takes no loader, as an iterator may outlive it."""
         iterator = self._with_workers() if self._with_workers is not None else None
         slots = None if iterator is None or iterator.finished else iterator.slots()
         return meters.stats(self._replacements, slots)
@@ -189,7 +192,7 @@ class GenericPath:
 
 
 class _OnDevice:
-    """An iterator's batches on the device. Batches are copied ahead: the state is of what was handed out.
+    """An iterator's batches on the device. They are copied ahead, so the state is that of the last one handed out.
 
     Attributes:
         state: The state after the last batch; None before the first and after the end.

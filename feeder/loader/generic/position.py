@@ -1,4 +1,4 @@
-"""Where an iterator over any dataset stands, with workers and without, under the keys of torchdata's states."""
+"""The place of an iterator over any dataset, with workers and without, under the keys of torchdata's states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ __all__ = [
 
 @dataclass
 class Progress:
-    """Where an iteration with workers is; outlives the iterator."""
+    """The place of an iteration with workers; outlives the iterator.
+
+    Attributes:
+        main: The sampler's place at the last snapshot.
+        workers: The workers' states at the last snapshot.
+        step: Number of batches handed out by then.
+        last_worker: The worker that made the last of these.
+        since: Number of batches handed out since then.
+        finished: The epoch is over.
+    """
 
     main: dict[str, Any] = field(default_factory=dict)
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -32,7 +41,7 @@ class Progress:
     finished: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, under torchdata's keys."""
+        """Returns the state, under torchdata's keys."""
         snapshot = {
             "_snapshot_step": self.step,
             "_last_yielded_worker_id": self.last_worker,
@@ -43,7 +52,8 @@ class Progress:
 
 
 def epoch_is_over(state: dict[str, Any]) -> dict[str, Any] | None:
-    """The sampler's part of a state that is of an epoch's end, if no dataset or iterator has a state of its own."""
+    """Returns the sampler's part of a state of an epoch's end; None for a place within an epoch, and if a dataset or
+    iterator has a state of its own."""
     if not state["_iterator_finished"]:
         return None
     if "_snapshot" not in state:
@@ -60,20 +70,20 @@ def sampler_place(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _have_own(states: dict[str, Any]) -> bool:
-    """Whether any worker's dataset or iterator has a state of its own."""
+    """Returns True if any worker's dataset or iterator has a state of its own."""
     return any(s and (s["dataset_state"] is not None or s["fetcher_state"] is not None) for s in states.values())
 
 
 def worker_key(worker: int) -> str:
-    """A worker's key in a state."""
+    """Returns a worker's key in a state."""
     return f"worker_{worker}"
 
 
 def fitting_states(snapshot: dict[str, Any], workers: int, is_iterable: bool) -> dict[str, Any]:
-    """The workers' states of a snapshot, if they fit this number of workers; none where they need not.
+    """Returns the workers' states of a snapshot if they fit this number of workers; none if they need not fit.
 
     Raises:
-        ArgumentError: if they hold something that other workers can't go on with.
+        ArgumentError: if they hold states that another number of workers can't go on with.
     """
     states: dict[str, Any] = snapshot.get("_worker_snapshots", {})
     if len(states) == workers:
@@ -87,7 +97,8 @@ def fitting_states(snapshot: dict[str, Any], workers: int, is_iterable: bool) ->
 
 
 def counts_off(snapshot: dict[str, Any]) -> bool:
-    """Whether the workers of an iterable dataset have no state: what was seen has to be made again and dropped."""
+    """Returns True if the workers of an iterable dataset have no state, so that a resume makes its batches again and
+    drops them."""
     return all(
         worker["dataset_state"] is None
         and (worker["fetcher_state"] is None or worker["fetcher_state"]["dataset_iter_state"] is None)
@@ -97,7 +108,7 @@ def counts_off(snapshot: dict[str, Any]) -> bool:
 
 
 def with_workers(state: dict[str, Any], workers: int) -> dict[str, Any]:
-    """A state of an iterator without workers as one of workers; for map-style datasets without a state."""
+    """Returns a state of an iterator without workers as one of workers; for map-style datasets without a state."""
     if state["fetcher_state"] is not None or state["dataset_state"] is not None:
         raise ArgumentError(
             f"this state was taken without workers and holds the dataset's own state; this loader has {workers} "
@@ -115,7 +126,7 @@ def with_workers(state: dict[str, Any], workers: int) -> dict[str, Any]:
 
 
 def without_workers(state: dict[str, Any]) -> dict[str, Any]:
-    """A state of workers as one of an iterator without workers; for map-style datasets without a state."""
+    """Returns a state of workers as one of an iterator without workers; for map-style datasets without a state."""
     snapshot = state["_snapshot"]
     workers = snapshot["_worker_snapshots"]
     if state["_steps_since_snapshot"] or _have_own(workers):

@@ -30,8 +30,8 @@ class HereIterator(_SingleProcessDataLoaderIter):
 
     Args:
         loader: The loader.
-        state: Where to go on; None: at the beginning.
-        base_seed: The workers' base seed where it is drawn already; None: it is drawn as torch draws it.
+        state: The state to go on from; None: the epoch's beginning.
+        base_seed: The workers' base seed if it is drawn already; None: it is drawn as torch draws it.
     """
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None, base_seed: int | None = None) -> None:
@@ -40,7 +40,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
         self.meters = loader.generic_meters
         self.delivers = True
         self.view: LiveView | None = None
-        # What torch's own constructor does, but for the dataset's state, which goes in between.
+        # As torch's own constructor, with the dataset's state loaded in between.
         begin_torchs(self, loader, base_seed)
         if self._timeout != 0 or self._num_workers != 0:
             raise AssertionError("without workers, timeout must be 0")
@@ -70,7 +70,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
         return self._indices.split_epoch
 
     def restart(self) -> None:
-        """Begins another epoch in place of the one that nothing was asked of yet."""
+        """Begins another epoch instead of this one, of which no batch was asked for."""
         self._sampler_iter = self._indices = IndexIterator(self._index_sampler)
         self._num_yielded = 0
         self._indices.state()
@@ -113,9 +113,9 @@ class HereIterator(_SingleProcessDataLoaderIter):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is, under torchdata's keys."""
+        """Returns its place, under torchdata's keys."""
         fetcher: Any = self._dataset_fetcher
-        indices = self._indices.state()  # first: it may draw a seed, which the dataset's random state has to be after
+        indices = self._indices.state()  # first: it may draw a seed, and the dataset's random state is taken after that
         state = worker_state(0, self._dataset_kind, fetcher, self._dataset)
         return {
             **indices,
@@ -137,7 +137,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
             fetcher: Any = self._dataset_fetcher
             if state["dataset_state"] is None and fetcher_state["dataset_iter_state"] is None:
                 blank = [None] * (self._index_sampler.batch_size if self._auto_collation else 1)
-                for _ in range(self._num_yielded):  # nothing has a state: count off what was seen
+                for _ in range(self._num_yielded):  # nothing has a state: pass over the batches that were handed out
                     fetcher.fetch(blank)
             else:
                 load_if_stateful(fetcher.dataset_iter, fetcher_state["dataset_iter_state"])
@@ -146,7 +146,7 @@ class HereIterator(_SingleProcessDataLoaderIter):
 
 
 def begin_torchs(iterator: Any, loader: DataLoader[Any], base_seed: int | None) -> None:
-    """Runs the constructor of torch's base class, with a base seed that may be drawn already."""
+    """Calls the constructor of torch's base class, which draws no base seed if one is given."""
     random_state = torch.get_rng_state()
     _BaseDataLoaderIter.__init__(iterator, loader)
     if base_seed is not None:

@@ -30,7 +30,7 @@ class ResumableRandomSampler(RandomSampler):
     """torch's RandomSampler, with iterators that can be resumed. Same numbers, same use of the random state.
 
     Attributes:
-        next_seed: The next iterator's seed, where a state has fixed it already; None: it is drawn as torch draws it.
+        next_seed: The next iterator's seed, if a state has fixed it; None: it is drawn as torch draws it.
     """
 
     next_seed: int | None = None
@@ -40,10 +40,10 @@ class ResumableRandomSampler(RandomSampler):
 
 
 class _ResumableIterator(abc.ABC):
-    """An iterator over sample numbers that is resumed by beginning it again from the random state that it began with.
+    """An iterator over sample numbers that resumes by beginning again from the random state that it began with.
 
     Attributes:
-        _start: That random state; None before the first number.
+        _start: The random state that it began with; None before the first number.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class _ResumableIterator(abc.ABC):
 
     @abc.abstractmethod
     def _begun(self) -> Iterator[int]:
-        """The plain iterator; begins it if need be."""
+        """Returns the plain iterator; begins it if need be."""
 
 
 class _ResumableRandomIterator(_ResumableIterator):
@@ -115,11 +115,11 @@ class ResumableWeightedSampler(WeightedRandomSampler):
 
 
 class _DrawnAtOnce(_ResumableIterator):
-    """The iterator of a sampler that draws an epoch at once, from its generator or the global one.
+    """The iterator of a sampler that draws a whole epoch at once, from its generator or the global one.
 
     Args:
         sampler: The sampler.
-        iterate: Its plain iterator.
+        iterate: Returns the sampler's plain iterator.
     """
 
     def __init__(self, sampler: Any, iterate: Callable[[], Iterator[int]]) -> None:
@@ -135,13 +135,13 @@ class _DrawnAtOnce(_ResumableIterator):
             else:
                 generator.set_state(self._start)
             self._indices = iter([*self._iterate()])
-            if is_resumed and self._own is None:  # it was drawn from in the run that is resumed
+            if is_resumed and self._own is None:  # the interrupted run drew these numbers
                 generator.set_state(before)
         return self._indices
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
-    """A seed from torch's random state or a generator, as torch draws those of samplers and workers."""
+    """Draws a seed from torch's random state or a generator, as torch draws those of samplers and workers."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
@@ -153,7 +153,7 @@ _RESUMABLE: dict[type, type] = {
 
 
 def make_resumable(*samplers: Any) -> None:
-    """Gives torch's random samplers, and those in a BatchSampler of torch's, iterators that can be resumed."""
+    """Gives resumable iterators to torch's random samplers, and to those in a BatchSampler of torch's."""
     for sampler in samplers:
         inner = sampler.sampler if type(sampler) is BatchSampler else sampler
         if type(inner) in _RESUMABLE:
@@ -161,7 +161,7 @@ def make_resumable(*samplers: Any) -> None:
 
 
 class IndexIterator:
-    """Iterates over an index sampler (of batches, or of samples without automatic batches) and keeps its place.
+    """Iterates over an index sampler (of batches, or without automatic batches of samples) and keeps its place.
 
     Args:
         sampler: The index sampler. A BatchSampler of torch's is taken apart, as its iterator has no state.
@@ -195,7 +195,7 @@ class IndexIterator:
         return self._iterator if isinstance(self._iterator, SplitEpoch) else None
 
     def state(self) -> dict[str, Any]:
-        """Where it is, under torchdata's keys."""
+        """Returns its place, under torchdata's keys."""
         own, iterator = state_of(self._source), state_of(self._iterator)
         if not self._is_batches:
             return {
@@ -211,7 +211,7 @@ class IndexIterator:
         return {"_index_sampler_state": None, "_sampler_iter_state": inner, "_sampler_iter_yielded": self.yielded}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes to a place from :meth:`state`; counts off the samples before it where nothing has a state."""
+        """Goes to a place from :meth:`state`; passes over what is before it if sampler and iterator have no state."""
         inner = cast("dict[str, Any]", state["_sampler_iter_state"] or {})
         own, iterator = state["_index_sampler_state"], inner or None
         self.yielded = skip = state["_sampler_iter_yielded"]

@@ -17,22 +17,22 @@ __all__ = ["LiveView", "Pace", "bar_text", "end_view", "line_text"]
 
 _BAR_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 5.0
-_SMOOTH_S = 3.0  # rates are of about the last so many seconds
+_SMOOTH_S = 3.0  # rates are averaged over about this time
 
 
 class Pace(NamedTuple):
-    """How fast a loader is.
+    """The pace of a loader.
 
     Attributes:
-        samples_per_s: Handed out.
+        samples_per_s: Samples handed out.
         bytes_per_s: Encoded bytes read; for a dataset that is not feeder's, bytes of the batches.
-        left_s: Until the end of the epoch; None: not known.
-        waited_share: Of the caller's time, 0-1, waiting for workers.
-        busy_share: Of the workers' time, 0-1, at work.
-        ready: Slots that are full.
-        slots: Slots that there are; without any, batches that are made ahead.
-        workers: How many workers.
-        gpu_share: Of its time, 0-1, that the GPU is busy, as nvidia-smi says it; None: there is none, or not known.
+        left_s: Time until the end of the epoch; None: not known.
+        waited_share: Share of the caller's time spent waiting for workers, 0-1.
+        busy_share: Share of the workers' time spent at work, 0-1.
+        ready: Number of full slots.
+        slots: Number of slots; without slots, of batches that are made ahead.
+        workers: Number of workers.
+        gpu_share: Share of the time that the GPU is busy, 0-1, by nvidia-smi's measure; None: no GPU, or not known.
     """
 
     samples_per_s: float
@@ -50,11 +50,11 @@ class LiveView:
     """Shows one epoch of a loader.
 
     Args:
-        stats: Gives what :meth:`feeder.DataLoader.stats` gives.
-        batches: In the epoch, or in what is left of it; None: not known.
-        title: What is shown.
-        stream: Where; None: standard error.
-        gpu_busy: Tells how busy the GPU is, 0-1.
+        stats: Returns the result of :meth:`feeder.DataLoader.stats`.
+        batches: Number of batches in the epoch, or in the rest of it; None: not known.
+        title: The text before the figures.
+        stream: The stream to write to; None: standard error.
+        gpu_busy: Returns the share of the time that the GPU is busy, 0-1.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LiveView:
             self._bar = make_bar(self._stream, total=batches, desc=title, unit="starting", bar_format=layout)
 
     def step(self) -> None:
-        """A batch was handed out."""
+        """Counts a batch that was handed out."""
         self._done += 1
         now = time.monotonic()
         if now - self._seen < self._interval_s:
@@ -94,7 +94,7 @@ class LiveView:
             self._print(line_text(self._title, self._done, self._batches, pace))
 
     def end(self) -> None:
-        """The epoch is over, or given up. The last line is of the whole."""
+        """Ends the view, as the epoch is over or given up. The last line sums up the epoch."""
         stats, self._stats = self._stats, lambda: self._last
         self._last = stats()
         seconds = max(time.monotonic() - self._started, 1e-9)
@@ -139,7 +139,7 @@ _live: weakref.WeakSet[LiveView] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """What is shown of an epoch that the script leaves unfinished gets its last line, too."""
+    """Writes the last line of epochs that the script leaves unfinished."""
     for view in list(_live):
         view.end()
 
@@ -152,13 +152,13 @@ def end_view(iterator: Any) -> None:
 
 
 def bar_text(pace: Pace) -> str:
-    """What stands behind the bar: 58 columns for usual figures, at most 71."""
+    """Returns the text behind the bar: 58 columns for usual figures, at most 71."""
     parts = [f"{pace.samples_per_s:,.0f} img/s", f"{pace.bytes_per_s / 1e6:,.0f} MB/s"]
     if pace.left_s is not None:
         parts.append(f"{_clock(pace.left_s)} left")
     if pace.workers:
         full = [f"full {pace.ready}/{pace.slots}"] if pace.slots else []
-        # Beside a GPU there is no room for both, and its utilisation is what people look for.
+        # With a GPU there is no space for both, and people look for its utilisation.
         busy = f"busy {pace.busy_share:.0%}" if pace.gpu_share is None else f"GPU {pace.gpu_share:.0%}"
         parts += [f"wait {pace.waited_share:.0%}", *full, busy]
     elif pace.gpu_share is not None:
@@ -167,14 +167,14 @@ def bar_text(pace: Pace) -> str:
 
 
 def line_text(title: str, done: int, batches: int | None, pace: Pace, seconds: float | None = None) -> str:
-    """A line of a log.
+    """Returns a line for a log.
 
     Args:
-        title: Of what.
-        done: Batches handed out.
-        batches: Of how many; None: not known.
-        pace: How fast.
-        seconds: What the whole epoch took; None: it goes on.
+        title: The text before the figures.
+        done: Number of batches handed out.
+        batches: Number of batches in the epoch; None: not known.
+        pace: The pace.
+        seconds: Time that the whole epoch took; None: it goes on.
     """
     place = count(done, "batch", "batches") if batches is None else f"{done:,}/{count(batches, 'batch', 'batches')}"
     parts = [place, f"{pace.samples_per_s:,.0f} images/s", f"{pace.bytes_per_s / 1e6:,.0f} MB/s"]
@@ -223,7 +223,7 @@ def _clock(seconds: float) -> str:
 
 
 def _in_notebook() -> bool:
-    """Whether standard error is a notebook's, which takes a bar although it is no terminal."""
+    """Returns True if standard error is a notebook's, which takes a bar although it is no terminal."""
     shell = sys.modules.get("IPython")
     kernel = shell.get_ipython() if shell is not None else None
     return kernel is not None and hasattr(kernel, "kernel")

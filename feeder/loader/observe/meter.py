@@ -1,10 +1,10 @@
-"""What the stages of a pipeline took, as they write it down: counts, bytes, times, histograms. Needs no torch.
+"""The meters that the stages of a pipeline write: counts, bytes, times, histograms. Needs no torch.
 
 Note [Meters]
-    A meter is a row of int64 words, in shared memory where another process reads it, with one process that writes it.
-    For each stage it has how often it ran, the bytes, the total and the longest time, and a histogram of the times with
-    four buckets an octave, so that a percentile is right to an eighth. Words are read and written whole; a reader may
-    see a count without its time, which is no harm. A worker's successor goes on with the same row.
+    A meter is a row of int64 words that one process writes; it is in shared memory where another process reads it. For
+    each stage it has the number of runs, the bytes, the total and the longest time, and a histogram of the times with
+    four buckets per octave, so that percentiles are right within an eighth. Words are read and written whole; a reader
+    may see a count without its time, which does no harm. A worker's successor goes on with the same row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 __all__ = ["METER_WORDS", "STAGES", "STAGE_WORDS", "Meter", "bucket_ns", "bucket_of", "octave_edges"]
 
-# What a stage's name means stands in the documentation of feeder.DataLoader.stats.
+# The documentation of feeder.DataLoader.stats explains the names.
 STAGES = (
     "read",
     "draw",
@@ -42,7 +42,7 @@ _AT = {name: k * STAGE_WORDS for k, name in enumerate(STAGES)}
 
 
 def bucket_of(time_ns: int) -> int:
-    """The histogram's bucket for a time."""
+    """Returns the histogram's bucket for a time."""
     bits = time_ns.bit_length()
     if bits <= _SMALLEST_BITS:
         return 0
@@ -52,14 +52,14 @@ def bucket_of(time_ns: int) -> int:
 
 
 def bucket_ns() -> npt.NDArray[np.float64]:
-    """float64 [buckets], the time in the middle of each, nanoseconds."""
+    """Returns the time in the middle of each bucket: float64 [buckets], nanoseconds."""
     octave, quarter = np.divmod(np.arange(_BUCKETS - 2), 4)
     middles = 2.0 ** (octave + _SMALLEST_BITS) * (1.125 + 0.25 * quarter)
     return np.concatenate([[2.0 ** (_SMALLEST_BITS - 1)], middles, [2.0**_LARGEST_BITS]])
 
 
 def octave_edges() -> list[tuple[int, int]]:
-    """(last bucket below it, b) for every power of two 2**b, nanoseconds, that is an edge between buckets."""
+    """Returns (last bucket below the edge, b) for every edge between buckets at 2**b nanoseconds."""
     return [(4 * k, _SMALLEST_BITS + k) for k in range(_LARGEST_BITS - _SMALLEST_BITS + 1)]
 
 
@@ -67,12 +67,12 @@ class Meter:
     """The meter of one writer; see Note [Meters].
 
     Args:
-        words: int64 [METER_WORDS], zeros at first; None: in memory of its own.
+        words: int64 [METER_WORDS], zeros at first; None: ordinary memory.
     """
 
     def __init__(self, words: npt.NDArray[np.int64] | None = None) -> None:
         self.words: npt.NDArray[np.int64] = np.zeros(METER_WORDS, np.int64) if words is None else words
-        self._numbers: Any = memoryview(self.words)  # type: ignore[arg-type]  # a third of numpy's time an access
+        self._numbers: Any = memoryview(self.words)  # type: ignore[arg-type]  # an access takes a third of numpy's time
 
     def add(self, stage: str, time_ns: int, size_bytes: int = 0) -> None:
         """Adds one run of a stage, in about a microsecond."""
@@ -88,9 +88,9 @@ class Meter:
         """Adds many runs of a stage.
 
         Args:
-            stage: Its name.
-            times_ns: int64 [N]; those that are 0 did not run.
-            size_bytes: Of all of them.
+            stage: The stage's name.
+            times_ns: int64 [N]; 0 for one that did not run.
+            size_bytes: Bytes of all runs.
         """
         for time_ns in times_ns.tolist():
             if time_ns:
@@ -98,12 +98,12 @@ class Meter:
         self._numbers[_AT[stage] + _BYTES] += size_bytes
 
     def add_images(self, time_ns: int, images: int, size_bytes: int, decoder: Any) -> None:
-        """Adds a call of a decoder, image by image where the decoder says what each took.
+        """Adds a call of a decoder, image by image if the decoder times each.
 
         Args:
-            time_ns: Of the call.
-            images: How many.
-            size_bytes: Of the pixels.
+            time_ns: Time of the call.
+            images: Number of images.
+            size_bytes: Bytes of the pixels.
             decoder: See :class:`feeder.decode.decoder.Decoder`.
         """
         if not images:

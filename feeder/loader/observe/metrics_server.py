@@ -1,9 +1,9 @@
-"""The HTTP server of a loader's meters, with few connections that are short.
+"""The HTTP server of a loader's meters, with a few short connections.
 
 Note [Connections]
-    Whoever can reach the port can open connections and say nothing, or read nothing. Each takes a thread and a
-    descriptor, so there are a few at most, and none lasts for longer than a scrape can take. One more than that takes
-    the place of the oldest: scrapes, which take milliseconds, go on.
+    Anyone who can reach the port can open connections that neither send nor read. Each takes a thread and a descriptor,
+    so there are a few at most, and none lasts longer than a scrape can take. A further one takes the place of the
+    oldest, so that scrapes, which take milliseconds, go on.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     """Answers requests, see Note [Connections].
 
     Args:
-        address: To listen on.
+        address: The address to listen on.
         port: TCP port; 0 for a free one.
 
     Attributes:
-        connections: Those that are open, the oldest first, each with the end of its time on the monotonic clock.
+        connections: Open connections, the oldest first, each with its time limit on the monotonic clock.
 
     Raises:
         OSError: if the address or port can't be had.
@@ -56,7 +56,7 @@ class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Makes room for a connection; whether there is any."""
+        """Makes room for a connection; returns False if there is none."""
         if not self._free.acquire(blocking=False):
             _end(next(iter(self.connections.copy()), None))
             if not self._free.acquire(timeout=_ENDING_S):
@@ -65,7 +65,7 @@ class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         return True
 
     def service_actions(self) -> None:
-        """Ends the connections whose time is over; called all the while."""
+        """Ends the connections whose time is over; called again and again."""
         now = time.monotonic()
         for connection, until in self.connections.copy().items():
             if until < now:
@@ -82,16 +82,16 @@ class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
             _end(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: the other side has gone, or was ended."""
+        """Prints nothing: the client has gone, or its connection was ended."""
 
 
 class _SilentHandler(simple_server.WSGIRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests are nobody's news."""
+        """Prints nothing."""
 
 
 def _end(connection: socket.socket | None) -> None:
-    """Has a connection's thread see its end, and close it."""
+    """Ends a connection, which its thread then closes."""
     if connection is not None:
         with contextlib.suppress(OSError):  # closed already
             connection.shutdown(socket.SHUT_RDWR)

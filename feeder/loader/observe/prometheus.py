@@ -1,14 +1,14 @@
 """A loader's meters for Prometheus, by the ``prometheus_client`` package (extra ``metrics``).
 
 Note [One server a port]
-    Loaders of one process that name the same address and port share a server and are told apart by the label
-    ``loader``, a running number. The registry is the server's own: nothing else of the process is exported, and nothing
-    is left in the package's global registry. The server ends with the last of its loaders.
+    Loaders of one process with the same address and port share a server. The label ``loader``, a running number, tells
+    them apart. The registry is the server's own: nothing else of the process is exported, and nothing is left in the
+    package's global registry. The server ends with the last of its loaders.
 
 Note [Loaders that go]
-    A loader may go in a garbage collection: at any place of any thread, while that thread has the lock, or in the
-    server's own thread. So it only says that it leaves, and who has the lock, or gets it at once, sees to it. A process
-    that is forked off has the sockets, but no thread that serves: it starts anew.
+    A garbage collection may end a loader anywhere in any thread, while that thread has the lock, or in the server's own
+    thread. So the loader is only put in a queue, and the thread that has the lock, or gets it at once, removes it. A
+    forked process has the sockets, but no thread that serves: it starts anew.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _leaving: collections.deque[tuple[_Server, int]] = collections.deque()
 
 
 class Metered(Protocol):
-    """A loader as its meters see it."""
+    """The part of a loader that is served."""
 
     def stats(self) -> dict[str, Any]: ...
 
@@ -49,7 +49,7 @@ class Metrics:
 
     Args:
         loader: The loader; not kept alive.
-        port: TCP port; 0 takes a free one, on a server of its own.
+        port: TCP port; 0 takes a free one, for a separate server.
         address: Address to listen on.
 
     Raises:
@@ -82,7 +82,7 @@ def _leave(server: _Server, number: int) -> None:
 
 
 def _see_off() -> None:
-    """Does what Note [Loaders that go] says."""
+    """Removes loaders that have gone, and ends servers without one; see Note [Loaders that go]."""
     while _leaving and _lock.acquire(blocking=False):
         ended = []
         try:
@@ -153,14 +153,14 @@ class _Server:
         self._thread.join()
 
     def drop(self) -> None:
-        """In a forked child: its copies of the sockets would keep the port taken, and connections open."""
+        """Closes the sockets in a forked child, whose copies would keep the port taken and connections open."""
         for copy in (self._server.socket, *self._server.connections):
             with contextlib.suppress(OSError):
                 copy.close()
 
 
 class _Collector:
-    """What a scrape gives, in the server's thread."""
+    """Collects the metrics of a scrape, in the server's thread."""
 
     def __init__(self, server: _Server) -> None:
         self._server = weakref.ref(server)

@@ -1,4 +1,4 @@
-"""What each stage took, and which one is the bottleneck."""
+"""The time that each stage took, and the stage that is the bottleneck."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, STAGES, bucket
 
 __all__ = ["fused_stages", "stage_histograms", "stage_table", "verdict", "worker_tables"]
 
-# Below this share of the time the caller hardly notices that it waits.
+# Waits below this share of the time are hardly noticed.
 _NOTICEABLE = 0.05
 _PERCENTILES = (50, 90, 99)
 _MAKING = ("decode", "read", "fetch", "collate", "write")
@@ -68,7 +68,7 @@ def worker_tables(words: npt.NDArray[np.int64], replaced: list[int]) -> list[dic
 
     Args:
         words: int64 [workers, METER_WORDS].
-        replaced: The number of each worker that was replaced, once for each time.
+        replaced: Numbers of the workers that were replaced, one entry for each replacement.
 
     Returns:
         For each worker: worker (its number), respawns, stages (see :func:`stage_table`).
@@ -80,27 +80,27 @@ def worker_tables(words: npt.NDArray[np.int64], replaced: list[int]) -> list[dic
 
 
 def fused_stages(stages: Mapping[str, Any], within: Mapping[str, str]) -> dict[str, str]:
-    """Which stages have no time of their own on a path.
+    """Finds the stages whose time is part of another stage's.
 
     Args:
-        stages: Those that have.
-        within: What contains a stage's work where it is not done by itself.
+        stages: The stages that were timed.
+        within: By stage, the stage that does its work if it is not done separately.
 
     Returns:
-        By stage, the one whose time contains it.
+        By stage without a time, the stage whose time contains it.
     """
     return {name: holder for name, holder in within.items() if name not in stages and holder in stages}
 
 
 def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) -> dict[str, Any]:
-    """Says what holds the training loop up.
+    """Finds the bottleneck of the training loop.
 
     Args:
-        counts: elapsed_ns (from asking for the first batch to getting the last one) and waited_ns (of that, how long
-            the caller was kept waiting).
+        counts: elapsed_ns (from asking for the first batch to getting the last one) and waited_ns (the part of it that
+            the caller waited).
         meters: busy_ns, and of that read_ns and decode_ns, or fetch_ns, collate_ns and write_ns, summed over all
-            workers; trainer_decode_ns, which the caller's process has decoded for.
-        workers: How many worker processes there are; 0: the caller does their work itself.
+            workers; trainer_decode_ns, the time that the caller's process decoded.
+        workers: Number of worker processes; 0: the caller's process does their work.
 
     Returns:
         waited_share and busy_share (of the workers' time), 0-1; bottleneck: "trainer"; the stage that workers spend the
