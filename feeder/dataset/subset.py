@@ -63,7 +63,10 @@ def dataset_fingerprint(dataset: Any) -> str:
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
     digest = hashlib.blake2b("".join(map(dataset_fingerprint, parts)).encode(), digest_size=16)
     if isinstance(dataset, Subset):
-        digest.update(np.asarray(dataset.indices, np.int64).tobytes())
+        try:
+            digest.update(np.asarray(dataset.indices, np.int64).tobytes())
+        except (TypeError, ValueError):  # a derived class may take anything
+            digest.update(repr(dataset.indices).encode())
     return digest.hexdigest()
 
 

@@ -324,6 +324,25 @@ def test_copies_and_pickles_have_the_same_order(shards: Path) -> None:
         loader.seed = 4
 
 
+class _Pairs(Subset[Any]):
+    """Its indices are not numbers."""
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.indices[i]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] for i in indices]
+
+
+def test_a_subset_of_the_users_own_may_have_any_indices(shards: Path) -> None:
+    names: Any = [("a", 1), ("b",), ("c", 3, 4)]
+    loader = DataLoader(_Pairs(_dataset("single samples", shards), names), None, shuffle=True)
+    assert sorted(map(tuple, loader)) == names
+    state = loader.state_dict()
+    with pytest.raises(ArgumentError, match="fingerprint"):
+        DataLoader(_Pairs(_dataset("single samples", shards), names[::-1]), None, shuffle=True).load_state_dict(state)
+
+
 def test_a_loader_may_be_dropped_while_its_iterator_is_used(shards: Path) -> None:
     iterator: Any = iter(_loader("own samples", shards, num_workers=1))
     assert len(iterator) == 13

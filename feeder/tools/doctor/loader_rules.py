@@ -91,7 +91,11 @@ class LoaderRules:
             self._add("feeder-path", call, why, remedy, what=f"{wrapper} around a feeder dataset: the fast path is off")
         elif "batch_size" in given and self.names.value(given["batch_size"]) is None:
             what = "batch_size=None: the fast path is off"
-            self._add("feeder-path", call, why, "batch_size=32 or more in place of batches of your own", what=what)
+            why, remedy = (
+                "Its workers decode without feeder's speed.",
+                "batch_size=32 or more in place of batches of your own",
+            )
+            self._add("feeder-path", call, why, remedy, what=what)
 
     def _around_feeder(self, node: ast.expr | None, depth: int) -> str | None:
         """Returns the name of the class of this file that wraps a feeder dataset.
