@@ -1,6 +1,6 @@
-"""Which of feeder's modules does one warm batch enter, in the trainer and in a worker?
+"""Counts the modules of feeder that a warm batch enters, in the trainer and in a worker.
 
-Python's profiling hook notes the module of every function that is called while one batch is made and handed out, after
+Python's profiling hook notes the module of every function that is called while a batch is made and handed out, after
 the first few. Fewer modules are a shorter walk for whoever reads the code. Counts only; says nothing about speed.
 
     python -m bench.walk --shards SHARDS [--json OUT]
@@ -28,40 +28,44 @@ WARM = 3  # batches before the one that counts
 
 
 class Walk:
-    """The modules that are entered from :meth:`start` on.
+    """Notes the modules whose functions are called.
 
     Args:
-        note: Gets their names whenever there is a new one; None: nowhere.
+        gate: Only what is called while this file exists counts; None: everything.
+        note: File that gets the names whenever there is a new one; None: nowhere.
     """
 
-    def __init__(self, note: Path | None = None) -> None:
+    def __init__(self, gate: Path | None = None, note: Path | None = None) -> None:
         self.modules: set[str] = set()
-        self._note = note
+        self._gate, self._note = gate, note
 
     def start(self) -> None:
-        self.modules.clear()
+        """Begins to look, in this thread."""
         sys.setprofile(self._see)
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:
         name = frame.f_code.co_filename
-        if event == "call" and name.startswith(ROOT) and name[len(ROOT) :] not in self.modules:
-            self.modules.add(name[len(ROOT) :])
-            if self._note is not None:
-                self._note.write_text("\n".join(sorted(self.modules)))
+        if event != "call" or not name.startswith(ROOT) or name[len(ROOT) :] in self.modules:
+            return
+        if self._gate is not None and not self._gate.exists():
+            return
+        self.modules.add(name[len(ROOT) :])
+        if self._note is not None:
+            self._note.write_text("\n".join(sorted(self.modules)))
 
 
 class WatchedWorker:
     """A ``worker_init_fn`` that watches its worker."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self._folder = Path(folder)
 
     def __call__(self, number: int) -> None:
-        Walk(Path(self._folder) / str(number)).start()
+        Walk(self._folder / "gate", self._folder / str(number)).start()
 
 
 def walk(shards: str) -> tuple[set[str], set[str]]:
-    """The modules that a batch enters in the trainer and in a worker."""
+    """Returns the modules that a warm batch enters in the trainer and in a worker."""
     steps = [RandomResizedCrop(64), RandomHorizontalFlip(), ToDtype(torch.float32, scale=True)]
     dataset = feeder.ShardDataset(shards, transform=Compose([*steps, Normalize((0.5,) * 3, (0.5,) * 3)]))
     with tempfile.TemporaryDirectory(prefix="feeder-walk-") as folder:
@@ -72,10 +76,13 @@ def walk(shards: str) -> tuple[set[str], set[str]]:
         batches = iter(loader)
         for _ in range(WARM):
             next(batches)
+        (Path(folder) / "gate").touch()
         trainer = Walk()
         trainer.start()
         next(batches)
         sys.setprofile(None)
+        for _ in range(WARM):  # what the worker has begun after the gate opened
+            next(batches)
         loader.close()
         return trainer.modules, set((Path(folder) / "0").read_text().split("\n"))
 
