@@ -52,7 +52,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import get_decoder
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast.iterator import Place
+from feeder.loader.fast.position import Place
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.order.epoch import Order

@@ -17,27 +17,31 @@ from typing_extensions import TypeVar
 from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import Choice, choose
-from feeder.loader.device.feed import checked_device
-from feeder.loader.device.options import DeviceOptions
 from feeder.loader.device.static_buffers import StaticBuffers
-from feeder.loader.fast.path import FastPath, current_ranks
-from feeder.loader.generic.meters import GenericMeters
+from feeder.loader.fast.path import FastPath
 from feeder.loader.generic.path import GenericPath
 from feeder.loader.generic.split_order import SplitOrder, order_of
 from feeder.loader.generic.state_dict import draw_seed, make_resumable
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
+from feeder.loader.options import (
+    CopyStream,
+    DeviceOptions,
+    EpochOptions,
+    FixedOptions,
+    checked_device,
+    refuse_on_torchs_path,
+)
 from feeder.loader.path_reason import GenericReason, generic_reason
+from feeder.loader.ranks import current_ranks
 from feeder.loader.samplers import show_order, tell_epoch
 from feeder.order.epoch import Window
 from feeder.system.callers import warn
 from feeder.system.limits import explained
 from feeder.transforms import BatchOp
-from feeder.transforms.mixing import check_mix
 
 __all__ = ["DataLoader"]
 
-_R = TypeVar("_R")
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
 _DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
@@ -45,13 +49,6 @@ _DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 _FIXED = frozenset(
     {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
 )
-
-
-class _Cached(functools.cached_property[_R]):
-    """A cached property that leaves no public attribute: ignite passes all that there are to a loader that it makes."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        super().__set_name__(owner, f"_{name}")
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -182,30 +179,28 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         metrics_address: str = "127.0.0.1",
         progress: bool = False,
     ) -> None:
-        if on_error not in ("raise", "skip"):
-            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-        if worker_threads < 1:
-            raise ArgumentError(f"worker_threads must be 1 or more, got {worker_threads}")
-        if hang_timeout_s is not None and hang_timeout_s <= 0:
-            raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {hang_timeout_s}")
         if (rank is None) != (world_size is None):
             raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
-        if rank is not None and world_size is not None and not 0 <= rank < world_size:
-            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {rank} of {world_size}")
-        if seed is not None and not isinstance(seed, (int, np.integer)):
-            raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {seed!r}")
         if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
             raise ArgumentError(f"metrics_port must be 0 to 65535, got {metrics_port}")
-        if prefetch_to_device < 0:
-            raise ArgumentError(f"prefetch_to_device must be 0 or more, got {prefetch_to_device}")
         if static_buffers and device is None:
             raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
-        check_mix(mix)
+        fixed = FixedOptions(
+            shuffle=shuffle if isinstance(shuffle, Window) else bool(shuffle),
+            seed=seed,
+            backend=backend,
+            fidelity=fidelity,
+            on_error=on_error,
+            channels_last=channels_last,
+            mix=mix,
+            gpu_memory_limit_bytes=gpu_memory_limit_bytes,
+            hw_decoder_load=hw_decoder_load,
+            worker_init_fn=worker_init_fn,
+        )
         self.device, self.prefetch_to_device = device, prefetch_to_device
         self._target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
-        self.seed = None if seed is None else int(seed)
-        self.rank, self.world_size, self.backend = rank, world_size, backend
+        self.seed, self.rank, self.world_size, self.backend = fixed.seed, rank, world_size, backend
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
         self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -253,61 +248,66 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         self._path: FastPath | None = None
-        self._split_order: SplitOrder | None = None
-        self._generic = GenericPath()
-        self._path_arguments = shuffle if isinstance(shuffle, Window) else bool(shuffle), own_order
+        self._fixed: FixedOptions | None = None
+        self._generic = GenericPath(self.num_workers)
+        self._shuffle, self._own_order = fixed.shuffle, own_order
+        if (self._is_fast or self._is_split_generic) and seed is None:
+            self.seed = 0 if generator is None else draw_seed(generator)
         if self._is_fast:
-            if seed is None:
-                self.seed = 0 if generator is None else draw_seed(generator)
             if hang_timeout_s is None:
                 self.hang_timeout_s = _HANG_TIMEOUT_S
-            self._path = self._make_path()
-            self._serve_metrics()
-            return
-        if self._is_split_generic:
-            if seed is None:
-                self.seed = 0 if generator is None else draw_seed(generator)
-            self._make_split_order()
-        else:
-            make_resumable(self.sampler, self.batch_sampler)
-        given = {
-            "shuffle=Window(...)": isinstance(shuffle, Window) and not self._is_split_generic,
-            "seed": seed is not None and not is_feeders(dataset),
-            "rank": rank is not None and not is_feeders(dataset),
-            "world_size": world_size is not None and not is_feeders(dataset),
-            "backend": backend != "auto",
-            "fidelity": fidelity != "fast",
-            "on_error": on_error != "raise",
-            "channels_last": channels_last,
-            "mix": mix is not None,
-            "gpu_memory_limit_bytes": gpu_memory_limit_bytes is not None,
-            "hw_decoder_load": hw_decoder_load is not None,
-        }
-        names = [name for name, is_given in given.items() if is_given]
-        if names:
-            are, them = ("is", "it") if len(names) == 1 else ("are", "them")
-            way = ""
-            if {"seed", "shuffle=Window(...)"}.intersection(names):
-                way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
-            elif {"rank", "world_size"}.intersection(names):
-                way = "; a DistributedSampler splits the samples by rank here"
-            raise ArgumentError(
-                f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
-                f"{self._generic_reason}. Leave {them} out{way}"
+            self._fixed = dataclasses.replace(
+                fixed,
+                seed=self.seed,
+                batch_sampler=None if own_order else self.batch_sampler,
+                collate_fn=None if self.collate_fn in _DEFAULT_COLLATES else self.collate_fn,
             )
-        self._warn_of_torchs_path(own_order, seed)
-        self.generic_meters  # noqa: B018  made before another thread may ask for it
+            self._path = self._make_path()
+        else:
+            if self._is_split_generic:
+                self._generic.order = self._make_split_order()
+            else:
+                make_resumable(self.sampler, self.batch_sampler)
+            options = self._epoch_options()
+            holding = {"seed", "rank", "world_size"} if is_feeders(dataset) else set()
+            if self._is_split_generic:
+                holding.add("shuffle=Window(...)")
+            refuse_on_torchs_path(fixed, options.ranks, holding, str(self._generic_reason))
+            self._warn_of_torchs_path(current_ranks(options.ranks)[1], seed)
         self._serve_metrics()
 
-    def _warn_of_torchs_path(self, own_order: bool, seed: int | None) -> None:
+    def _epoch_options(self) -> EpochOptions:
+        return EpochOptions(
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            drop_last=self.drop_last,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            timeout_s=self.timeout,
+            hang_timeout_s=self.hang_timeout_s,
+            multiprocessing_context=self.multiprocessing_context,
+            memory_limit_bytes=self.memory_limit_bytes,
+            worker_threads=self.worker_threads,
+            snapshot_every_n_steps=self.snapshot_every_n_steps,
+            ranks=None if self.rank is None or self.world_size is None else (self.rank, self.world_size),
+            device=DeviceOptions(
+                target=self._target_device,
+                ahead=self.prefetch_to_device,
+                stream=self._stream,
+                put=None if self._static is None else self._static.put,
+                pin_memory=self.pin_memory,
+            ),
+        )
+
+    def _warn_of_torchs_path(self, world_size: int, seed: int | None) -> None:
         """Says that a feeder dataset goes without the fast path: nothing else would show it."""
         reason = self._path_reason
         if reason is None:
             return
-        world_size, missing, further = current_ranks(self)[1], "order, rank split and speed", ""
+        missing, further = "order, rank split and speed", ""
         if self._is_split_generic:
             missing = "speed"
-        elif world_size > 1 and own_order:
+        elif world_size > 1 and self._own_order:
             further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
         elif seed is not None:
             further = ". seed= has no effect here beside a sampler"
@@ -324,15 +324,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._metrics = Metrics(self, self.metrics_port, self.metrics_address)
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_path_arguments"):
+        if not hasattr(self, "_own_order"):
             return super().__repr__()
         dataset: Any = self.dataset
-        shuffle, own_order = self._path_arguments
-        if self.batch_size is None and not own_order:
+        if self.batch_size is None and not self._own_order:
             order = f"batch_sampler={type(self.batch_sampler).__name__}"
         else:
             order = f"batch_size={self.batch_size}, "
-            order += f"shuffle={shuffle}" if own_order else f"sampler={type(self.sampler).__name__}"
+            order += f"shuffle={self._shuffle}" if self._own_order else f"sampler={type(self.sampler).__name__}"
         parts = [
             repr(dataset) if self._source is dataset else type(dataset).__name__,
             order,
@@ -377,7 +376,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if batch_sampler is not None:
             batch_size = getattr(batch_sampler, "batch_size", None) or 32
         return choose(
-            DataLoader, dataset, batch_size, fast=self._is_fast, device=self.target_device, arguments=arguments
+            DataLoader, dataset, batch_size, fast=self._is_fast, device=self._target_device, arguments=arguments
         )
 
     @property
@@ -388,88 +387,78 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._path
 
     def _make_path(self) -> FastPath:
+        assert self._fixed is not None
         assert self._source is not None
-        path = FastPath(self, self._source, *self._path_arguments)
+        path = FastPath(self._fixed, self._epoch_options(), self._source, self.dataset)
         if path.own_order:
             show_order(self, path.order).on_epoch = path.aim
         return path
 
     @property
-    def split_order(self) -> SplitOrder | None:
-        """Feeder's own order on the generic path; a copied or unpickled loader makes one of its own."""
-        if self._split_order is None and self._is_split_generic:
-            self._make_split_order()
-        return self._split_order
+    def _torchs(self) -> GenericPath:
+        """The generic path; a copied or unpickled loader makes a split order of its own."""
+        if self._is_split_generic and self._generic.order is None:
+            self._generic.order = self._make_split_order()
+        return self._generic
 
-    def _make_split_order(self) -> None:
+    def _make_split_order(self) -> SplitOrder:
         ranks = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
-        order = order_of(self.dataset, self.seed or 0, self._path_arguments[0])
-        self._split_order = SplitOrder(self.dataset, order, self.batch_size, self.drop_last, ranks)
+        order = order_of(self.dataset, self.seed or 0, self._shuffle)
         me = weakref.ref(self)
 
         def aim(epoch: int) -> None:
             if (loader := me()) is not None:
-                loader._generic.aim(loader, epoch)
+                loader._torchs.aim(loader, epoch)
 
         show_order(self, order).on_epoch = aim
+        return SplitOrder(self.dataset, order, self.batch_size, self.drop_last, ranks)
 
     @property
     def _index_sampler(self) -> Any:
         """The sampler that torch's iterators take indices from."""
-        return super()._index_sampler if self.split_order is None else self.split_order
+        order = self._torchs.order
+        return super()._index_sampler if order is None else order
 
     @property
     def target_device(self) -> torch.device | None:
         """The device that batches go to; None: they stay where they are made."""
         return self._target_device
 
-    @property
-    def device_options(self) -> DeviceOptions:
-        """How batches get to the device."""
-        stream, static = self.feeding_stream, self.static_places
-        return DeviceOptions(self.target_device, self.prefetch_to_device, stream, static, self.pin_memory)
+    @functools.cached_property
+    def _stream(self) -> CopyStream:
+        """The stream of the copies; the same for all iterators."""
+        return CopyStream(self._target_device)
 
-    @_Cached
-    def feeding_stream(self) -> Any:
-        """The stream of the copies to the GPU; None without one."""
-        if self.target_device is None or self.target_device.type != "cuda":
-            return None
-        return torch.cuda.Stream(self.target_device)  # type: ignore[no-untyped-call]
-
-    @_Cached
-    def generic_meters(self) -> GenericMeters:
-        """What the stages of the generic path take."""
-        return GenericMeters(self.num_workers)
-
-    @_Cached
-    def static_places(self) -> StaticBuffers | None:
-        """Where ``static_buffers`` puts every batch; the same for all iterators."""
+    @functools.cached_property
+    def _static(self) -> StaticBuffers | None:
+        """The places of ``static_buffers``; the same for all iterators."""
         return StaticBuffers(self.batch_size) if self.static_buffers else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        has_path = self.__dict__.get("_path") is not None
-        if (name in _FIXED and has_path) or (name == "seed" and self.__dict__.get("_split_order") is not None):
+        is_made = self.__dict__.get("_fixed") is not None
+        if name == "seed" and (generic := self.__dict__.get("_generic")) is not None:
+            is_made = is_made or generic.order is not None
+        if name in _FIXED and is_made:
             raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_path": None, "_split_order": None, "_iterator": None, "_metrics": None}
-        state["_generic"] = GenericPath()
-        for name in ("_feeding_stream", "_generic_meters", "_static_places"):
-            state.pop(name, None)
-        return state
+        own = {"_path": None, "_iterator": None, "_generic": GenericPath(self.num_workers), "_metrics": None}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
 
     def __iter__(self) -> Any:
         self._serve_metrics()
+        options = self._epoch_options()
         with explained():
-            iterator: Any = self._generic.iterate(self) if self._fast is None else self._fast.iterate(self)
-        if self.progress and current_ranks(self)[0] == 0:
+            iterator: Any = (
+                self._torchs.iterate(self, options) if self._fast is None else self._fast.iterate(options, owner=self)
+            )
+        if self.progress and current_ranks(options.ranks)[0] == 0:
             if iterator.view is not None:
                 iterator.view.end()
             # The view must not keep the loader alive; and only an iterator of the fast path does.
             if self._fast is None:
-                stats = functools.partial(self._generic.stats, self.generic_meters)
-                iterator.view = LiveView(stats, _length(iterator), "loader")
+                iterator.view = LiveView(self._generic.stats, _length(iterator), "loader")
             else:
                 me = weakref.proxy(self)
                 iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
@@ -479,7 +468,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length."""
         if self._fast is None or not self._fast.own_order:
             return super().__len__()
-        return len(self._fast.split(0))
+        return len(self._fast.split(self._epoch_options()))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.
@@ -494,10 +483,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._fast.set_epoch(epoch)
             if not self._fast.own_order:
                 tell_epoch(self, epoch)
-        elif self.split_order is None:
+        elif self._torchs.order is None:
             tell_epoch(self, epoch)
         else:
-            self._generic.set_epoch(self, epoch)
+            self._torchs.set_epoch(self, epoch)
             if hasattr(self.dataset, "set_epoch"):
                 self.dataset.set_epoch(epoch)
 
@@ -514,7 +503,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
                 epoch that is going on can be resumed as it would have been.
         """
-        return self._generic.state_dict(self) if self._fast is None else self._fast.state_dict()
+        return self._torchs.state_dict(self, self._epoch_options()) if self._fast is None else self._fast.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where a state was taken; the world size, batch size and number of workers may be others.
@@ -525,7 +514,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 of their own and their number is another.
         """
         if self._fast is None:
-            self._generic.load_state_dict(self, state_dict)
+            self._torchs.load_state_dict(self, state_dict)
         else:
             self._fast.load_state_dict(state_dict)
 
@@ -578,9 +567,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
               10,000), see :class:`feeder.loader.fast.part_report.Substitution`.
         """
-        stats = self._generic.stats(self.generic_meters) if self._fast is None else self._fast.stats()
-        if self.split_order is not None:
-            stats["padded"] = list(self.split_order.padded)
+        stats = self._generic.stats() if self._fast is None else self._fast.stats()
         stats |= {"path": self.path, "path_reason": self._path_reason}
         return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
 
@@ -597,8 +584,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         try:
             if self._path is not None:
                 self._path.close()
-            if self._split_order is not None:
-                self._split_order.close()
+            if self._generic.order is not None:
+                self._generic.order.close()
         finally:
             self._generic.close(self)
             metrics, self._metrics = self._metrics, None
@@ -607,7 +594,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
-        return self.generic_meters.words() if self._fast is None else self._fast.stage_words()
+        return self._generic.meters.words() if self._fast is None else self._fast.stage_words()
 
 
 def _length(iterator: Any) -> int | None:

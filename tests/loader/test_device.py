@@ -4,7 +4,7 @@ import collections
 import contextlib
 import gc
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.device.feed import DeviceFeed, checked_device
+from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import move
 from feeder.loader.device.page_lock import CudaGuard, page_lock, slot_guard
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import stage_table
+from feeder.loader.options import CopyStream, DeviceOptions, checked_device
 from feeder.loader.slots.slots import Slots
 from feeder.transforms import (
     ColorJitter,
@@ -70,6 +71,16 @@ def test_move_keeps_the_structure() -> None:
     assert moved["b"][1] is None
 
 
+class _Source:
+    """A source of batches for a feed, each of them ready."""
+
+    def __init__(self, give: Callable[[], tuple[Any, Any]]) -> None:
+        self.next = give
+
+    def ready(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("ahead", [0, 2, 20])
 def test_feed_runs_ahead_and_ends(ahead: int) -> None:
     source = iter(range(10))
@@ -79,7 +90,7 @@ def test_feed_runs_ahead_and_ends(ahead: int) -> None:
         taken.append(next(source))
         return taken[-1], torch.tensor(taken[-1])
 
-    feed = DeviceFeed(give, torch.device("cpu"), ahead)
+    feed = DeviceFeed(_Source(give), DeviceOptions(torch.device("cpu"), ahead))
     assert next(feed)[0] == 0
     assert len(taken) == min(10, ahead + 1)
     assert [item for item, _ in feed] == list(range(1, 10))
@@ -104,7 +115,7 @@ def test_after_an_error_of_the_source_the_feed_goes_on(ahead: int) -> None:
             raise item
         return item, torch.tensor(item)
 
-    feed = DeviceFeed(give, torch.device("cpu"), ahead)
+    feed = DeviceFeed(_Source(give), DeviceOptions(torch.device("cpu"), ahead))
     assert next(feed)[0] == 0
     with pytest.raises(ValueError, match="a bad sample"):
         next(feed)
@@ -114,7 +125,7 @@ def test_after_an_error_of_the_source_the_feed_goes_on(ahead: int) -> None:
 def test_only_what_is_copied_counts_as_copied() -> None:
     meter = Meter()
     batch = torch.zeros(2, 3, device="meta"), torch.zeros(2, dtype=torch.int64), ["a", "b"]
-    feed = DeviceFeed(lambda: ("item", batch), torch.device("meta"), 0, meter=meter)
+    feed = DeviceFeed(_Source(lambda: ("item", batch)), DeviceOptions(torch.device("meta"), 0), meter)
     for _ in range(3):
         next(feed)
     copy = stage_table(meter.words)["copy"]
@@ -153,7 +164,7 @@ def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
 
     monkeypatch.setattr("feeder.loader.device.feed.move", has_room_for_one)
     loader = DataLoader(_dataset(shards), batch_size=8, device="cpu", prefetch_to_device=2)
-    monkeypatch.setattr("feeder.loader.fast.iterator.FastIterator._ready", lambda self: True)
+    monkeypatch.setattr("feeder.loader.fast.host_batches.HostBatches.ready", lambda self: True)
     for batch in loader:
         found.append([x.clone() if isinstance(x, torch.Tensor) else x for x in batch])
     _check(found, [*DataLoader(_dataset(shards), batch_size=8)])
@@ -171,7 +182,7 @@ def test_a_copy_that_finds_no_room_in_its_turn_is_an_error_and_the_batch_is_not_
 
     monkeypatch.setattr("feeder.loader.device.feed.move", full_at_times)
     numbers = iter(range(4))
-    feed = DeviceFeed(lambda: (next(numbers), torch.zeros(2)), torch.device("cpu"), 0)
+    feed = DeviceFeed(_Source(lambda: (next(numbers), torch.zeros(2))), DeviceOptions(torch.device("cpu"), 0))
     assert [next(feed)[0] for _ in range(2)] == [0, 1]
     with pytest.raises(torch.cuda.OutOfMemoryError):
         next(feed)
@@ -471,7 +482,7 @@ def test_a_page_locked_slot_waits_for_the_copies_to_every_gpu_in_use(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[torch.device(device).index])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda number: number != 2, raising=False)
-    guard = slot_guard(DataLoader(_dataset(shards), pin_memory=True, backend="cpu").device_options)
+    guard = slot_guard(DeviceOptions(pin_memory=True))
     assert guard is not None
     slots = Slots(1 << 12, 1, guard)
     slots.acquire()
@@ -536,7 +547,7 @@ class _LateGuard:
 def test_a_loop_ahead_of_the_gpu_waits_for_its_copies_and_is_not_blamed(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.loader.fast.path.slot_guard", lambda loader: _LateGuard(30))
+    monkeypatch.setattr("feeder.loader.fast.setup.slot_guard", lambda options: _LateGuard(30))
     monkeypatch.setattr("feeder.loader.fast.engine.page_lock", lambda slots: None)
     loader = DataLoader(_dataset(shards), batch_size=2, num_workers=2, pin_memory=True)
     path = loader._fast
@@ -574,18 +585,19 @@ def test_copies_made_by_the_caller_stay_intact_when_the_source_is_let_go(shards:
 @pytest.mark.parametrize("late", ["feed", "caller"])
 def test_batches_are_handed_over_right_whichever_stream_is_late(late: str) -> None:
     """A batch is read once it is there, and its memory is used again once it was read."""
-    device, stream, numbers = torch.device("cuda", torch.cuda.current_device()), torch.cuda.Stream(), iter(range(12))
+    numbers, device = iter(range(12)), torch.device("cuda", torch.cuda.current_device())
+    stream = CopyStream(device)
     sources = [torch.full((1 << 20,), number, dtype=torch.uint8).pin_memory() for number in range(12)]
 
     def source() -> tuple[int, torch.Tensor]:
         number = next(numbers)
         if late == "feed":
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream.get()):
                 torch.cuda._sleep(50_000_000)
         return number, sources[number]
 
     found = []
-    for _, batch in DeviceFeed(source, device, 0, stream):
+    for _, batch in DeviceFeed(_Source(source), DeviceOptions(device, 0, stream)):
         if late == "caller":
             torch.cuda._sleep(50_000_000)
         found.append(batch.clone())

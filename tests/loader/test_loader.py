@@ -24,7 +24,7 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast.iterator import FastIterator
+from feeder.loader.fast.host_batches import HostBatches
 from feeder.order.epoch import Window
 from feeder.shard.write.shards import shard
 from feeder.transforms import (
@@ -759,7 +759,7 @@ def test_state_after_an_interrupt_before_the_first_batch_is_the_epochs_beginning
     epochs = [_epoch(loader) for _ in range(2)]
     loader.set_epoch(1)
     with monkeypatch.context() as patched:
-        patched.setattr(FastIterator, "_next_finished", interrupt)
+        patched.setattr(HostBatches, "next", interrupt)
         with pytest.raises(KeyboardInterrupt):
             for _ in loader:
                 pass
@@ -783,7 +783,7 @@ def test_an_iterator_that_could_not_be_made_takes_no_epoch_and_no_place_away(
     resumed.load_state_dict({**resumed.state_dict(), "consumed": 16})
     state = resumed.state_dict()
     with monkeypatch.context() as patched:
-        patched.setattr(FastIterator, "begin", interrupt)
+        patched.setattr(HostBatches, "__init__", interrupt)
         with pytest.raises(KeyboardInterrupt):
             iter(resumed)
     assert resumed.state_dict() == state

@@ -514,7 +514,7 @@ def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shard
     loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1)
     iterator = iter(loader)
     batches = [tuple(x.clone() for x in next(iterator))]
-    board = iterator._engine.pool._board
+    board = iterator._epoch.engine.pool._board
     stopped = os.fork()
     if stopped == 0:  # as a worker would be: any process may have the lock
         board._patience_s = None
@@ -540,7 +540,7 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error_and_the_loop_can_b
     dataset = _dataset(shards, 21, "kill", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
-    engine = iterator._engine
+    engine = iterator._epoch.engine
     ring = engine.ring
 
     def refuse(number: int) -> None:
@@ -569,7 +569,7 @@ def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch
     for _ in range(4):
         next(iterator)
     found: list[dict[str, Any]] = []
-    process = iterator._engine.pool._supervisor.workers[0].process
+    process = iterator._epoch.engine.pool._supervisor.workers[0].process
     ended = process.ended
 
     def look() -> int | None:
@@ -590,7 +590,7 @@ def test_an_interrupt_while_workers_are_given_up_leaves_the_loader_usable(
     loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    pids, engine = loader.worker_pids(), iterator._engine
+    pids, engine = loader.worker_pids(), iterator._epoch.engine
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -621,7 +621,7 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
     loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    board = iterator._engine.pool._board
+    board = iterator._epoch.engine.pool._board
 
     def interrupt(parts: list[Any]) -> None:
         raise KeyboardInterrupt
@@ -642,7 +642,9 @@ def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         place = frame.f_code.co_filename, frame.f_lineno
-        if not place[0].endswith(("/fast/batches.py", "/slots/slots.py", "/slots/ring.py")) or _in_finalizer(frame):
+        if not place[0].endswith(
+            ("/fast/batch_queue.py", "/fast/batches.py", "/slots/slots.py", "/slots/ring.py")
+        ) or _in_finalizer(frame):
             return None
         if event == "line" and place not in seen:
             seen.add(place)

@@ -18,9 +18,10 @@ from feeder.decode.device.erase import erase
 from feeder.decode.device.fused import Erasing, fused_from, fused_parameters
 from feeder.decode.device.ops import run_on_device
 from feeder.transforms import Recipe
+from feeder.transforms.mixing import Mixing
 from feeder.transforms.op import Params
 
-__all__ = ["Finisher"]
+__all__ = ["Finisher", "mixing_partner"]
 
 
 class Finisher:
@@ -120,3 +121,8 @@ def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
     own = images[:, :, top:bottom, left:right]
     partner = own.index_select(0, mix.partner)
     own.copy_(mix.lam * own.float() + (1.0 - mix.lam) * partner.float())
+
+
+def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:
+    """Returns kernel 1's form of a mixing of ``count`` samples: the partner of each is the one before it."""
+    return _gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)

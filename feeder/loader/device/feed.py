@@ -4,72 +4,33 @@ from __future__ import annotations
 
 import collections
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from feeder.errors import ArgumentError
 from feeder.loader.device.nested import move
-from feeder.loader.device.options import DeviceOptions
-from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.observe.meter import Meter
+from feeder.loader.options import DeviceOptions
 
-__all__ = ["DeviceFeed", "checked_device", "feed_device"]
+__all__ = ["BatchSource", "DeviceFeed"]
 
 _T = TypeVar("_T")
-_R = TypeVar("_R")
+_T_co = TypeVar("_T_co", covariant=True)
 
 
-def checked_device(device: str | torch.device | None) -> torch.device | None:
-    """The device that batches are to be on; a GPU with its number.
+class BatchSource(Protocol[_T_co]):
+    """Batches on the host, in order."""
 
-    Raises:
-        ArgumentError: if there is no such device here.
-    """
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device must be a torch device such as 'cuda' or 'cpu', got {device!r}: {error}") from None
-    if found.type == "cpu":
-        return found
-    if found.type != "cuda":
-        raise ArgumentError(f"device must be 'cuda', 'cuda:N' or 'cpu', got {device!r}")
-    if not torch.cuda.is_available():
-        raise ArgumentError(f"device={device!r}, but torch finds no CUDA device here; use device=None")
-    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+    def next(self) -> tuple[_T_co, Any]:
+        """Returns an item that goes along with the batch, and the batch: tensors in any containers, or None.
 
+        Raises:
+            StopIteration: after the last batch.
+        """
 
-def feed_device(
-    options: DeviceOptions,
-    source: Callable[[], tuple[_T, Any]],
-    ready: Callable[[], bool] | None = None,
-    meter: Meter | None = None,
-    complete: Callable[[_T, Any], Any] | None = None,
-) -> DeviceFeed[_T] | None:
-    """The feed of a loader's device; None without one.
-
-    Args:
-        options: The loader's.
-        source: A method of the iterator that owns the feed; held weakly, so that the iterator goes when it is let go.
-        ready: Another, which says whether the source has the next batch at hand.
-        meter: Has the copies.
-        complete: What :class:`DeviceFeed` takes.
-    """
-    if options.target is None:
-        return None
-    give, ask = _weak(source), _weak(ready) if ready is not None else None
-    target, ahead, stream = options.target, options.ahead, options.stream
-    return DeviceFeed(give, target, ahead, stream, ask, meter, complete, options.static)
-
-
-def _weak(method: Callable[[], _R]) -> Callable[[], _R]:
-    """Calls a method of an object that is not kept alive."""
-    found: Any = weakref.WeakMethod(method)
-    return lambda: cast("_R", found()())
+    def ready(self) -> bool:
+        """Returns True if the next batch can be had without a wait."""
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -90,30 +51,24 @@ class DeviceFeed(Generic[_T]):
     raises, the next call tries again.
 
     Args:
-        source: Gives (item, batch); a batch of None is passed on as it is.
-        device: Where batches go.
-        ahead: How many batches are copied before the caller asks for them, 0 or more.
-        stream: The stream of the copies; None for a device without streams.
-        ready: Says whether the source has the next batch at hand; only then it is copied ahead. None: it always has.
-        meter: Has the copies: on a stream what they took there, else what the call took.
-        complete: Given the item and the batch on the device, makes of it what is handed out.
-        static: Where batches are put when they are handed out; None: each has memory of its own.
+        source: The batches. A batch of None is passed on as it is; batches that are ready are copied ahead.
+        options: The device and how batches get there; ``target`` is not None.
+        meter: Counts the copies: on a stream the time that they took there, else the time of the call.
+        complete: Called with the item and the batch on the device; what it returns is handed out.
     """
 
     def __init__(
         self,
-        source: Callable[[], tuple[_T, Any]],
-        device: torch.device,
-        ahead: int,
-        stream: Any = None,
-        ready: Callable[[], bool] | None = None,
+        source: BatchSource[_T],
+        options: DeviceOptions,
         meter: Meter | None = None,
         complete: Callable[[_T, Any], Any] | None = None,
-        static: StaticBuffers | None = None,
     ) -> None:
+        assert options.target is not None
         self._meter = Meter() if meter is None else meter
-        self._source, self._device, self._ahead, self._stream = source, device, ahead, stream
-        self._source_ready, self._complete, self._static = ready, complete, static
+        self._source, self._complete = source, complete
+        self._device, self._ahead = options.target, options.ahead
+        self._stream, self._put = None if options.stream is None else options.stream.get(), options.put
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.
         self._reading: collections.deque[tuple[Any, Any, Any]] = collections.deque()
@@ -128,9 +83,9 @@ class DeviceFeed(Generic[_T]):
         while not self._ended and self._failure is None and len(self._ready) <= self._ahead:
             try:
                 if self._next is None:
-                    if self._ready and self._source_ready is not None and not self._source_ready():
+                    if self._ready and not self._source.ready():
                         break
-                    self._next = self._source()
+                    self._next = self._source.next()
             except StopIteration:
                 self._ended = True
                 break
@@ -156,8 +111,8 @@ class DeviceFeed(Generic[_T]):
             current.wait_event(event)
             for tensor in _tensors(batch):
                 tensor.record_stream(current)
-        if self._static is not None and batch is not None:
-            batch = self._static.put(batch)
+        if self._put is not None and batch is not None:
+            batch = self._put(batch)
         return item, batch
 
     def _copy(self, item: _T, batch: Any) -> tuple[Any, Any]:

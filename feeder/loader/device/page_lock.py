@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.loader.device.options import DeviceOptions
+from feeder.loader.options import DeviceOptions
 from feeder.loader.slots.slots import Slots
 
 __all__ = ["CudaGuard", "page_lock", "slot_guard"]
@@ -86,7 +86,7 @@ def page_lock(slots: Slots) -> None:
 def slot_guard(options: DeviceOptions) -> CudaGuard | None:
     """The guard of a loader's slots, where they are to be page-locked; else None."""
     if options.target is not None and options.target.type == "cuda":
-        return CudaGuard(options.target, options.stream)
+        return CudaGuard(options.target, None if options.stream is None else options.stream.get())
     if options.pin_memory and torch.cuda.is_available():
         return CudaGuard(None)
     return None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
-from feeder.loader.fast.batches import HELD_BATCHES, part_rows
+from feeder.loader.fast.parts import HELD_BATCHES, part_rows
 from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
 from feeder.loader.observe.meter import METER_WORDS
 from feeder.loader.slots.ring import Layout, Ring, plan_slots

@@ -1,4 +1,4 @@
-"""What a loader does to a batch once its images are where they are wanted: the last ops, mixing, the memory format."""
+"""The last steps on a batch, where its images are wanted: the remaining ops, mixing, the memory format."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feeder import _gpu
 from feeder._gpu.tensors import as_tensor
-from feeder.decode.device.finisher import Finisher
+from feeder.decode.device.finisher import Finisher, mixing_partner
 from feeder.errors import ArgumentError
+from feeder.loader.fast.batches import Decoded, Finished
+from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.transforms.mixing import pick
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feeder.loader.fast.batches import Finished
     from feeder.loader.fast.sample_maker import Work
     from feeder.transforms import BatchOp
     from feeder.transforms.mixing import Mixing
 
-__all__ = ["Completion", "mixing_partner"]
+__all__ = ["Finishing"]
 
 
-class Completion:
+class Finishing:
     """The last steps of one loader.
 
     Args:
-        work: How its batches are made; with a split of the recipe, the device's side of it is done here.
-        device: Where the images are then; None: where they were made.
+        work: The way its batches are made; with a split of the recipe, the device's side of it is done here.
+        device: The device that the images go to; None: they stay where they were made.
         channels_last: Memory format of the images.
-        mix: What mixes the samples of each batch: one of these for each; empty for none.
+        mix: Ops of which one mixes the samples of each batch; empty for none.
 
     Raises:
         ArgumentError: if ``mix`` with ``num_classes`` can't have the dataset's labels: there are none, they are
@@ -41,15 +41,38 @@ class Completion:
         if mix and mix[0].num_classes is not None:  # the same for all
             _check_labels(mix[0], work)
         self._work, self._channels_last, self._mix = work, channels_last, mix
+        self._is_on_device = device is not None
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
-    def stored(self, finished: Finished) -> torch.Tensor:
-        """The images as workers left them: [N, 3, H, W] of the output's dtype, or uint8 before the last ops."""
-        dtype = "uint8" if self._work.split is not None else self._work.recipe.output_dtype
-        return as_tensor(finished.arrays.images, dtype)
+    def host_batch(self, finished: Finished) -> tuple[Any, ...]:
+        """Returns ``(images, labels, *fields)`` of a batch as it was made.
+
+        Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left.
+        """
+        fields = [
+            torch.tensor(values, dtype=torch.int64) if name in NUMBER_FIELDS else values
+            for name, values in zip(self._work.fields, finished.fields, strict=True)
+        ]
+        if isinstance(finished, Decoded):
+            images = finished.images
+        else:
+            images = as_tensor(
+                finished.arrays.images, "uint8" if self._work.split is not None else self._work.recipe.output_dtype
+            )
+        labels = finished.arrays.labels
+        return (images, torch.from_numpy(labels.copy() if self._is_on_device else labels), *fields)
+
+    def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
+        """Does the last steps on a batch where it is wanted; an error, or what a collate_fn made, stays as it is."""
+        if isinstance(finished, BaseException) or self._work.makes_batches:
+            return batch
+        images, labels, *fields = batch
+        if not isinstance(finished, Decoded):
+            images = self._images(finished, images)
+        return (images, self._labels(finished, labels), *fields)
 
     def mixing(self, finished: Finished) -> Mixing | None:
-        """What is mixed: a function of seed, epoch and the place in the epoch of the batch's first sample."""
+        """Returns the batch's mixing, a function of seed, epoch and the position of the batch's first sample."""
         if not self._mix:
             return None
         size = self._work.recipe.output_size
@@ -57,16 +80,8 @@ class Completion:
         place = self._work.seed, finished.epoch, int(finished.arrays.positions[0])
         return pick(self._mix, *place).draw(*place, *size)
 
-    def images(self, finished: Finished, images: torch.Tensor) -> torch.Tensor:
-        """Completes images that workers decoded.
-
-        Args:
-            finished: Their batch.
-            images: As :meth:`stored` gives them, on the device.
-
-        Returns:
-            [N, 3, H, W] of the recipe's output dtype.
-        """
+    def _images(self, finished: Finished, images: torch.Tensor) -> torch.Tensor:
+        """Completes images that workers decoded: [N, 3, H, W] of the recipe's output dtype."""
         work, mixing = self._work, self.mixing(finished)
         if self._finisher is None:
             mixed = images if mixing is None else mixing.apply(images)
@@ -86,8 +101,8 @@ class Completion:
         )
         return mixing.apply(done) if mixing is not None and not fused else done
 
-    def labels(self, finished: Finished, labels: torch.Tensor) -> Any:
-        """The labels, or what :meth:`feeder.transforms.BatchOp.mixed_labels` makes of them.
+    def _labels(self, finished: Finished, labels: torch.Tensor) -> Any:
+        """Mixes the labels, see :meth:`feeder.transforms.BatchOp.mixed_labels`.
 
         Raises:
             ArgumentError: if one is out of the range that the mixing op was told.
@@ -110,8 +125,3 @@ def _check_labels(op: BatchOp, work: Work) -> None:
     if len(labels) and labels.max() < 0:
         raise ArgumentError(f"{what} mixes class labels, but no sample of {work.reader.place} has a label")
     op.check_labels(labels)
-
-
-def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:
-    """What kernel 1 takes for it: the partner of each of so many samples is the one before it."""
-    return _gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)

@@ -63,6 +63,10 @@ class Replay:
         self._ahead: collections.deque[tuple[bytes, int, Any]] = collections.deque()
         self.refusal: ArgumentError | None = None
 
+    def __len__(self) -> int:
+        """Batches of the whole epoch."""
+        return len(self._sampler)
+
     @property
     def name(self) -> str:
         """The class of the innermost sampler."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from feeder.decode.device.finisher import mixing_partner
 from feeder.decode.staged.staged import Staged
 from feeder.errors import DecodeError
-from feeder.loader.fast.batches import Finished
-from feeder.loader.fast.finishing import mixing_partner
+from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.sample_maker import SUBSTITUTES, Work
 from feeder.loader.observe.meter import Meter
@@ -26,20 +25,9 @@ if TYPE_CHECKING:
     from feeder.decode.decoder import TrainerDecoder
     from feeder.transforms.mixing import Mixing
 
-__all__ = ["DecodeFeed", "Decoded"]
+__all__ = ["DecodeFeed"]
 
 _AHEAD = 1
-
-
-@dataclass
-class Decoded(Finished):
-    """A batch with its images decoded; its arrays stand in ordinary memory, and hold no images.
-
-    Attributes:
-        images: [N, 3, H, W] of the recipe's output dtype, on the decoder's device.
-    """
-
-    images: torch.Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
 
 
 @dataclass

@@ -16,11 +16,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -28,22 +28,21 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _shar
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import page_lock, slot_guard
+from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.position import Progress, counts_off, fitting_states, with_workers, worker_key
 from feeder.loader.generic.processes import Message, Processes
 from feeder.loader.generic.single_process import begin_torchs
-from feeder.loader.generic.split_order import SplitEpoch
+from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
 from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import Job, Result, Task
 from feeder.loader.observe.live_view import LiveView, end_view
+from feeder.loader.options import EpochOptions
 from feeder.loader.path_reason import raise_explained
 from feeder.loader.slots.batch_message import unpack
 from feeder.loader.slots.slots import Slots
 from feeder.loader.stateful import Stateful
 from feeder.loader.workers.iterator_lock import Use
 from feeder.system.memory import available_bytes
-
-if TYPE_CHECKING:
-    from feeder.loader.dataloader import DataLoader
 
 __all__ = ["WorkersIterator"]
 
@@ -78,6 +77,9 @@ class WorkersIterator(_BaseDataLoaderIter):
 
     Args:
         loader: The loader.
+        options: Its options for this epoch.
+        order: Feeder's own order; None: torch's samplers decide.
+        meters: Times of the stages.
         state: Where to go on; None: at the beginning.
         base_seed: The workers' base seed where it is drawn already; None: it is drawn as torch draws it.
         replacements: Workers that are replaced are added to it.
@@ -86,27 +88,30 @@ class WorkersIterator(_BaseDataLoaderIter):
     def __init__(
         self,
         loader: DataLoader[Any],
+        options: EpochOptions,
+        order: SplitOrder | None,
+        meters: GenericMeters,
         state: dict[str, Any] | None,
         base_seed: int | None,
         replacements: list[dict[str, Any]],
     ) -> None:
-        self.meters = loader.generic_meters
+        self.meters = meters
         self.delivers = True
         self.view: LiveView | None = None
         self._use = Use()
         begin_torchs(self, loader, base_seed)
-        self._prefetch_factor: int = loader.prefetch_factor or 0
+        self._prefetch_factor: int = options.prefetch_factor or 0
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
         self._in_order = loader.in_order
-        self._seeding = None if loader.split_order is None else loader.split_order.seeding
-        self._interval = loader.snapshot_every_n_steps or 0
-        if self._seeding is not None and not isinstance(loader.dataset, Stateful):
+        self._seeding = None if order is None else order.seeding
+        self._interval = options.snapshot_every_n_steps or 0
+        if order is not None and not isinstance(loader.dataset, Stateful):
             self._interval = 1  # such a state costs nothing, and it goes on with another world size or batch size
-        self._guard = slot_guard(loader.device_options)
-        self._memory_limit_bytes = loader.memory_limit_bytes
-        context = loader.multiprocessing_context or torch.multiprocessing
-        self._processes = Processes(context, loader.hang_timeout_s)
+        self._guard = slot_guard(options.device)
+        self._memory_limit_bytes = options.memory_limit_bytes
+        context = options.multiprocessing_context or torch.multiprocessing
+        self._processes = Processes(context, options.hang_timeout_s)
         self._init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             self._init_fn = functools.partial(_sharding_worker_init_fn, self._init_fn, self._world_size, self._rank)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from torch.utils.data import DataLoader
 
 from feeder.errors import ArgumentError
-from feeder.loader.device.feed import feed_device
+from feeder.loader.device.feed import DeviceFeed
+from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
 from feeder.loader.generic.position import Progress, epoch_is_over, sampler_place
 from feeder.loader.generic.single_process import HereIterator
+from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.state_dict import IndexIterator, ResumableRandomSampler, draw_seed
 from feeder.loader.observe.live_view import LiveView, end_view
-
-if TYPE_CHECKING:
-    from feeder.loader.dataloader import DataLoader
-    from feeder.loader.generic.meters import GenericMeters
+from feeder.loader.options import EpochOptions
 
 __all__ = ["GenericPath"]
 
@@ -25,10 +26,20 @@ __all__ = ["GenericPath"]
 class GenericPath:
     """The state that a loader keeps between iterators.
 
-    An iterator with workers is not kept, so that they end when the caller drops it.
+    An iterator with workers is not kept: the workers end when the caller lets it go.
+
+    Args:
+        num_workers: Number of workers.
+
+    Attributes:
+        meters: Times of the stages.
+        order: Feeder's own order; None: torch's samplers decide.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self.order: SplitOrder | None = None
+        self.meters = GenericMeters(num_workers)
         self._loaded: dict[str, Any] | None = None
         self._here: HereIterator | None = None
         self._progress: Progress | None = None
@@ -39,23 +50,23 @@ class GenericPath:
         self._replacements: list[dict[str, Any]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}
+        return {"num_workers": self._num_workers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
-    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Returns an iterator over the next epoch, or over the rest of the one that was loaded."""
-        loader.generic_meters.begin()
-        iterator: Any = self._host_iterator(loader)
-        iterator.delivers = loader.target_device is None
-        if loader.target_device is None:
-            self._on_device = None
+    def iterate(self, loader: DataLoader[Any], options: EpochOptions) -> Iterator[Any]:
+        """Returns the iterator over the next epoch, or over the rest of the one that was loaded."""
+        self.meters.begin()
+        iterator: Any = self._host_iterator(loader, options)
+        iterator.delivers = options.device.target is None
+        self._on_device = None
+        if iterator.delivers:
             return cast("Iterator[Any]", iterator)
-        self._on_device = _OnDevice(iterator, loader)
+        self._on_device = _OnDevice(iterator, options, self.meters)
         return self._on_device
 
-    def _host_iterator(self, loader: DataLoader[Any]) -> Any:
+    def _host_iterator(self, loader: DataLoader[Any], options: EpochOptions) -> Any:
         iterator: Any = self._prepared
         self._prepared = None
         next_seeds = None
@@ -76,24 +87,24 @@ class GenericPath:
             if iterator is not None:
                 iterator._reset(loader)
             else:
-                iterator = self._new(loader)
+                iterator = self._new(loader, options)
         if iterator.finished:  # the state was taken at the end of an epoch
             self._fix_seeds(loader, next_seeds)
             if isinstance(iterator, WorkersIterator) and loader.persistent_workers:
                 iterator._reset(loader)
             else:
-                iterator = self._new(loader)
+                iterator = self._new(loader, options)
         return iterator
 
-    def state_dict(self, loader: DataLoader[Any]) -> dict[str, Any]:
+    def state_dict(self, loader: DataLoader[Any], options: EpochOptions) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
         if self._on_device is not None and self._on_device.state is not None:
             return self._on_device.state
         if self._here is None and self._progress is None:
-            self._prepared = self._new(loader)
+            self._prepared = self._new(loader, options)
         assert self._here is not None or self._progress is not None
         source: Any = self._here if self._here is not None else self._progress
-        sampler, order = loader.sampler, loader.split_order
+        sampler, order = loader.sampler, self.order
         if order is not None and order.told is not None and source.finished:
             return {**source.state_dict(), "_next_epoch": order.told}
         if not source.finished or not isinstance(sampler, ResumableRandomSampler) or sampler.generator is not None:
@@ -119,7 +130,7 @@ class GenericPath:
                 f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
                 f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
             )
-        if (order := loader.split_order) is not None:
+        if (order := self.order) is not None:
             if state:
                 order.load_state_dict(sampler_place(state).get("_index_sampler_state") or {})
             order.told = state.get("_next_epoch")
@@ -132,7 +143,7 @@ class GenericPath:
 
     def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         """Sets the epoch of the next iterator in feeder's own order; a place in that epoch that was loaded is kept."""
-        order, place, prepared = loader.split_order, None, self._prepared
+        order, place, prepared = self.order, None, self._prepared
         assert order is not None
         order.set_epoch(epoch)
         if prepared is not None and not prepared.finished:
@@ -147,7 +158,7 @@ class GenericPath:
     def aim(self, loader: DataLoader[Any], epoch: int) -> None:
         """Sets the epoch for a framework, which may have made the iterator already: the epoch of that iterator if no
         batch was asked of it, else of the next one."""
-        order, current = loader.split_order, self._here
+        order, current = self.order, self._here
         assert order is not None
         iterator = self._with_workers() if current is None and self._with_workers is not None else current
         split_epoch = None if iterator is None else iterator.split_epoch
@@ -163,11 +174,12 @@ class GenericPath:
         if self._on_device is not None:
             self._on_device.state = iterator.state_dict()
 
-    def stats(self, meters: GenericMeters) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`. Takes no loader, as an iterator may outlive it."""
         iterator = self._with_workers() if self._with_workers is not None else None
         slots = None if iterator is None or iterator.finished else iterator.slots()
-        return meters.stats(self._replacements, slots)
+        stats = self.meters.stats(self._replacements, slots)
+        return stats if self.order is None else stats | {"padded": list(self.order.padded)}
 
     def close(self, loader: DataLoader[Any]) -> None:
         """Ends the workers."""
@@ -176,14 +188,14 @@ class GenericPath:
             iterator.close()
         loader._iterator = None
 
-    def _new(self, loader: DataLoader[Any]) -> HereIterator | WorkersIterator:
+    def _new(self, loader: DataLoader[Any], options: EpochOptions) -> HereIterator | WorkersIterator:
         state, self._loaded = self._loaded, None
         base_seed, self._next_base_seed = self._next_base_seed, None
         if loader.num_workers == 0:
-            self._here, self._progress = HereIterator(loader, state, base_seed), None
+            self._here, self._progress = HereIterator(loader, self.order, self.meters, state, base_seed), None
             return self._here
         loader.check_worker_number_rationality()
-        iterator = WorkersIterator(loader, state, base_seed, self._replacements)
+        iterator = WorkersIterator(loader, options, self.order, self.meters, state, base_seed, self._replacements)
         self._here, self._progress = None, iterator.progress
         self._with_workers = weakref.ref(iterator)
         if loader.persistent_workers:
@@ -198,12 +210,11 @@ class _OnDevice:
         state: The state after the last batch; None before the first and after the end.
     """
 
-    def __init__(self, iterator: Any, loader: DataLoader[Any]) -> None:
+    def __init__(self, iterator: Any, options: EpochOptions, meters: GenericMeters) -> None:
         self.state: dict[str, Any] | None = iterator.state_dict()
-        self._iterator = iterator
-        self._meters = loader.generic_meters
+        self._iterator, self._meters = iterator, meters
         self.view: LiveView | None = None
-        self._feed = feed_device(loader.device_options, self._next, meter=self._meters.here)
+        self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.here)
 
     def __iter__(self) -> _OnDevice:
         return self
@@ -214,7 +225,6 @@ class _OnDevice:
     def __next__(self) -> Any:
         self._meters.asked()
         try:
-            assert self._feed is not None
             self.state, batch = next(self._feed)
         except StopIteration:
             self.state = None
@@ -225,6 +235,16 @@ class _OnDevice:
             self.view.step()
         return batch
 
-    def _next(self) -> tuple[dict[str, Any], Any]:
+
+class _WithStates:
+    """An iterator's batches, each with the state after it; see :class:`feeder.loader.device.feed.BatchSource`."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def next(self) -> tuple[dict[str, Any], Any]:
         batch = next(self._iterator)
         return self._iterator.state_dict(), batch
+
+    def ready(self) -> bool:
+        return True

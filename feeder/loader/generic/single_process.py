@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe, graph_settings
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
+from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.position import without_workers
-from feeder.loader.generic.split_order import SplitEpoch
+from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
 from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import never_ending, worker_state
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.path_reason import raise_explained
 from feeder.loader.stateful import load_if_stateful
-
-if TYPE_CHECKING:
-    from feeder.loader.dataloader import DataLoader
 
 __all__ = ["HereIterator", "begin_torchs"]
 
@@ -30,14 +28,23 @@ class HereIterator(_SingleProcessDataLoaderIter):
 
     Args:
         loader: The loader.
+        order: Feeder's own order; None: torch's samplers decide.
+        meters: Times of the stages.
         state: The state to go on from; None: the epoch's beginning.
         base_seed: The workers' base seed if it is drawn already; None: it is drawn as torch draws it.
     """
 
-    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None, base_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        order: SplitOrder | None,
+        meters: GenericMeters,
+        state: dict[str, Any] | None,
+        base_seed: int | None = None,
+    ) -> None:
         if state is not None and "_snapshot" in state:
             state = without_workers(state)
-        self.meters = loader.generic_meters
+        self.meters = meters
         self.delivers = True
         self.view: LiveView | None = None
         # As torch's own constructor, with the dataset's state loaded in between.
@@ -48,7 +55,6 @@ class HereIterator(_SingleProcessDataLoaderIter):
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         if state is not None:
             load_if_stateful(self._dataset, state["dataset_state"])
-        order = loader.split_order
         self._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
             self._dataset if order is None else order.seeding.samples(self._dataset),

@@ -1,10 +1,11 @@
-"""Seeds of worker processes, and what torch's get_worker_info() says in them."""
+"""Seeds of worker processes, and the WorkerInfo of torch's get_worker_info() in them."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,31 @@ from torch.utils.data._utils import worker as torch_worker
 
 from feeder.order.random import philox
 
-__all__ = ["introduce", "seeded"]
+__all__ = ["WorkerInit", "epoch_base_seed", "introduce", "seeded"]
 
 _STREAM = 65_531  # the next below those of mixing
+
+
+@dataclass
+class WorkerInit:
+    """Called in a new worker: seeds it, tells ``get_worker_info()`` of it, and calls the user's ``worker_init_fn``.
+
+    Attributes:
+        init: The user's function, if any.
+        workers: Number of workers.
+        dataset: The user's dataset.
+        base_seed: Seed of worker 0.
+    """
+
+    init: Callable[[int], None] | None
+    workers: int
+    dataset: Any
+    base_seed: int = 0
+
+    def __call__(self, number: int) -> None:
+        introduce(self.base_seed, number, self.workers, self.dataset)
+        if self.init is not None:
+            self.init(number)
 
 
 def introduce(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
@@ -25,6 +48,11 @@ def introduce(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
     torch.manual_seed(seed)
     np.random.seed(torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
     torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+
+
+def epoch_base_seed(seed: int, rank: int, epoch: int) -> int:
+    """Returns the base seed of workers that start in an epoch: below 2**62, as torch adds the worker's number."""
+    return int(np.random.SeedSequence([seed, rank, epoch]).generate_state(1, np.uint64)[0]) >> 2
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from feeder.dataset.subset import as_feeder
 from feeder.decode.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast.batches import HELD_BATCHES
+from feeder.loader.fast.parts import HELD_BATCHES
 from feeder.loader.slots.ring import Layout
 from feeder.loader.trial import Trial, run, step_rate
 from feeder.order.epoch import Order, Window

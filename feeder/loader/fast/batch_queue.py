@@ -1,0 +1,216 @@
+"""Batches in order: made by the worker pool ahead of the caller, or in the calling process."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feeder.loader.fast.batches import Finished, Request
+from feeder.loader.fast.part_report import Report
+from feeder.loader.fast.parts import HELD_BATCHES
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.slots.ring import SlotView
+from feeder.system.callers import warn
+
+if TYPE_CHECKING:
+    from feeder.loader.fast.engine import Engine
+    from feeder.loader.workers.iterator_lock import Use
+
+__all__ = ["BatchQueue", "make_here"]
+
+
+@dataclass
+class _Making:
+    request: Request
+    slot: int
+    edges: list[tuple[int, int]]
+    parts: list[int]
+    reports: dict[int, Report | BaseException] = field(default_factory=dict)
+
+
+def make_here(work: Work, requests: Iterator[Request], meters: dict[str, int]) -> Iterator[Finished | BaseException]:
+    """Makes each batch in the calling process, when it is asked for, in ordinary memory.
+
+    Args:
+        work: How to make samples.
+        requests: The batches.
+        meters: Sums that grow with every batch; see :meth:`feeder.loader.fast.task_board.Board.meters`.
+    """
+    for request in requests:
+        rows = len(request.ids)
+        labels = np.empty(rows, work.reader.label_dtype)
+        images = np.empty((rows, *work.sample_shape), work.sample_dtype)
+        started = time.perf_counter_ns()
+        try:
+            report = work.run(request.epoch, request.positions, request.ids, images, labels)
+        except Exception as error:
+            yield error
+            continue
+        for name in ("read_ns", "decode_ns", "encoded_bytes"):
+            meters[name] = meters.get(name, 0) + getattr(report, name)
+        meters["busy_ns"] = meters.get("busy_ns", 0) + time.perf_counter_ns() - started
+        meters["parts"] = meters.get("parts", 0) + 1
+        arrays = SlotView(request.positions, request.ids, labels, images)
+        fields, substitutions = report.fields, report.substitutions
+        whole = [(0, rows)]
+        found = fields, substitutions, request.epoch, whole, report.left_over, report.collated
+        yield Finished(arrays, *found, report.clipped, report.slow)
+
+
+class BatchQueue:
+    """Keeps an engine's workers busy with the next batches and hands out finished ones in order.
+
+    Args:
+        engine: Slots and workers; made ready for the first batch, and anew for one larger than all before.
+        requests: The batches.
+        timeout_s: Longest wait for a batch; 0: no limit.
+        batch_size: The largest batch, if it is known.
+        use: Whether it is over by now.
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None, use: Use
+    ) -> None:
+        self._engine, self._timeout_s, self._batch_size, self._use = engine, timeout_s, batch_size, use
+        self._requests = requests
+        self._waiting: Request | None = None
+        self._queue: collections.deque[_Making] = collections.deque()
+        self._by_part: dict[int, _Making] = {}
+        self._waited_ns = 0
+
+    def __iter__(self) -> Iterator[Finished | BaseException]:
+        return self
+
+    def fill(self) -> None:
+        """Gives out as many batches as may be made ahead."""
+        self._engine.check_owner()  # before anything is written into a slot, which the owner may use by now
+        while True:
+            if self._waiting is None:
+                self._waiting = next(self._requests, None)
+            if self._waiting is None:
+                return
+            rows = max(len(self._waiting.ids), self._batch_size or 1)
+            if not self._engine.fits(rows):
+                if self._queue:
+                    return
+                self._engine.prepare(rows)
+            slot = self._engine.ring.acquire() if len(self._queue) < self._engine.ahead else None
+            if slot is None:
+                return
+            self._give_out(self._waiting, slot)
+            self._waiting = None
+
+    def __next__(self) -> Finished | BaseException:
+        self.fill()
+        if not self._queue:
+            raise StopIteration
+        making = self._queue[0]
+        started = time.monotonic()
+        while len(making.reports) < len(making.parts):
+            left = None if not self._timeout_s else started + self._timeout_s - time.monotonic()
+            if left is not None and left <= 0:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
+            last_missing = making.parts[-1] not in making.reports
+            for part, report in self._engine.pool.take(left, last_missing, self._use.check):
+                self._by_part.pop(part).reports[part] = report
+        self._waited_ns += int((time.monotonic() - started) * 1e9)
+        self._queue.popleft()
+        return self._finished(making)
+
+    def ready(self) -> bool:
+        """Whether the next batch is there. Takes what has come back, and never waits."""
+        self.fill()
+        if not self._queue:
+            return False
+        for part, report in self._engine.pool.take(0):
+            self._by_part.pop(part).reports[part] = report
+        making = self._queue[0]
+        return len(making.reports) == len(making.parts)
+
+    def __len__(self) -> int:
+        """Batches that are given out."""
+        return len(self._queue)
+
+    def made(self) -> int:
+        """How many of them are made, about: workers take parts in order, but do not finish them in order."""
+        queue = list(self._queue)  # another thread may ask
+        left = self._engine.unfinished if queue else 0
+        unmade = 0
+        for making in reversed(queue):
+            if left <= 0:
+                break
+            left -= len(making.parts) - len(making.reports)
+            unmade += 1
+        return len(queue) - unmade
+
+    def take_waited_ns(self) -> int:
+        """How long the caller was kept waiting since the last call."""
+        waited, self._waited_ns = self._waited_ns, 0
+        return waited
+
+    def abandon(self) -> None:
+        """Forgets the batches that are being made."""
+        self._queue.clear()
+        self._by_part.clear()
+        self._requests = iter(())
+        self._waiting = None
+
+    def _give_out(self, request: Request, slot: int) -> None:
+        rows = len(request.ids)
+        view = self._engine.ring.views[slot]
+        view.positions[:rows] = request.positions
+        view.ids[:rows] = request.ids
+        pool = self._engine.pool
+        edges = self._engine.parts(rows)
+        parts = pool.submit(slot, edges, request.epoch)
+        making = _Making(request, slot, edges, parts)
+        self._by_part.update(dict.fromkeys(parts, making))
+        self._queue.append(making)
+
+    def _finished(self, making: _Making) -> Finished | BaseException:
+        reports: list[Report] = []
+        for part in making.parts:
+            report = making.reports[part]
+            if isinstance(report, BaseException):
+                self._engine.ring.put_back(making.slot)
+                return report
+            reports.append(report)
+        rows, ring = len(making.request.ids), self._engine.ring
+        # Half of the batches ahead stay possible, whatever the caller keeps.
+        most = ring.slots - 1 - max(1, self._engine.ahead // 2)
+        if ring.settle(most):
+            arrays = ring.lease_view(making.slot, rows)
+        else:
+            held = ring.held
+            if held >= HELD_BATCHES and held > most and not self._engine.warned:
+                self._engine.warned = True
+                warn(
+                    f"{held} batches are held at a time, so further ones are copied to ordinary memory; "
+                    "if they are kept by mistake, let go of them, or copy what is needed",
+                    RuntimeWarning,
+                )
+            arrays = SlotView.of(ring.layout, ring.whole[making.slot], rows).copy()
+            ring.put_back(making.slot)
+        collated = reports[0].collated
+        if collated is not None and collated.message is not None:
+            self._engine.make_room(collated.message.wanted, rows)
+        columns = zip(*(report.fields for report in reports), strict=True)
+        fields = [list(itertools.chain.from_iterable(column)) for column in columns]
+        made = zip(making.edges, reports, strict=True)
+        return Finished(
+            arrays,
+            fields,
+            [s for report in reports for s in report.substitutions],
+            making.request.epoch,
+            making.edges,
+            {first + row: data for (first, _), report in made for row, data in report.left_over.items()},
+            collated,
+            sum(report.clipped for report in reports),
+            sum(report.slow for report in reports),
+        )

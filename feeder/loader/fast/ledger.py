@@ -1,0 +1,79 @@
+"""The ledger of the fast path: counts of what was handed out, and the list of bad samples."""
+
+from __future__ import annotations
+
+import collections
+
+from feeder.decode.image_header import clipped_warning
+from feeder.loader.fast.batches import Finished
+from feeder.loader.fast.part_report import Substitution
+from feeder.loader.fast.position import Progress
+from feeder.loader.observe.meter import Meter
+from feeder.system.callers import warn
+
+__all__ = ["Ledger"]
+
+_ENTRIES = 10_000
+
+
+class Ledger:
+    """Sums over all epochs of one loader.
+
+    Attributes:
+        counts: Totals by name; times in nanoseconds, see :meth:`feeder.DataLoader.stats`.
+        made_here: Sums over the parts that the calling process made, as workers' boards have them for theirs.
+        meter: Stages of the calling process.
+        substitutions: The last 10,000 bad samples and their substitutes.
+        padded: Samples that were repeated to fill the last batch of an epoch on all ranks.
+    """
+
+    def __init__(self) -> None:
+        names = ("batches", "samples", "skipped", "waited_ns", "elapsed_ns", "clipped", "slow")
+        self.counts = dict.fromkeys(names, 0)
+        self.made_here: dict[str, int] = {}
+        self.meter = Meter()
+        self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_ENTRIES)
+        self.padded: list[int] = []
+        self._has_warned = False
+
+    def handed_out(self, progress: Progress, finished: Finished | BaseException, elapsed_ns: int) -> None:
+        """Counts a batch, or an error in its place.
+
+        Args:
+            progress: The iterator's; goes on by one step.
+            finished: The batch.
+            elapsed_ns: Time since the batch before it was handed out.
+        """
+        step, counts = progress.steps, self.counts
+        progress.steps += 1
+        if progress.replay is not None:
+            progress.replay.handed_out()
+        counts["elapsed_ns"] += elapsed_ns
+        if isinstance(finished, BaseException):
+            return
+        skipped, samples = finished.substitutions, len(finished.arrays.labels)
+        progress.samples += samples
+        progress.skipped += len(skipped)
+        if skipped and progress.first_skipped is None:
+            progress.first_skipped = skipped[0]
+        counts["batches"] += 1
+        counts["samples"] += samples
+        counts["skipped"] += len(skipped)
+        counts["clipped"] += finished.clipped
+        counts["slow"] += finished.slow
+        self.substitutions.extend(skipped)
+        padding = progress.split.padding(step) if progress.split is not None else 0
+        if padding:
+            self.padded += finished.arrays.ids[-padding:].tolist()
+
+    def waited(self, waited_ns: int) -> None:
+        """Counts the time that the caller waited for a batch of the workers."""
+        self.counts["waited_ns"] += waited_ns
+        self.meter.add("wait_batch", waited_ns)
+
+    def warn_at_epoch_end(self, progress: Progress) -> None:
+        """Says once that images lost range, and for each epoch how many samples were replaced by others."""
+        if self.counts["clipped"] and not self._has_warned:
+            self._has_warned = True
+            warn(clipped_warning(self.counts["clipped"]))
+        progress.warn_of_skipped()

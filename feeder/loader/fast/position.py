@@ -1,0 +1,92 @@
+"""Places in a run, and the progress of an iterator from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feeder.loader.fast.part_report import Substitution
+from feeder.loader.fast.replay import Replay
+from feeder.order.split import Split
+from feeder.system.callers import warn
+from feeder.text import count, printable
+
+__all__ = ["Place", "Progress"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the run at which an iteration starts.
+
+    Attributes:
+        epoch: The epoch.
+        start: Positions of the whole job that were consumed before, or, with an explicit sampler, batches.
+        sampler: State of an explicit sampler, see :meth:`feeder.loader.fast.replay.Replay.state`; None: unknown.
+    """
+
+    epoch: int = 0
+    start: int = 0
+    sampler: Mapping[str, Any] | None = None
+
+
+@dataclass
+class Progress:
+    """Progress of an iterator. Outlives the iterator, so that the loader knows of a loop that was broken off.
+
+    Attributes:
+        place: The place that it started at.
+        split: This rank's part of the epoch from there; None with an explicit sampler.
+        replay: The explicit sampler's epoch from there; None with feeder's own order.
+        steps: Number of batches handed out.
+        exhausted: True once the epoch is over.
+        asked: True once a batch was asked for.
+        samples: Number of samples handed out.
+        skipped: Number of samples that took the place of bad ones.
+        first_skipped: The first bad sample.
+    """
+
+    place: Place
+    split: Split | None
+    replay: Replay | None = None
+    steps: int = 0
+    exhausted: bool = False
+    asked: bool = False
+    samples: int = 0
+    skipped: int = 0
+    first_skipped: Substitution | None = None
+
+    def now(self) -> Place:
+        """Returns the place at which the next iteration goes on after the batches that were handed out."""
+        split = self.split
+        start = self.place.start + self.steps if split is None else split.consumed(self.steps)
+        return Place(self.place.epoch, start)
+
+    def __len__(self) -> int:
+        """Number of batches that are left.
+
+        Raises:
+            TypeError: if the explicit sampler has no length.
+        """
+        if self.split is not None:
+            return max(0, len(self.split) - self.steps)
+        assert self.replay is not None
+        return max(0, len(self.replay) - self.place.start - self.steps)
+
+    def warn_of_skipped(self) -> None:
+        """Says at the end of an epoch how many samples were replaced by others."""
+        first = self.first_skipped
+        if first is None:
+            return
+        share = self.skipped / self.samples
+        warn(
+            f"{self.skipped:,} of {count(self.samples, 'sample')} of epoch {self.place.epoch} ({share:.2%}) were bad, "
+            f"and others took their place (on_error='skip'); the first: {printable(first.key or 'no key')}: "
+            f"{printable(first.reason)}; stats()['substitutions'] lists them, and `feeder inspect --verify` those of a "
+            "shard set"
+        )
+
+    @property
+    def is_midway(self) -> bool:
+        """True if a batch was asked for, and batches are left, as far as is known."""
+        return not self.exhausted and self.asked and (self.split is None or self.steps < len(self.split))

@@ -1,0 +1,145 @@
+"""Work, decoder and engine of a loader, made from its options."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+
+from feeder.dataset.base import FeederDataset
+from feeder.decode.decoder import Decoder, TrainerDecoder
+from feeder.decode.device.fused import split_for_device
+from feeder.decode.registry import get_decoder
+from feeder.decode.staged.capacity import plan_capacity, planning_sample
+from feeder.errors import ArgumentError
+from feeder.loader.device.page_lock import slot_guard
+from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
+from feeder.loader.fast.engine import Engine, EngineOptions
+from feeder.loader.fast.parts import HELD_BATCHES, part_rows
+from feeder.loader.fast.pool import PoolOptions
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.workers.seeding import WorkerInit
+
+__all__ = ["make_engine", "make_work"]
+
+
+def make_work(fixed: FixedOptions, options: EpochOptions, source: FeederDataset) -> tuple[Work, Decoder]:
+    """Returns the work on a dataset's samples, and the decoder: a TrainerDecoder decodes what the work stages.
+
+    Raises:
+        ArgumentError: if options do not go together.
+        BackendError: if the backend is missing or can't run the recipe.
+    """
+    target, collate_fn, recipe = options.device.target, fixed.collate_fn, source.recipe
+    decoder = get_decoder(
+        fixed.backend,
+        recipe,
+        threads=max(1, options.num_workers),
+        fidelity=fixed.fidelity,
+        # Without a device even a backend that decodes in the trainer stays on the CPU. A collate_fn takes finished
+        # samples, in workers: "auto" chooses what decodes there.
+        device="cpu" if target is None or collate_fn is not None else str(target),
+        gpu_memory_limit_bytes=fixed.gpu_memory_limit_bytes,
+        hw_decoder_load=fixed.hw_decoder_load,
+    )
+    skip = fixed.on_error == "skip"
+    what = (
+        source.reader,
+        recipe,
+        decoder.name,
+        source.fields,
+        fixed.seed or 0,
+        skip,
+        options.worker_threads,
+        fixed.fidelity,
+    )
+    if collate_fn is not None:
+        _check_collating(fixed, decoder)
+        collated = CollatedWork(*what, collate_fn=collate_fn)
+        collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
+        return collated, decoder
+    work = Work(*what)
+    if isinstance(decoder, TrainerDecoder):
+        _stage(work, decoder, options)
+    elif target is not None:
+        work.split = split_for_device(recipe)
+    return work, decoder
+
+
+def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions) -> None:
+    """Has workers stage images for a decoder in this process."""
+    reader, recipe = work.reader, work.recipe
+    assert recipe.output_size is not None
+    rows = options.batch_size or 1
+    parts = part_rows(rows, options.num_workers) if options.num_workers else [(0, rows)]
+    found = reader.peek(planning_sample(len(reader), in_shards=bool(reader.shard_sizes())))
+    capacity = plan_capacity(found, recipe.output_size, min(rows for _, rows in parts))
+    decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)
+    work.stager = decoder.stager.with_threads(options.worker_threads)
+    work.share_bytes = capacity.share_bytes
+
+
+def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:
+    """Refuses what comes after a batch is put together, where a collate_fn does that."""
+    if fixed.mix is not None:
+        raise ArgumentError(
+            "mix= mixes images and labels as feeder collates them, and there is a collate_fn: leave one of them out, "
+            "or mix in the collate_fn"
+        )
+    if fixed.channels_last:
+        raise ArgumentError(
+            "channels_last=True is for images as feeder collates them, and there is a collate_fn: leave it out, and "
+            "return images.to(memory_format=torch.channels_last) from the collate_fn"
+        )
+    if isinstance(decoder, TrainerDecoder):
+        raise ArgumentError(
+            f"backend {decoder.name!r} decodes in this process, and a collate_fn takes finished samples in workers: "
+            "set backend='cpu', or leave the collate_fn out"
+        )
+
+
+def make_engine(work: Work, options: EpochOptions, init: WorkerInit | None, *, decodes_here: bool) -> Engine:
+    """Returns a new engine.
+
+    Args:
+        work: The work of its workers.
+        options: The loader's options.
+        init: Called in every new worker.
+        decodes_here: True if the calling process decodes what workers stage.
+    """
+    context = options.multiprocessing_context
+    if context is None and (init is not None or not _travels(work)):
+        context = _torchs_context(work)
+    assert options.hang_timeout_s is not None
+    pool = PoolOptions(options.num_workers, options.hang_timeout_s, context, init)
+    held, guard = HELD_BATCHES, None
+    if decodes_here:
+        # On a GPU, DALI keeps a batch until it is fed the next but one. It has copied it, to page-locked memory of
+        # its own, when the batch is there, so nothing on the GPU reads slots.
+        held += 1
+    else:
+        held += options.device.ahead if options.device.target is not None else 0
+        guard = slot_guard(options.device)
+    limit = options.memory_limit_bytes
+    return Engine(work, EngineOptions(options.ahead, options.persistent_workers, limit, pool, held, guard))
+
+
+def _torchs_context(work: Work) -> Any:
+    """Starts workers as torch's loader does by default; what can't be pickled goes along only with a fork."""
+    context = torch.multiprocessing.get_context()
+    if context.get_start_method() != "fork":
+        try:
+            pickle.dumps(work)
+        except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
+            return torch.multiprocessing.get_context("fork")
+    return context
+
+
+def _travels(work: Work) -> bool:
+    """Whether workers that never import the caller's script can unpickle it."""
+    try:
+        return b"__main__" not in pickle.dumps(work.recipe)
+    except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
+        return False

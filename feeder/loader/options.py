@@ -1,0 +1,200 @@
+"""Options of a loader, as values that its parts take in place of the loader itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from feeder.errors import ArgumentError
+from feeder.order.epoch import Window
+from feeder.transforms import BatchOp
+from feeder.transforms.mixing import check_mix
+
+__all__ = ["CopyStream", "DeviceOptions", "EpochOptions", "FixedOptions", "checked_device", "refuse_on_torchs_path"]
+
+_ON_BOTH_PATHS = ("shuffle", "batch_sampler", "collate_fn", "worker_init_fn")
+
+
+@dataclass(frozen=True)
+class FixedOptions:
+    """Options of the fast path that can't change once a loader was made.
+
+    Attributes:
+        shuffle: The way to shuffle, in feeder's own order.
+        seed: Seed of order and augmentation, 0 to 2**64-1; None: not given.
+        backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load, worker_init_fn: See
+            :class:`feeder.DataLoader`.
+        batch_sampler: The explicit sampler's batches; None: feeder's own order.
+        collate_fn: The user's function; None: batches are ``(images, labels, *fields)``.
+
+    Raises:
+        ArgumentError: if one of them is bad.
+    """
+
+    shuffle: bool | Window = False
+    seed: int | None = None
+    backend: str = "auto"
+    fidelity: str = "fast"
+    on_error: str = "raise"
+    channels_last: bool = False
+    mix: BatchOp | Sequence[BatchOp] | None = None
+    gpu_memory_limit_bytes: int | None = None
+    hw_decoder_load: float | None = None
+    batch_sampler: Any = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    worker_init_fn: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        if self.seed is not None:
+            if not isinstance(self.seed, (int, np.integer)):
+                raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {self.seed!r}")
+            object.__setattr__(self, "seed", int(self.seed))
+        check_mix(self.mix)
+
+    def for_the_fast_path(self) -> list[str]:
+        """Returns the names of the given options that torch's path does not have."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in _ON_BOTH_PATHS]
+        given = [name for name in names if getattr(self, name) != getattr(FixedOptions, name)]
+        return ["shuffle=Window(...)", *given] if isinstance(self.shuffle, Window) else given
+
+
+@dataclass(frozen=True)
+class EpochOptions:
+    """Options that are read anew for each epoch, as they may be changed between epochs.
+
+    Attributes:
+        batch_size: Samples of a batch; None: a batch sampler decides, or there are no batches.
+        num_workers, drop_last, prefetch_factor, persistent_workers, multiprocessing_context, memory_limit_bytes,
+            worker_threads, snapshot_every_n_steps: See :class:`feeder.DataLoader`.
+        timeout_s: Longest wait for a batch; 0: no limit.
+        hang_timeout_s: Longest silence of a worker that has work; None: no limit.
+        ranks: (rank, world size) as given; None: from torch.distributed or the environment.
+        device: Options of the way to the device.
+
+    Raises:
+        ArgumentError: if one of them is bad.
+    """
+
+    batch_size: int | None
+    num_workers: int
+    drop_last: bool
+    prefetch_factor: int | None
+    persistent_workers: bool
+    timeout_s: float
+    hang_timeout_s: float | None
+    multiprocessing_context: Any
+    memory_limit_bytes: int | None
+    worker_threads: int
+    snapshot_every_n_steps: int | None
+    ranks: tuple[int, int] | None
+    device: DeviceOptions
+
+    def __post_init__(self) -> None:
+        if self.worker_threads < 1:
+            raise ArgumentError(f"worker_threads must be 1 or more, got {self.worker_threads}")
+        if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
+            raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
+        if self.ranks is not None and not 0 <= self.ranks[0] < self.ranks[1]:
+            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {self.ranks[0]} of {self.ranks[1]}")
+
+    @property
+    def ahead(self) -> int:
+        """Batches that workers make ahead of the caller."""
+        return max(1, (self.prefetch_factor or 1) * self.num_workers)
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Options of the way of batches to a device.
+
+    Attributes:
+        target: The device that batches go to; None: they stay where they are made.
+        ahead: Batches that are copied before the caller asks for them, 0 or more.
+        stream: The stream of the copies.
+        put: Copies a batch on the device to addresses that never change, and returns it there; None: each batch has
+            memory of its own.
+        pin_memory: Whether batches on the host are page-locked.
+    """
+
+    target: torch.device | None = None
+    ahead: int = 2
+    stream: CopyStream | None = None
+    put: Callable[[Any], Any] | None = None
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ahead < 0:
+            raise ArgumentError(f"prefetch_to_device must be 0 or more, got {self.ahead}")
+
+
+class CopyStream:
+    """A CUDA stream that is made when it is first used: that takes hundreds of MiB of the GPU.
+
+    Args:
+        device: The GPU; any other device has no streams.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    def get(self) -> Any:
+        """Returns the stream, the same one each time; None without a GPU."""
+        if self._stream is None and self._device is not None and self._device.type == "cuda":
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+
+def refuse_on_torchs_path(
+    fixed: FixedOptions, ranks: tuple[int, int] | None, holding: Collection[str], reason: str
+) -> None:
+    """Raises ArgumentError if options are given that torch's path does not have.
+
+    Args:
+        fixed: The options that can't change.
+        ranks: Rank and world size as given.
+        holding: Names of options that hold for this dataset nonetheless.
+        reason: Why the loader runs torch's path.
+    """
+    names = fixed.for_the_fast_path() + (["rank", "world_size"] if ranks is not None else [])
+    names = [name for name in names if name not in holding]
+    if not names:
+        return
+    are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    way = ""
+    if {"seed", "shuffle=Window(...)"}.intersection(names):
+        way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
+    elif {"rank", "world_size"}.intersection(names):
+        way = "; a DistributedSampler splits the samples by rank here"
+    raise ArgumentError(
+        f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
+        f"{reason}. Leave {them} out{way}"
+    )
+
+
+def checked_device(device: str | torch.device | None) -> torch.device | None:
+    """The device that batches are to be on; a GPU with its number.
+
+    Raises:
+        ArgumentError: if there is no such device here.
+    """
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"device must be a torch device such as 'cuda' or 'cpu', got {device!r}: {error}") from None
+    if found.type == "cpu":
+        return found
+    if found.type != "cuda":
+        raise ArgumentError(f"device must be 'cuda', 'cuda:N' or 'cpu', got {device!r}")
+    if not torch.cuda.is_available():
+        raise ArgumentError(f"device={device!r}, but torch finds no CUDA device here; use device=None")
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
