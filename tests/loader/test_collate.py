@@ -25,7 +25,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decode.decoder import TrainerDecoder
 from feeder.errors import ArgumentError, DecodeError, WorkerError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast import path as fastpath
+from feeder.loader.fast import setup
 from feeder.loader.slots.batch_message import Slot, pack, pack_whole, unpack, unpack_whole
 from feeder.transforms import Compose, MixUp, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.generators import generator_states
@@ -324,7 +324,7 @@ def test_what_a_collate_fn_can_not_be_combined_with_is_refused_by_name(
 
     elsewhere = MagicMock(spec=TrainerDecoder)
     elsewhere.name = "elsewhere"
-    monkeypatch.setattr(fastpath, "get_decoder", lambda *arguments, **options: elsewhere)
+    monkeypatch.setattr(setup, "get_decoder", lambda *arguments, **options: elsewhere)
     with pytest.raises(ArgumentError, match="backend 'elsewhere' decodes in this process, and a collate_fn"):
         DataLoader(dataset, collate_fn=as_dict)
 
