@@ -1,4 +1,4 @@
-"""Samples in, pre-shuffled WebDataset shards and their index out."""
+"""Turns samples into pre-shuffled WebDataset shards and their index."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_an_index_or_manifest_of_zeros_is_not_read(tmp_path: Path) -> None:
     shard(str(make_tree(tmp_path / "images", 1, 2)), str(tmp_path / "out"), kept())
     os.truncate(tmp_path / "out" / "manifest.json", 3 * GIB)
     for opened in (lambda: ShardDataset(tmp_path / "out"), lambda: verify(str(tmp_path / "out"))):
-        with pytest.raises(FormatError, match=r"manifest\.json: 3,221,225,472 bytes are no manifest's"):
+        with pytest.raises(FormatError, match=r"manifest\.json: 3,221,225,472 bytes are more than any manifest has"):
             opened()
     index = tmp_path / "index.bin"
     index.write_bytes((tmp_path / "out" / "index.bin").read_bytes()[:8] + (2 * GIB).to_bytes(8, "little"))

@@ -577,11 +577,11 @@ def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> N
     ("source", "message"),
     [
         ("typo", "no such file or folder"),
-        ("images/class-0/img-000.jpg", "is no dataset that we know"),
+        ("images/class-0/img-000.jpg", "is no dataset that feeder knows"),
         ("s3://bucket/train", "only local files"),
         ("images/typo-{00..09}.tar", "no tar at"),
         ("typo.csv", "no such manifest"),
-        ("pipe.csv", "is no regular file"),
+        ("pipe.csv", "is not a regular file"),
         ("bad.csv", "no column for the images"),
         ("images/text", "no image found, as it holds no input"),
         ("images/class-0/text", r"starts with b'line.n'\)$"),
@@ -612,7 +612,7 @@ def test_a_shard_set_in_the_source_is_no_class(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "images", 2, 2)
     (source / "list.csv").write_text("path\nclass-0/img-000.jpg\n")
     shard(str(source / "list.csv"), options=kept())
-    with pytest.raises(SourceError, match="images/list-shards: is a shard set of feeder, and no class"):
+    with pytest.raises(SourceError, match="images/list-shards: is a shard set of feeder, not a class"):
         shard(str(source), str(tmp_path / "out"), kept())
 
 

@@ -108,7 +108,7 @@ def test_folders_named_as_splits_are_pointed_out(tmp_path: Path) -> None:
         (tmp_path / path / "x.jpg").write_bytes(JPEG)
     source = open_folder(str(tmp_path / "src"))
     assert source.notes == [
-        f"{tmp_path}/src: its folders train, val are taken as classes; if they are parts of one dataset, name each by "
+        f"{tmp_path}/src: its folders train, val are taken as classes; if they are splits of one dataset, name each by "
         f"itself, {tmp_path}/src/train for example"
     ]
     with pytest.warns(UserWarning, match="train, val are taken as classes"):
@@ -296,7 +296,7 @@ def test_a_source_behind_an_unreadable_folder_is_not_called_missing(unprivileged
     make_tree(unprivileged / "secret" / "src", 1, 1)
     (unprivileged / "secret").chmod(0)
     for name in ("src", "list.csv", "x.tar"):
-        with pytest.raises(SourceError, match=f"secret/{name}: can't be looked at: Permission denied"):
+        with pytest.raises(SourceError, match=f"secret/{name}: can't be examined: Permission denied"):
             shard(str(unprivileged / "secret" / name), str(unprivileged / "out"))
 
 
@@ -379,7 +379,7 @@ def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"missing: no such file or folder; expected a folder of images"):
         shard(str(tmp_path / "missing"), str(tmp_path / "out"))
     (tmp_path / "data.xlsx").touch()
-    with pytest.raises(SourceError, match="is no dataset that we know"):
+    with pytest.raises(SourceError, match="is no dataset that feeder knows"):
         shard(str(tmp_path / "data.xlsx"), str(tmp_path / "out"))
 
 

@@ -1,4 +1,4 @@
-"""Rows of the index, collected as shards are written, and merged."""
+"""Rows of the index, collected while shards are written, then merged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IndexBuilder:
     Args:
         shard: The shard's number.
         targets: Names of the numbers that each sample has in place of a label.
-        numbered: Whether the samples come from rows of a table, and have their number there.
+        numbered: True if the samples come from rows of a table, whose numbers the index keeps.
     """
 
     def __init__(self, shard: int, targets: Sequence[str] = (), *, numbered: bool = False) -> None:
@@ -57,9 +57,15 @@ class IndexBuilder:
         target: Sequence[float] = (),
         source_row: int = 0,
     ) -> None:
-        """Adds a sample; ``members`` are its other fields as (field, offset, length), ``rows`` is its ``row_data``.
+        """Adds a sample.
 
-        ``target`` has a number for each of the builder's targets; ``source_row`` counts if samples are numbered.
+        Args:
+            members: Its other fields, (field, offset, length).
+            rows: Its ``row_data``.
+            target: One number for each of the builder's targets.
+            source_row: Its row in a table; ignored unless the builder is numbered.
+            key, path, field, offset, length, label, width, height, orientation, source_bytes, crc32: See Note [Index
+                file].
         """
         if len(target) != len(self.targets):
             raise ValueError(f"expected {len(self.targets)} target numbers, got {len(target)}")
@@ -83,7 +89,7 @@ class IndexBuilder:
             self._starts[start].append(size)
 
     def write(self, path: str, shards: Sequence[ShardEntry]) -> None:
-        """Writes the rows as an index file of their own, atomically."""
+        """Writes the rows as an index file, atomically."""
         columns: dict[str, npt.NDArray[Any]] = {}
         if self.targets:
             columns["target"] = np.array(self._target, np.float32)
@@ -104,7 +110,7 @@ class IndexBuilder:
 
 
 def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None = None) -> None:
-    """Joins index files, one a shard, into one, atomically; memory stays that of one part.
+    """Joins index files, one a shard, into one, atomically; takes the memory of one part.
 
     Args:
         parts: Index files in shard order, all with the same targets.
@@ -122,11 +128,11 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
         targets = part.targets
         names = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if part.has_column(name))]
         sizes.append({name: part.column(name).size for name in names})
-    # Parts that an earlier feeder wrote, of a run that was resumed, may lack a column that the others have.
+    # In a run that an earlier feeder began, its parts may lack a column that later ones have.
     present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if parts and all(name in part for part in sizes))]
     counts = {name: sum(part[name] for part in sizes) for name in present}
     for name in STARTS:
-        counts[name] += 1 - len(parts)  # each part has a 0 of its own, of which one is kept
+        counts[name] += 1 - len(parts)  # each part starts with a 0, of which one is kept
 
     def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
         base = 0

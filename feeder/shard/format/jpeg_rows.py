@@ -1,4 +1,4 @@
-"""The rows of seekable JPEGs: where they lie, and which of an image's bytes a crop needs."""
+"""The places of rows in seekable JPEGs, and the bytes of an image that a crop needs."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ __all__ = ["extents", "row_data"]
 
 
 def row_data(data: bytes) -> bytes:
-    """What an index keeps of an image under that name: nothing, unless it is a seekable JPEG and complete."""
+    """An image's entry in the column of that name; empty unless it is a complete seekable JPEG."""
     if data[:2] != b"\xff\xd8":
         return b""
     try:
         from feeder import _native
-    except ImportError:  # more will be read than need be, and that is all
+    except ImportError:  # crops will read the whole image
         return b""
     places = _native.row_places(data)
     return b"" if places is None else np.frombuffer(places, np.uint32).astype("<u4").tobytes()
 
 
 def extents(index: Index, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-    """Which bytes of N images are needed for some of their rows.
+    """Bytes of N images that some of their rows need.
 
     Args:
-        index: Says where they lie.
+        index: The images' index.
         ids: int64 [N].
         rows: int32 [N, 2], first and end row, in pixels as stored.
 
     Returns:
-        int64 [N, 4], see :func:`feeder._native.row_extents`; None: all bytes of all of them.
+        int64 [N, 4], see :func:`feeder._native.row_extents`; None if all bytes of all images are needed.
     """
     starts, places = index.column("row_start"), index.column("row_data")
     if len(places) == 0:

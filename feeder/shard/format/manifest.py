@@ -1,4 +1,4 @@
-"""``manifest.json``: what a shard set holds and how it was made."""
+"""``manifest.json``: the contents of a shard set, and how it was made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ShardRecord:
 
     Attributes:
         name: File name.
-        samples: How many samples it holds.
+        samples: Number of samples in it.
         size_bytes: Size of the file.
         sha256: SHA-256 of the file, hexadecimal.
     """
@@ -51,16 +51,16 @@ class Manifest:
     """The contents of ``manifest.json``.
 
     Attributes:
-        settings: What was asked for: seed, shuffle, shard_size_bytes, samples_per_shard, encode.
-        source: What was sharded: kind, a digest over paths, sizes and labels, and of fields by name the one that holds
-            the image (image_field; several with ";" between them, of which each sample has one).
-        inputs: Inputs found; each is a sample or stands in ``rejected.jsonl``.
-        samples: Samples written.
-        rejected: Inputs rejected.
-        bad: Of these, how many claimed to be images.
-        formats: Samples by image format.
-        encoded: Samples by what was done to their image ("kept", ...).
-        clipped: Samples whose image loses range when it is decoded, as it has more than 8 bits a sample.
+        settings: Options that the result depends on: seed, shuffle, shard_size_bytes, samples_per_shard, encode, ...
+        source: The source's kind, its digest and, if samples have named fields, image_field: the field that holds the
+            image, or several with ";" between them, of which each sample has one.
+        inputs: Number of inputs found; each is a sample or is listed in ``rejected.jsonl``.
+        samples: Number of samples written.
+        rejected: Number of inputs rejected.
+        bad: Number of rejected inputs that claimed to be images.
+        formats: Number of samples by image format.
+        encoded: Number of samples by what was done to their image ("kept", ...).
+        clipped: Number of samples whose image is clipped when decoded, having more than 8 bits a sample.
         classes: Class names by label, or None.
         index: Size and SHA-256 of the index file.
         shards: The shards, in order.
@@ -104,7 +104,7 @@ class Manifest:
             raise FormatError(f"{path}: damaged: {error!r}; restore it, or shard the dataset again") from None
 
     def write(self, folder: str) -> None:
-        """Writes the manifest atomically; its bytes depend on its contents alone."""
+        """Writes the manifest atomically; its bytes depend only on its contents."""
         data = {"format": "feeder-shards", "format_version": _VERSION, "crc32": "0" * 8, **asdict(self)}
         text = json.dumps(data, indent=1).encode() + b"\n"
         with atomic_file(os.path.join(folder, MANIFEST_NAME)) as file:
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def matches_checksum(text: bytes) -> bool:
-    """Whether the bytes of a manifest are what was written, by its own checksum, which older ones lack."""
+    """Tells whether the bytes of a manifest match its checksum; older manifests have none, and do."""
     found = _CRC32.search(text)
     return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
 
@@ -120,7 +120,7 @@ def matches_checksum(text: bytes) -> bool:
 def recorded_classes(folder: str) -> list[str] | None:
     """Class names by label, from the manifest in a folder; None if it has none.
 
-    The manifest may be of another program, whose index is feeder's, or of another version: only its classes count.
+    The manifest may be another program's, or of another version, as only its classes are read.
 
     Raises:
         FormatError: if it is damaged.
@@ -156,7 +156,9 @@ def _text(path: str) -> bytes | None:
         with open(path, "rb", opener=open_regular) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if size_bytes > _MAX_BYTES:
-                raise FormatError(f"{path}: {size_bytes:,} bytes are no manifest's; restore it, or shard again")
+                raise FormatError(
+                    f"{path}: {size_bytes:,} bytes are more than any manifest has; restore it, or shard again"
+                )
             return file.read()
     except FileNotFoundError:
         return None
@@ -165,7 +167,7 @@ def _text(path: str) -> bytes | None:
 
 
 def is_shard_set(folder: str) -> bool:
-    """Tells a folder that ``feeder shard`` wrote or is writing, by its manifest or plan."""
+    """Tells whether ``feeder shard`` wrote a folder, or is writing it, by its manifest or plan."""
     if os.path.isfile(os.path.join(folder, PLAN_NAME)):
         return True
     try:

@@ -5,12 +5,12 @@ Links, devices, sparse members, absolute names and names with ".." are refused o
 claims more bytes than the file has. Contents are bytes: never unpickled, never executed.
 
 Note [Damaged tars]
-Two blocks of zeros end an archive. What follows them and is not zero is another archive, as in ``cat a.tar b.tar``, or
-what is left behind a hole: a page that a disk or server lost is all zeros too. More zeros than any writer pads an
-archive with are damage: a download that reserved its space and was cut off ends with them.
-Anything else where a header is due is damage, a single block of zeros too: it is listed with its byte, and reading goes
-on at the next block that is a valid header. Members that stood in between are lost, so a sample beside the damage may
-lack fields, and so may one beside the seam of two archives.
+Two blocks of zeros end an archive. Other bytes behind them are another archive, as in ``cat a.tar b.tar``, or the rest
+behind a hole, as a page that a disk or server lost is all zeros too. More zeros than any writer's padding are damage: a
+download that reserved its space and was cut off ends with them.
+Anything else in the place of a header is damage, a single block of zeros too: it is listed with its byte, and reading
+goes on at the next block that is a valid header. Members in between are lost, so a sample beside the damage may lack
+fields, and so may one beside the seam of two archives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_byte
 BLOCK_BYTES = 512
 _FLUSH_BYTES = 1 << 20
 _SCAN_BYTES = 1 << 20
-_PADDING_BYTES = 1 << 20  # writers fill up to 10 KiB, or to the blocks of a tape
+_PADDING_BYTES = 1 << 20  # writers pad to 10 KiB, or to the blocks of a tape
 _TYPE = 156
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _PAX_RECORD = re.compile(rb"([1-9]\d{0,8}) [^=]+=")
@@ -45,7 +45,7 @@ _USTAR_SIZE_END = 8**11
 
 
 class Member(NamedTuple):
-    """A regular file in a tar: its name, where its bytes start, and how many there are."""
+    """A regular file in a tar: its name, the offset of its bytes, and their number."""
 
     name: str
     offset: int
@@ -53,7 +53,7 @@ class Member(NamedTuple):
 
 
 class Seam(NamedTuple):
-    """The place where another archive begins."""
+    """The offset at which another archive begins."""
 
     offset: int
 
@@ -63,8 +63,8 @@ class Refused(NamedTuple):
 
     Attributes:
         name: The member's name; empty for damage.
-        reason: Why, with the byte.
-        bad: Whether something is known to be lost.
+        reason: The reason, with the byte.
+        bad: True if something is known to be lost.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Refused(NamedTuple):
 
 
 def member_bytes(size: int) -> int:
-    """Bytes that a member of ``size`` bytes takes in a tar, header and padding included."""
+    """Number of bytes that a member of ``size`` bytes takes in a tar, header and padding included."""
     return BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -85,7 +85,7 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
     """
     with open(path, "rb", opener=open_regular) as file:
         file_bytes = os.fstat(file.fileno()).st_size
-        # It lends what it knows of headers; the reading is ours, as its own ends at the first zeros or damage.
+        # Only tarfile's parsing of headers is used, as its reading ends at the first zeros or damage.
         archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
         archive.fileobj = _HeaderFile(file)  # type: ignore[assignment]
         position, ended, is_seam, damage = 0, False, False, ""
@@ -108,7 +108,7 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
                 if info.isreg() and not info.name:
                     raise tarfile.HeaderError("a header without a name")
             except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
-                if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's, and no damage of the tar
+                if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's error, not the tar's damage
                     raise
                 damage = damage or f"damaged tar: no valid header at byte {position} ({error})"
                 position, ended = _next_header(file, max(position + BLOCK_BYTES, file.tell())), True
@@ -140,9 +140,9 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
 
 
 class _HeaderFile:
-    """A file of which tarfile reads headers, and no more than an extended header may take.
+    """A file from which tarfile reads headers, each of a limited size.
 
-    Damaged records of an extended header raise: tarfile passes over them, and gives the member another name.
+    Damaged records of an extended header raise, as tarfile ignores them and would give the member another name.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -162,7 +162,7 @@ class _HeaderFile:
 
 
 def _is_pax(data: bytes) -> bool:
-    """Whether an extended header's data are records, such as ``19 path=cat-1.jpg`` with a line end, and zeros."""
+    """Tells whether an extended header's data are records, such as ``19 path=cat-1.jpg`` with a line end, and zeros."""
     position = 0
     while record := _PAX_RECORD.match(data, position):
         end = position + int(record[1])
@@ -173,7 +173,7 @@ def _is_pax(data: bytes) -> bool:
 
 
 def _zero_blocks(file: BinaryIO, position: int) -> int:
-    """Number of zero blocks from ``position`` on; what is left at the file's end counts as one if it is zero."""
+    """Number of zero blocks from ``position`` on; a shorter rest of zeros at the file's end counts as one."""
     file.seek(position)
     chunk = file.read(BLOCK_BYTES)
     if not chunk or chunk.strip(b"\0"):
@@ -193,7 +193,7 @@ def _next_header(file: BinaryIO, position: int) -> int:
     file.seek(position)
     while chunk := file.read(_SCAN_BYTES):
         for start in range(0, len(chunk), BLOCK_BYTES):
-            # Nearly all blocks of data are told by this alone, in a hundredth of the time.
+            # This alone rules out nearly all blocks of data, in a hundredth of the time.
             if not chunk[start + 148 : start + 156].strip(b" \0").isdigit():
                 continue
             try:
@@ -220,13 +220,13 @@ def _refusal(info: tarfile.TarInfo) -> str | None:
 
 
 class TarWriter:
-    """Writes a plain tar whose bytes depend on names and contents alone.
+    """Writes a plain tar whose bytes depend only on names and contents.
 
     Args:
-        file: Where to write; the caller opens and closes it.
+        file: The file to write to; the caller opens and closes it.
 
     Attributes:
-        size_bytes: Bytes written so far, those in the buffer included.
+        size_bytes: Number of bytes written so far, those in the buffer included.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -238,7 +238,7 @@ class TarWriter:
         self._written = 0
         try:
             self._descriptor: int | None = file.fileno()
-        except OSError:  # no file of the operating system's
+        except OSError:  # a file in memory
             self._descriptor = None
 
     def add(self, name: str, data: bytes) -> int:
@@ -271,8 +271,8 @@ class TarWriter:
         self._hash.update(chunk)
         self._file.write(chunk)
         if self._descriptor is not None:
-            # Starts writing back without waiting, so that the disk works while we do and fsync at the end finds little
-            # left: a tenth of the time of sharding 2 GB. Only a hint, so its errors don't matter.
+            # Starts writing back without waiting, so that the disk works meanwhile and the fsync at the end has little
+            # left to do: it saves a tenth of the time of sharding 2 GB. Only a hint, so its errors don't matter.
             _sync_file_range(self._descriptor, self._written, len(chunk), _SYNC_FILE_RANGE_WRITE)
             self._written += len(chunk)
 
@@ -294,7 +294,7 @@ def _header(name: bytes, size: int) -> bytes:
         info = tarfile.TarInfo(os.fsdecode(name))
         info.size = size
         return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-    # Filled in by hand, as TarInfo.tobuf takes ten times as long and a small image has two headers.
+    # Filled in by hand, as TarInfo.tobuf takes ten times as long, and a sample has two headers.
     digits = b"%011o" % size
     checksum = b"%06o\0 " % (_TEMPLATE_SUM + sum(name) + sum(digits))
     name_field = name.ljust(_USTAR_NAME_BYTES, b"\0")

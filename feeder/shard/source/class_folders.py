@@ -1,4 +1,4 @@
-"""Class folders: their names, and a walk through all that lies below one."""
+"""Class folders: their names, and a walk through the folders below one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from feeder.errors import SourceError
 
 __all__ = ["UNREADABLE", "class_names", "is_folder", "splits_advice", "unlistable", "walk"]
 
-# These say something about a path. Any other error, such as too many open files, a lack of memory or a server that is
-# gone, is the machine's, and what lies below the path must not get lost by it.
+# Errors of a path. Any other, such as too many open files, a lack of memory or a lost server, is the machine's, and the
+# samples below the path must not get lost by it.
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
 
 _SPLITS = frozenset({"eval", "test", "testing", "train", "training", "val", "valid", "validation"})
 
 
 def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
-    """The classes of a class-per-folder tree: its folders' names, sorted, as torchvision's ImageFolder finds them.
+    """Classes of a class-per-folder tree: its folders' names, sorted, as in torchvision's ImageFolder.
 
     Raises:
         OSError: if the folder can't be listed.
@@ -29,11 +29,12 @@ def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
 
 
 def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool = False) -> bool:
-    """Tells a folder, or a link to one, from anything else.
+    """Tells whether an entry is a folder, or a link to one.
+
+    A link to itself is no folder, nor, with ``skip_unreadable``, is a link into an unreadable folder.
 
     Raises:
-        SourceError: if that can't be told. A link to itself is no folder, nor, with ``skip_unreadable``, one into an
-            unreadable folder.
+        SourceError: if the entry can't be examined.
     """
     try:
         return entry.is_dir()
@@ -58,12 +59,12 @@ def walk(
     Args:
         root: The folder that all paths are relative to.
         top: The first folder to visit.
-        visit: Takes a folder's path; returns the names of its subfolders, in the order in which they are to be visited.
+        visit: Takes a folder's path; returns the names of its subfolders in the order in which to visit them.
         leave_out: Takes the path of a folder that is not visited, and the reason.
-        skip_unreadable: Whether an unreadable folder is left out.
+        skip_unreadable: True to leave unreadable folders out.
 
     Raises:
-        SourceError: if a folder can't be read; names it.
+        SourceError: naming a folder that can't be read.
     """
     ancestors: list[tuple[int, int]] = []
     pending = [(top, 1)]
@@ -89,7 +90,7 @@ def walk(
 
 
 def unlistable(path: str, error: OSError) -> SourceError:
-    """The error for a folder whose contents can't be listed."""
+    """Returns the error for a folder that can't be listed."""
     if error.errno in UNREADABLE:
         return SourceError(
             f"{path}: unreadable folder: {error.strerror}; make it readable, move it away, or shard without it by "
@@ -101,7 +102,7 @@ def unlistable(path: str, error: OSError) -> SourceError:
 
 
 def splits_advice(root: str, classes: Sequence[str]) -> str | None:
-    """Advice if all class folders are named as splits of a dataset are, which are easily taken for classes; else None.
+    """Advice if all class folders have names of a dataset's splits, such as "train"; else None.
 
     Args:
         root: The folder.
@@ -110,7 +111,7 @@ def splits_advice(root: str, classes: Sequence[str]) -> str | None:
     if not classes or not _SPLITS.issuperset(name.lower() for name in classes):
         return None
     return (
-        f"{root}: its folders {', '.join(classes)} are taken as classes; if they are parts of one dataset, name each "
+        f"{root}: its folders {', '.join(classes)} are taken as classes; if they are splits of one dataset, name each "
         f"by itself, {root.rstrip('/')}/{classes[0]} for example"
     )
 

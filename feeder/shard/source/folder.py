@@ -16,11 +16,11 @@ __all__ = ["open_folder"]
 
 
 def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
-    """Lists a class-per-folder tree, or a flat folder if no file stands in a subfolder.
+    """Lists a class-per-folder tree, or a flat folder if its subfolders hold no file.
 
     Args:
         root: The folder.
-        skip_unreadable: Whether unreadable folders below it are rejected.
+        skip_unreadable: True to reject unreadable folders below it.
 
     Raises:
         SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set.
@@ -31,7 +31,7 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
         tree.classes = classes
         if (shards := next((name for name in classes if is_shard_set(os.path.join(root, name))), None)) is not None:
             raise SourceError(
-                f"{os.path.join(root, shards)}: is a shard set of feeder, and no class; move it out of the source"
+                f"{os.path.join(root, shards)}: is a shard set of feeder, not a class; move it out of the source"
             )
         for label, name in enumerate(classes):
             before = len(tree.table)
@@ -74,7 +74,7 @@ def _list_files(source: Source, relative: str, label: int, refusal: str | None) 
 
     Raises:
         OSError: if the folder can't be listed or searched.
-        SourceError: for a link whose target can't be looked at and may be a folder, unless these are to be skipped.
+        SourceError: for a link whose target can't be examined and may be a folder, unless these are skipped.
     """
     with os.scandir(os.path.join(source.root, relative)) as entries:
         names = sorted(entry.name for entry in entries)
@@ -98,7 +98,7 @@ def _list_files(source: Source, relative: str, label: int, refusal: str | None) 
                 source.skip_folder(path, f"unreadable link: {error.strerror}")
             elif error.errno in UNREADABLE and is_link:
                 raise unlistable(full, error) from None
-            else:  # its folder can't be searched, or the machine failed: no fault of this one file
+            else:  # its folder can't be searched, or the machine failed: not this file's fault
                 raise
             continue
         if stat.S_ISDIR(status.st_mode):

@@ -1,4 +1,4 @@
-"""The field of a sample that holds its image: one choice for a whole set."""
+"""Chooses the field that holds a sample's image, once for a whole set."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FORMATS = (("jpg", "jpeg", "jpe", "jfif"), ("webp",), ("png",))
 
 
 def split_fields(text: str) -> tuple[str, ...]:
-    """The fields that ``--image-field`` names: one, or several with ";" between them, of which a sample has one.
+    """Splits the fields that ``--image-field`` names, with ";" between them; each sample has one of these.
 
     Raises:
-        ArgumentError: if there is none.
+        ArgumentError: if it names none.
     """
     fields = tuple(field.strip() for field in text.split(";") if field.strip())
     if not fields:
@@ -32,15 +32,15 @@ def split_fields(text: str) -> tuple[str, ...]:
 def image_fields(samples: Mapping[frozenset[str], int]) -> tuple[str, ...]:
     """Chooses the field that holds the image, by its name.
 
-    Bare extensions come first. Of the others, names of what belongs to an image ("mask.png") come last, and names that
-    say "image" first; then the formats decide.
+    Bare extensions come first. Among the others, names such as "image" come first and names such as "mask" last; then
+    the format decides.
 
     Args:
         samples: Number of samples by the names of their fields.
 
     Returns:
-        The field and, behind it, those that are the same in another format, as in a set of "jpg" and "png" in which no
-        sample has both. Empty if no field is named as an image.
+        The field, followed by fields that are the same in another format, such as "jpg" and "png" if no sample has
+        both. Empty if no field is named like an image.
     """
     found = sorted({field for fields in samples for field in fields if is_image_field(field)}, key=_rank)
     chosen = found[:1]
@@ -56,9 +56,9 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
     """Sets the fields that hold the source's images, and rejects the samples that have none of them.
 
     Args:
-        source: A source whose samples are fields by name.
-        where: Name of the source in the note that lists the candidates, if there are several.
-        asked: Fields as :func:`split_fields` takes them; None chooses by their names.
+        source: A source whose samples have named fields.
+        where: Name of the source in a note that lists the candidates, if there are several.
+        asked: Fields as :func:`split_fields` takes them; None chooses by name.
     """
     groups = source.table.by_fields()
     samples = {fields: len(ids) for fields, ids in groups.items()}
@@ -83,11 +83,11 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
 
 
 def lacks_image(fields: Collection[str], chosen: tuple[str, ...] | None) -> str | None:
-    """The reason for which a sample is rejected that has none of the chosen fields; None if it has one.
+    """The reason to reject a sample without any of the chosen fields; None if it has one.
 
     Args:
         fields: The sample's fields.
-        chosen: The fields that hold the set's images; None while they are not chosen: then any image will do.
+        chosen: The fields that hold the set's images; None before they are chosen, when any image counts.
     """
     if any(is_image_field(field) if chosen is None else field in chosen for field in fields):
         return None

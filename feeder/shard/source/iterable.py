@@ -33,8 +33,8 @@ def open_samples(
         samples: Each maps fields ("jpg", "cls", "json", ...) to bytes; text, integers, and for ``json`` any JSON value
             are encoded. Keys that start with ``__`` are not fields.
         spool_path: Scratch file.
-        image_field: As :func:`open_tars` takes it.
-        classes: Class names by label; None: where ``cls`` holds names these, sorted.
+        image_field: See :func:`open_tars`.
+        classes: Class names by label; None takes the names in ``cls``, sorted.
 
     Raises:
         SourceError: for a sample that is no such dict, or a value that can't be encoded.

@@ -1,4 +1,4 @@
-"""Labels as a source writes them, and what they are once all are known: class numbers, names or other numbers."""
+"""Labels as a source has them, numbered once all are known: class numbers, class names or other numbers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 
 LABEL_BYTES = 256
 _MAX_CLASSES = 1_000_000
-# Names that so few samples have, where all others have numbers, are damage or slips, and not the names of classes.
+# If no larger share of the samples has names, and all others have numbers, these names are damage or slips.
 _ODD_SHARE = 0.05
-# Python takes more than this for a number, such as 1_0; and 007 is a name, not 7.
+# Python also takes 1_0 for a number; and 007 is a name, not 7.
 _NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*|(?=\.[0-9]))(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _NOT_A_NUMBER = ("nan", "+nan", "-nan")
 _LARGEST_LABEL = 2**63 - 1
@@ -40,15 +40,15 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Numbering:
-    """The labels of a source; one of the first two is there.
+    """The labels of a source, or its targets.
 
     Attributes:
-        labels: int64 [D], the class number for each of D codes, -1 for none.
-        targets: float32 [N], the samples' numbers where these are no classes; NaN for none.
-        classes: Class names by label; None where labels are numbers.
-        missing: Samples without a label.
-        example: A label as it was written that makes these names or targets, and no class numbers; None if they are.
-        odd: By code, the few labels that are no numbers where nearly all are; those samples have none.
+        labels: int64 [D], the class number for each of D codes, -1 for none; None if there are targets.
+        targets: float32 [N], the samples' numbers if these are not classes, NaN for none; else None.
+        classes: Class names by label; None if labels are numbers.
+        missing: Number of samples without a label.
+        example: A label, as written, that is no class number, and so makes these names or targets; None if all are.
+        odd: By code, the few labels that are no numbers where nearly all are; their samples have no label.
     """
 
     labels: npt.NDArray[np.int64] | None
@@ -60,7 +60,7 @@ class Numbering:
 
 
 def label_text(data: bytes) -> str | None:
-    """The label in a ``cls`` field; None if it holds none: it is too long, or no text."""
+    """The label in a ``cls`` field; None if the field is too long for one, or no text."""
     try:
         text = data.decode().strip() if len(data) <= LABEL_BYTES else None
     except UnicodeDecodeError:
@@ -69,23 +69,23 @@ def label_text(data: bytes) -> str | None:
 
 
 class LabelColumn:
-    """Takes the labels of samples, one after another; memory is 4 bytes a sample, and one entry a different label.
+    """Collects the labels of samples. Takes 4 bytes of memory a sample, and one entry for each distinct label.
 
-    Integers from 0 on are class numbers. If any label is another number, all are targets; if any is no number at all,
-    all are class names, which are numbered in sorted order. A few that are no numbers, where nearly all are, are odd.
+    Integers from 0 on are class numbers. If any label is another number, all are targets. If any is no number at all,
+    all are class names, which are numbered in sorted order; but a few such among many numbers are odd.
 
     Args:
         place: The labels' place, for errors.
         way_out: Advice for errors.
-        none: Texts that stand for no label.
+        none: Texts that mean no label.
     """
 
     def __init__(self, place: str, way_out: str, none: Sequence[str] = ("",)) -> None:
         self._place, self._way_out, self._none = place, way_out, none
         self._codes: dict[str, int] = {}
-        self._numbers = array("f")  # NaN for what is none
-        self._names: dict[int, str] = {}  # by code, those that are no numbers
-        self._named = 0  # samples that have these
+        self._numbers = array("f")  # NaN for a label that is no number
+        self._names: dict[int, str] = {}  # by code, the labels that are no numbers
+        self._named = 0  # samples with such a label
         self._fraction: str | None = None  # the first number that is no class number
         self._beyond: float | None = None  # the first number beyond float32
         self._has_all_codes = True
@@ -120,17 +120,17 @@ class LabelColumn:
         if len(self._codes) >= _MAX_CLASSES:
             if number is not None and self._fraction is not None:
                 self._has_all_codes = False
-                return -1  # they are targets by now, which need no codes
+                return -1  # all labels are targets by now, which need no codes
             raise self._too_many()
         if number is None:
             self._names[len(self._codes)] = text
         return self._codes.setdefault(text, len(self._codes))
 
     def finish(self, classes: Sequence[str] | None = None) -> Numbering:
-        """What the labels are, now that all are known.
+        """Numbers the labels, now that all are known.
 
         Args:
-            classes: Class names by label, for labels that are names; None: those that came, sorted.
+            classes: Class names by label, for labels that are names; None takes the names that occur, sorted.
 
         Raises:
             SourceError: for a number that is too large, or a name that is not among ``classes``.
@@ -145,7 +145,7 @@ class LabelColumn:
         missing = int(np.isnan(targets).sum()) - self._named
         if self._fraction is not None and not (self._fraction == "-1" and texts == ["-1"]):
             return Numbering(None, targets, None, missing, self._fraction, self._names)
-        if self._fraction is not None:  # -1 for all says that they have none
+        if self._fraction is not None:  # -1 for all means no labels
             return Numbering(np.full(len(self._codes), -1), None, None, len(targets) - self._named, None, self._names)
         found = [-1 if code in self._names else _class_number(text) for code, text in enumerate(self._codes)]
         outside = next((number for number in found if number > _LARGEST_LABEL), None)
@@ -154,10 +154,10 @@ class LabelColumn:
         return Numbering(np.array(found, np.int64), None, None, missing, None, self._names)
 
     def finish_whole(self, classes: Sequence[str] | None = None) -> Numbering:
-        """As :meth:`finish`, for samples of which none can be left out.
+        """Does the same as :meth:`finish`, but takes odd labels for an error, as no sample can be left out.
 
         Raises:
-            SourceError: as there, and for odd labels.
+            SourceError: as :meth:`finish` does, and for odd labels.
         """
         found = self.finish(classes)
         if found.odd:
@@ -185,19 +185,19 @@ class LabelColumn:
 
 
 def is_class_number(number: float) -> bool:
-    """Whether a number may be that of a class: an integer from 0 on."""
+    """Tells whether a number can be a class number: an integer from 0 on."""
     return number >= 0 and float(number).is_integer()
 
 
 def as_number(text: str) -> float | None:
-    """The number that a label spells, NaN for its spelling; None if it is no number."""
+    """The number that a label spells, NaN included; None if it is no number."""
     if _NUMBER.fullmatch(text):
         return float(text)
     return math.nan if text.lower() in _NOT_A_NUMBER else None
 
 
 def target_number(value: Any, place: str) -> float:
-    """A target's number; NaN for a gap.
+    """The number of a target; NaN for a gap.
 
     Raises:
         ValueError: if it is no number, or beyond float32.
@@ -212,10 +212,10 @@ def target_number(value: Any, place: str) -> float:
 
 
 def check_classes(classes: Sequence[str]) -> list[str]:
-    """Class names by label, as a list.
+    """Checks class names, and returns them as a list.
 
     Raises:
-        ArgumentError: unless they are texts, each once.
+        ArgumentError: unless they are distinct texts.
     """
     names = [classes] if isinstance(classes, str) else list(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in names):
@@ -227,7 +227,7 @@ def check_classes(classes: Sequence[str]) -> list[str]:
 
 
 def name_numbers(names: Sequence[str], wanted: Sequence[str]) -> npt.NDArray[np.int64]:
-    """For each of some class names its place among those that are wanted; -1 for one that is not there."""
+    """Place of each class name among the ``wanted`` names, int64 [N]; -1 for a name that is not there."""
     places = {name: place for place, name in enumerate(wanted)}
     return np.array([places.get(name, -1) for name in names], np.int64)
 

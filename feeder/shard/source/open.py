@@ -1,4 +1,4 @@
-"""Where samples come from: class folders, flat folders, manifests, WebDataset tars, and iterables."""
+"""Opens a source of any kind: class folders, flat folders, manifests, WebDataset tars and iterables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-# Of a pattern, or a mistake, which gets an error of its own.
+# The path may be a pattern, or a mistake, which gets a better error.
 _NO_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -35,14 +35,14 @@ def open_source(
     skip_unreadable: bool = False,
     image_field: str | None = None,
 ) -> Source:
-    """Lists a dataset, whatever it is.
+    """Lists a dataset of any kind.
 
     Args:
         path: A class-per-folder tree, a flat folder, a folder of tars, a manifest, or a pattern of tars.
-        columns: Which columns of a manifest, or keys of the tars' json, mean what.
+        columns: The purposes of a manifest's columns, or of the keys of tars' json.
         work: Folder for scratch files.
-        skip_unreadable: Whether unreadable folders are rejected, where they would end the run otherwise.
-        image_field: Of tars, as :func:`open_tars` takes it.
+        skip_unreadable: True to reject unreadable folders; otherwise the first ends the run.
+        image_field: For tars, see :func:`open_tars`.
 
     Raises:
         SourceError: if it is none of these, or can't be read.
@@ -63,18 +63,18 @@ def open_source(
 
 
 def source_kind(path: str) -> str:
-    """Says by names alone which kind of source a path is: "folder", "manifest" or "tars".
+    """Tells the kind of a source by names alone: "folder", "manifest" or "tars".
 
     Raises:
-        SourceError: if it is none of these, or isn't there.
+        SourceError: if it is none of these, or does not exist.
     """
     try:
         os.stat(path)
     except OSError as error:
         if error.errno not in _NO_PATH:
-            raise SourceError(f"{path}: can't be looked at: {error.strerror}") from None
+            raise SourceError(f"{path}: can't be examined: {error.strerror}") from None
     except ValueError as error:
-        raise SourceError(f"{path!r}: is no path: {error}") from None
+        raise SourceError(f"{path!r}: is not a path: {error}") from None
     if os.path.isdir(path):
         try:
             return "tars" if _is_tar_folder(path) else "folder"
@@ -82,21 +82,21 @@ def source_kind(path: str) -> str:
             raise SourceError(f"{path}: can't be listed: {error.strerror}") from None
     if path.lower().endswith(MANIFEST_SUFFIXES):
         if not os.path.isfile(path):
-            raise SourceError(f"{path}: " + ("is no regular file" if os.path.exists(path) else "no such manifest"))
+            raise SourceError(f"{path}: " + ("is not a regular file" if os.path.exists(path) else "no such manifest"))
         return "manifest"
     if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:") or "://" in path:
         expand_pattern(path)
         return "tars"
     raise SourceError(
         f"{path}: "
-        + ("is no dataset that we know" if os.path.exists(path) else "no such file or folder")
+        + ("is no dataset that feeder knows" if os.path.exists(path) else "no such file or folder")
         + "; expected a folder of images, a manifest (.csv, .tsv, .jsonl, .parquet) or "
         "WebDataset tars ('train-{000..009}.tar')"
     )
 
 
 def overlaps_source(path: str, out: str) -> bool:
-    """Whether an output folder is, or lies inside, a source folder, or is the folder that source files stand in."""
+    """Tells whether an output folder is or lies inside a source folder, or is the folder of a source's files."""
     folder = path if os.path.isdir(path) else os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
     inner, outer = os.path.realpath(out), os.path.realpath(folder)
     return inner == outer or (os.path.isdir(path) and inner.startswith(outer.rstrip("/") + "/"))

@@ -1,4 +1,4 @@
-"""A scratch file for fields that have no file of their own: columns of a manifest, samples of an iterable."""
+"""A scratch file for fields that are in no file: columns of a manifest, samples of an iterable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Spool"]
 
 
 class Spool:
-    """Appends fields to one scratch file, which is a container of the source, to be read when the context is left.
+    """Appends fields to a scratch file, one of the source's containers, which can be read when the context ends.
 
     Args:
-        source: The source whose samples have their fields here.
+        source: The source of the fields' samples.
         path: The scratch file; it is overwritten.
     """
 
@@ -26,7 +26,7 @@ class Spool:
         self._size = 0
         self._container = len(source.containers)
         self._writing = atomic_file(path)
-        source.containers.append(Container(path, 0, 0))  # no file of the user's: nothing to be compared on resume
+        source.containers.append(Container(path, 0, 0))  # a scratch file is not compared when a run resumes
 
     def __enter__(self) -> Spool:
         self._file = self._writing.__enter__()
@@ -39,7 +39,7 @@ class Spool:
         self._source.content_digest = self._hash.hexdigest()
 
     def add(self, field: str, data: bytes) -> Part:
-        """Appends a field's bytes and says where they are."""
+        """Appends a field's bytes and returns their place."""
         part = Part(field, self._container, self._size, len(data))
         self._file.write(data)
         self._hash.update(field.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(data) + data)

@@ -1,4 +1,4 @@
-"""Manifests: CSV, TSV, JSON lines or Parquet with a path or image-bytes column, a label, and any further columns."""
+"""Manifests: CSV, TSV, JSON lines or Parquet with a column of paths or image bytes, labels and further columns."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ManifestColumns:
-    """Which columns of a manifest mean what; None lets their names decide.
+    """The purposes of a manifest's columns; None lets their names decide.
 
     Attributes:
         path: Column with the image's path, relative to the root.
         image: Column with the image's bytes (base64 in text manifests).
         label: Column with the label: integers from 0 on are class numbers, names are numbered in sorted order, and
-            other numbers are targets. Of tars, a key of each sample's ``json``.
-        targets: Columns with numbers that take the place of a label; of tars, keys of each sample's ``json``.
+            other numbers are targets. For tars, a key of each sample's ``json``.
+        targets: Columns with numbers that take the place of a label; for tars, keys of each sample's ``json``.
         has_labels: False for a source without labels, whatever its columns or fields are called.
         root: Folder that paths are relative to; None for the manifest's own.
-        suffix: Put behind each path, such as ".jpg" behind plain ids.
+        suffix: Appended to each path, such as ".jpg" for ids.
     """
 
     path: str | None = None
@@ -76,7 +76,7 @@ class ManifestColumns:
             raise ArgumentError(f"no labels are wanted, but column {(self.label or self.targets[0])!r} is asked for")
 
     def only_for_manifests(self) -> str | None:
-        """The option for which a source must be a manifest, as the command line has it; None if there is none."""
+        """The first given option that only manifests take, as the command line has it; None if there is none."""
         given = {
             "--path-column": self.path,
             "--image-column": self.image,
@@ -90,9 +90,9 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     """Lists the rows of a manifest; a sample's further columns become its ``json`` field.
 
     Args:
-        path: The manifest; its suffix says what it is.
-        columns: Which columns mean what.
-        spool_path: Scratch file for what has no file of its own.
+        path: The manifest; its suffix tells its format.
+        columns: The purposes of its columns.
+        spool_path: Scratch file for fields that are in no file.
 
     Raises:
         SourceError: if the manifest can't be read as a whole, or has no column for images.
@@ -114,7 +114,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 else:
                     listing.add(number, row)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            if isinstance(error, OSError) and error.errno in DISK_FULL:  # the spool's
+            if isinstance(error, OSError) and error.errno in DISK_FULL:  # the spool's disk
                 raise
             raise SourceError(f"{path}: can't be read: {error}") from None
     listing.finish()
@@ -142,7 +142,7 @@ class _Listing:
         extras = {k: v for k, v in row.items() if k not in taken}
         image = row.get(columns.image) if columns.image else None
         image_path = row.get(columns.path) if columns.path else None
-        if isinstance(image, dict):  # the struct of Hugging Face's datasets: {"bytes": ..., "path": ...}
+        if isinstance(image, dict):  # as in Hugging Face's datasets: {"bytes": ..., "path": ...}
             image_path = image_path or image.get("path")
             image = image.get("bytes")
         parts: list[Part] = []
@@ -230,10 +230,10 @@ class _Listing:
             )
 
     def resolve(self, rows: list[Row]) -> None:
-        """Decides by the names in the first rows (and types, for a column named "image") which column means what.
+        """Decides the purpose of each column by its name in the first rows, and of "image" by its type.
 
         Raises:
-            SourceError: if there is no column for the images, or not the one asked for.
+            SourceError: if there is no column for the images, or a column asked for is missing.
         """
         row: Row = {}
         for found in rows:
@@ -276,7 +276,7 @@ class _Listing:
 
 
 def _rows(path: str) -> Iterator[Row | str]:
-    """The manifest's rows, or for a row that can't be read the reason, as a stream."""
+    """Streams the manifest's rows; for a row that can't be read, the reason."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix == ".parquet":
         return parquet_rows(path)
@@ -299,7 +299,7 @@ def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
                 continue
             if len(row) == len(header):
                 yield dict(zip(header, row, strict=True))
-            elif line > first:  # a stray quote has swallowed the lines that follow, which must not get lost unseen
+            elif line > first:  # a stray quote has swallowed the following lines, which must not get lost
                 raise SourceError(
                     f"{path}: the row that starts on line {first} runs on to line {line} and has "
                     f"{count(len(row), 'column')}, expected {len(header)}: look for a stray quote on line {first}"
@@ -322,5 +322,5 @@ def _json_rows(path: str) -> Iterator[Row | str]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what Parquet has and JSON has not: bytes as base64, times and decimals as text."""
+    """Converts values that JSON lacks: bytes to base64, times and decimals to text."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

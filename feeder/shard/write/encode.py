@@ -1,4 +1,4 @@
-"""What happens to an image's bytes on their way into a shard."""
+"""Encodes images on their way into a shard."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from feeder.transforms import Recipe, Resize
 __all__ = ["ENCODINGS", "EncodeOptions", "Encoded", "Encoder", "check_encoder"]
 
 ENCODINGS = ("seekable", "keep", "jpeg", "raw")
-# All pixels of an image have a part in this one.
+# Decodes to one pixel, which all pixels of the image contribute to.
 _LOOK = Recipe((Resize((1, 1)),))
 _NEEDS_NATIVE = ("seekable", "jpeg")
-_MOST_EXIF_BYTES = 65_533  # what a marker segment has room for
+_MAX_EXIF_BYTES = 65_533  # the capacity of a marker segment
 
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """How images are encoded.
+    """Options for encoding images.
 
     Attributes:
         mode: "seekable": JPEGs are rewritten losslessly so that a crop can be decoded alone, other formats are kept;
             "keep": bytes as they are; "jpeg": decoded and encoded again as seekable JPEG; "raw": decoded to uint8
             [H, W, 3] in an ``.npy`` file.
-        max_side: For "jpeg" and "raw": the longer side is reduced to so many pixels; None for no limit.
+        max_side: For "jpeg" and "raw": the longer side is reduced to this number of pixels; None for no limit.
         quality: For "jpeg": 1 to 95.
-        keep_metadata: For "seekable" and "jpeg": whether EXIF, ICC profile and comments stay. Orientation always does.
-        reject_deep: Whether to reject images that lose range when they are decoded, because their samples have more
-            than 8 bits.
+        keep_metadata: For "seekable" and "jpeg": keeps EXIF, ICC profile and comments. Orientation always stays.
+        reject_deep: Rejects images that are clipped when decoded, having more than 8 bits a sample.
     """
 
     mode: str = "seekable"
@@ -55,7 +54,7 @@ class EncodeOptions:
             raise ArgumentError(f"quality must be 1 to 95, got {self.quality}")
 
     def settings(self) -> dict[str, object]:
-        """What the result depends on."""
+        """Options that the result depends on."""
         settings: dict[str, object] = {
             "encode": self.mode,
             "max_side": self.max_side,
@@ -70,9 +69,9 @@ class Encoded(NamedTuple):
 
     Attributes:
         data: Its bytes.
-        info: Its format and stored size; orientation is recorded, never baked in.
-        outcome: What was done, for counting: "seekable", "kept (png)", "kept (JPEG: CMYK)", ...
-        clipped: Whether it loses range when it is decoded, because its samples have more than 8 bits.
+        info: Its format and stored size; orientation is recorded, never applied to the pixels.
+        outcome: The way it was encoded, for counting: "seekable", "kept (png)", "kept (JPEG: CMYK)", ...
+        clipped: True if it is clipped when decoded, having more than 8 bits a sample.
     """
 
     data: bytes
@@ -82,10 +81,10 @@ class Encoded(NamedTuple):
 
 
 def check_encoder(options: EncodeOptions) -> None:
-    """Checks that what the encoding needs is installed.
+    """Checks that the kernels that the encoding needs are installed.
 
     Raises:
-        BackendError: with the way out.
+        BackendError: naming the way out.
     """
     if options.mode in _NEEDS_NATIVE:
         try:
@@ -98,10 +97,10 @@ def check_encoder(options: EncodeOptions) -> None:
 
 
 class Encoder:
-    """Encodes images, one after the other; one for each thread.
+    """Encodes images one by one; each thread has its own.
 
     Args:
-        options: What to do.
+        options: How to encode.
     """
 
     def __init__(self, options: EncodeOptions) -> None:
@@ -116,14 +115,14 @@ class Encoder:
             info: Its header.
 
         Raises:
-            ValueError: saying why it can't be loaded, and so must not become a sample.
+            ValueError: if it can't be loaded, and so must not become a sample.
         """
         options, outcome = self._options, "kept"
         if options.mode == "seekable":
             outcome = f"kept ({info.extension})"
             if info.extension == "jpg":
                 encoded = _seekable(data, info, options, "seekable")
-                if encoded.outcome == "seekable":  # each of its coefficients was read: it can be decoded
+                if encoded.outcome == "seekable":  # every coefficient was read, so it can be decoded
                     return encoded
                 outcome = encoded.outcome
         clipped = self._load(data, info)
@@ -135,7 +134,7 @@ class Encoder:
         return encoded._replace(clipped=clipped)
 
     def _load(self, data: bytes, info: ImageInfo) -> bool:
-        """Decodes an image as a loader would; returns whether it loses range."""
+        """Decodes an image as a loader would; returns True if it is clipped."""
         draws = _LOOK.draw(0, 0, np.zeros(1, np.int64), np.array([[info.height_px, info.width_px]], np.int32))
         (error,) = self._decoder.decode([data], np.ones(1, np.uint8), _LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
         if error is not None:
@@ -147,7 +146,7 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
     from feeder._native import Status, Unsupported, transcode
 
     try:
-        # The limit is that of decoding: a header of a few bytes may claim gigabytes of coefficients.
+        # The same limit as for decoding: a header of a few bytes may claim gigabytes of coefficients.
         rewritten = transcode(
             data, keep_metadata=options.keep_metadata, orientation=info.orientation, max_pixels=MAX_PIXELS
         )
@@ -166,9 +165,9 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
             image = opened.convert("RGB")
             metadata = {name: opened.info[name] for name in ("exif", "icc_profile") if opened.info.get(name)}
         exif = metadata.get("exif", b"")
-        if exif and not exif.startswith(EXIF_HEAD):  # WebP has it without
+        if exif and not exif.startswith(EXIF_HEAD):  # WebP stores it without
             exif = metadata["exif"] = EXIF_HEAD + exif
-    except Exception as error:  # Pillow raises nearly every kind on damaged files
+    except Exception as error:  # Pillow raises nearly any error on damaged files
         raise ValueError(f"damaged {info.extension}: {error}") from None
     if options.max_side is not None and max(image.size) > options.max_side:
         scale = options.max_side / max(image.size)
@@ -178,8 +177,8 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
     if options.mode == "raw":
         np.save(buffer, np.asarray(image), allow_pickle=False)
         return Encoded(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
-    # What the file says of its orientation is recorded, never baked in.
-    if len(exif) > _MOST_EXIF_BYTES or info.orientation != jpeg_orientation([exif] if exif else [], None):
+    # Orientation is recorded, never applied to the pixels.
+    if len(exif) > _MAX_EXIF_BYTES or info.orientation != jpeg_orientation([exif] if exif else [], None):
         oriented = Image.Exif()
         oriented[0x0112] = info.orientation
         metadata["exif"] = oriented.tobytes()

@@ -1,4 +1,4 @@
-"""A line of advice for datasets whose format decodes slowly, with the cost as measured here and now."""
+"""A line of advice for datasets whose format decodes slowly, with the cost as measured on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUALITY = 90
 
 
 def decode_advice(index: Index, manifest: Manifest) -> str | None:
-    """Advice if at least 5 % of the samples are no JPEGs; None if there is nothing to say."""
+    """Advice if at least 5 % of the samples are no JPEGs; else None."""
     slow = {name: count for name, count in manifest.formats.items() if name not in ("jpg", "npy")}
     if not manifest.samples or sum(slow.values()) < _MIN_SHARE * manifest.samples:
         return None
@@ -38,7 +38,7 @@ def decode_advice(index: Index, manifest: Manifest) -> str | None:
         start = time.perf_counter()
         try:
             image = Image.open(io.BytesIO(data)).convert("RGB")
-        except Exception:  # Pillow raises nearly every kind; advice must not fail a set that is finished
+        except Exception:  # Pillow raises nearly any error; advice must not fail a finished set
             continue
         original_s += time.perf_counter() - start
         measured += 1

@@ -1,4 +1,4 @@
-"""An index for WebDataset tars that others wrote, so that they load like our own."""
+"""An index for WebDataset tars that other programs wrote, so that they load like shards."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["IndexSummary", "index_tars"]
 
 @dataclass(frozen=True)
 class IndexSummary:
-    """What was indexed.
+    """The result of indexing.
 
     Attributes:
         path: The index file.
-        shards: Tars indexed.
-        samples: Samples indexed.
-        rejected: What was left out, and why.
+        shards: Number of tars indexed.
+        samples: Number of samples indexed.
+        rejected: Inputs that were left out, and why.
     """
 
     path: str
@@ -53,13 +53,13 @@ def index_tars(
     Args:
         pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
         out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder.
-        columns: Keys of the samples' ``json`` that have the label or the targets; None: the ``cls`` field has it.
+        columns: Keys of the samples' ``json`` with the label or the targets; None takes the label from ``cls``.
         image_field: Field that holds the image, such as "rgb.jpg"; None chooses it by the names of the fields.
-        progress: Hears of each sample.
+        progress: Shows each sample.
 
     Raises:
         SourceError: if there is no such tar, or none has a sample.
-        ShardError: if the index would replace one that is not for these tars.
+        ShardError: if the index would replace one of other tars.
     """
     source = open_tars(pattern, None, image_field, columns)
     path = os.path.abspath(out or os.path.join(source.root, INDEX_NAME))
@@ -100,7 +100,7 @@ def index_tars(
 
 
 def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
-    """Adds a sample to its tar's rows; returns the reason if it can't be one."""
+    """Adds a sample to its tar's rows; returns the reason if it must be rejected."""
     parts = {part.field: part for part in source.table.parts(i)}
     image = parts.pop(next(name for name in source.image_fields if name in parts))
     try:

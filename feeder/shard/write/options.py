@@ -1,4 +1,4 @@
-"""What ``feeder shard`` is asked, what it says while it works, and what it answers."""
+"""The options of ``feeder shard``, and the summary of a run."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ REJECTED_NAME = "rejected.jsonl"
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How to shard.
+    """Options for sharding.
 
     Attributes:
         seed: Seed of the permutation, 0 to 2**64-1.
-        shuffle: Whether to permute the samples at all.
+        shuffle: Permutes the samples.
         shard_size_bytes: A shard is closed before it would grow past this size.
-        samples_per_shard: Instead of a size, how many inputs go into a shard.
-        workers: Threads, each on a shard of its own; None for the cores and one more. Does not change the result.
-        max_bad: Share of inputs that may be rejected, 0 to 1, files that never claimed to be images apart.
-        encode: What happens to the images' bytes.
-        dali_index: Whether to write DALI's index files beside the shards.
-        columns: Which columns of a manifest, or keys of the tars' json, mean what.
+        samples_per_shard: Number of inputs in a shard, in place of a size.
+        workers: Number of threads, each writing one shard; None for the cores and one more. Does not change the result.
+        max_bad: Share of inputs that may be rejected, 0 to 1, not counting files that never claimed to be images.
+        encode: Options for encoding the images.
+        dali_index: Writes DALI's index files beside the shards.
+        columns: The purposes of a manifest's columns, or of the keys of tars' json.
         max_file_bytes: Larger files, and fields of tars, are rejected unread; 1 to 2**30, as nothing larger can be
             loaded.
-        skip_unreadable: Whether unreadable folders, and files that the disk can't give back, are rejected; they end
-            the run otherwise. Not one of the settings that a resumed run must share.
-        image_field: Of tars and iterables, the field that holds the image; None chooses it by the names of the fields.
+        skip_unreadable: Rejects unreadable folders, and files that the disk fails to read; otherwise they end the run.
+            A resumed run may differ in this.
+        image_field: The field of tars and iterables that holds the image; None chooses it by the names of the fields.
     """
 
     seed: int = 0
@@ -84,23 +84,23 @@ class ShardOptions:
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
         out: The output folder.
-        kind: What the source was.
-        inputs: Inputs found.
-        samples: Samples in the shard set.
-        rejected: Inputs rejected; with ``samples`` they add up to ``inputs``.
-        bad: Rejected inputs that claimed to be images.
-        unreadable_folders: Rejected inputs that are unreadable folders.
-        encoded: Samples by what was done to their image.
-        clipped: Samples whose image loses range when it is decoded, as it has more than 8 bits a sample.
-        shards: Shards in the set.
-        bytes: Bytes of all shards.
+        kind: The source's kind.
+        inputs: Number of inputs found.
+        samples: Number of samples in the shard set.
+        rejected: Number of inputs rejected; with ``samples`` they add up to ``inputs``.
+        bad: Number of rejected inputs that claimed to be images.
+        unreadable_folders: Number of rejected inputs that are unreadable folders.
+        encoded: Number of samples by what was done to their image.
+        clipped: Number of samples whose image is clipped when decoded, having more than 8 bits a sample.
+        shards: Number of shards in the set.
+        bytes: Size of all shards.
         classes: Number of class names; 0 if there are none.
-        written_shards: Shards written by this run, the others being there already.
-        written_samples: Samples in these.
+        written_shards: Number of shards that this run wrote; the others were there.
+        written_samples: Number of samples in these.
         seconds: Wall time of this run.
         max_bad: The share of bad inputs that was allowed.
         notes: Lines of advice.
@@ -126,7 +126,7 @@ class ShardSummary:
 
     @property
     def too_many_bad(self) -> str | None:
-        """Why the run must be called failed though the set is complete; None if it need not."""
+        """The reason to call the run failed though the set is complete; None if there is none."""
         if self.samples == 0:
             inputs = count(self.inputs, "input")
             return f"none of {inputs} could be sharded; see {self.out}/{REJECTED_NAME} for the reasons"
@@ -141,7 +141,7 @@ class ShardSummary:
 
     @property
     def loss(self) -> str | None:
-        """What was left out that may be missed; None if nothing was."""
+        """A line on inputs left out that may be missed; None if there are none."""
         lost = [f"{self.bad:,} of {self.samples + self.bad:,} images"] if self.bad else []
         if self.unreadable_folders:
             lost.append(f"{self.unreadable_folders:,} unreadable folder" + "s" * (self.unreadable_folders > 1))

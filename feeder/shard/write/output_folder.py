@@ -1,12 +1,12 @@
-"""The output folder of ``feeder shard``: what may be written into, the plan of an unfinished run, finished parts.
+"""The output folder of ``feeder shard``, with the plan and the finished parts of an unfinished run.
 
 Note [Resume]
-While a run is unfinished, ``.work`` holds its plan (settings, and the input list with sizes and times) and for each
-finished shard a part of the index and a record. A shard's own rename into place comes last, so a shard that is there is
-finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` goes.
+While a run is unfinished, ``.work`` holds its plan (settings, and the list of inputs with sizes and times), and a part
+of the index and a record for each finished shard. A shard is renamed into place last, so a shard that is there is
+finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
-A set that is replaced loses its parts, its shards and, when the new plan is written, its manifest. Whenever that is cut
-off, the folder holds a manifest or a plan, so that it can be told from a foreign one.
+A set that is replaced loses its parts and its shards, and its manifest once the new plan is written. At any time the
+folder holds a manifest or a plan, which tell it from a foreign one if the run is killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OutputFolder:
 
     Args:
         path: The folder.
-        force: Whether a shard set in it is replaced.
+        force: True to replace a shard set in it.
     """
 
     def __init__(self, path: str, *, force: bool = False) -> None:
@@ -57,10 +57,10 @@ class OutputFolder:
     @classmethod
     @contextlib.contextmanager
     def locked(cls, path: str, *, force: bool = False) -> Iterator[OutputFolder]:
-        """Makes the folder if need be, and keeps other writers out. What it made goes again if nothing is to be kept.
+        """Makes the folder if need be, and keeps other writers out. Removes it again if nothing is to be kept.
 
         Raises:
-            ShardError: if the folder holds something that is not ours.
+            ShardError: if the folder holds something that feeder did not write.
             LockedError: if another process is writing it.
         """
         if os.path.lexists(path) and not os.path.isdir(path):
@@ -91,22 +91,22 @@ class OutputFolder:
         return os.path.join(self.path, name)
 
     def part(self, name: str) -> str:
-        """Full path of something that an unfinished run needs."""
+        """Full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)
 
     def image_field(self) -> str | None:
-        """The image field of the set in the folder, finished or not, which a further run keeps; None if it has none."""
+        """The image field of the set in the folder, finished or not, which the next run keeps; None if it has none."""
         if not self.force and (manifest := Manifest.read(self.path)) is not None:
             return manifest.source.get("image_field")
         try:
             with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
                 recorded = json.load(file).get("image_field")
-        except (OSError, ValueError, AttributeError):  # none, or it is damaged, as it is found again
+        except (OSError, ValueError, AttributeError):  # no plan, or a damaged one, which is reported later
             return None
         return recorded if isinstance(recorded, str) else None
 
     def check_complete(self, manifest: Manifest, settings: dict[str, Any], source: Source) -> None:
-        """Checks that a finished shard set is what is being asked for.
+        """Checks that a finished shard set has the settings and the source of this run.
 
         Raises:
             ShardError: naming the first difference.
@@ -132,7 +132,7 @@ class OutputFolder:
 
     @classmethod
     def preview(cls, path: str, settings: dict[str, Any], *, force: bool = False) -> None:
-        """Checks, without writing, whether a run with these settings would be refused.
+        """Checks, without writing, that a run with these settings would not be refused.
 
         Raises:
             ShardError: as :meth:`locked` and :meth:`check_complete` do.
@@ -143,12 +143,12 @@ class OutputFolder:
             cls(path)._compare_settings("holds a shard set made with", manifest.settings, settings)
 
     def begin(self, settings: dict[str, Any], source: Source) -> bool:
-        """Records the plan of a new run, or checks it against the recorded one.
+        """Records the plan of a new run, or compares it with the recorded one.
 
-        With ``force`` the set in the folder, or an unfinished one that can't be resumed, goes.
+        With ``force`` removes the set in the folder, or an unfinished one that can't be resumed.
 
         Returns:
-            Whether an unfinished run is being resumed.
+            True if an unfinished run is resumed.
 
         Raises:
             ShardError: if the unfinished run had other settings or inputs; names the first difference.
@@ -181,16 +181,16 @@ class OutputFolder:
         return False
 
     def discard(self) -> None:
-        """Removes all that the run has written."""
+        """Removes all files that the run has written."""
         self._remove_all_but(_LOCK, _WORK)
         self.finish()
 
     def finish(self) -> None:
-        """Removes what only an unfinished run needs."""
+        """Removes the files that only an unfinished run needs."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _compare_plan(self, plan: dict[str, Any], source: Source) -> None:
-        """Raises ShardError unless the unfinished run is the one that is being asked for."""
+        """Raises ShardError unless the unfinished run has this plan."""
         try:
             with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
                 recorded = json.load(file)
@@ -245,7 +245,7 @@ class OutputFolder:
 
 
 def _refuse_foreign(path: str, force: bool) -> None:
-    """Raises ShardError if a folder holds what is not ours, or with ``force`` anything beside a shard set."""
+    """Raises ShardError if a folder holds foreign files, or with ``force`` any beside a shard set."""
     if not os.path.isdir(path):
         return
     names = sorted(os.listdir(path))
@@ -262,14 +262,14 @@ def _refuse_foreign(path: str, force: bool) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Tells names that a shard set's files have, or had while they were written, from others."""
+    """Tells whether a name is that of a shard set's file, or of one that is being written."""
     if name.endswith(TEMPORARY_SUFFIX):
         name = name[: -len(TEMPORARY_SUFFIX)].rpartition(".")[0]
     return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _FIELD_INDEX))
 
 
 def _missing_folders(path: str) -> list[str]:
-    """The folder and those above it that are not there, the deepest first."""
+    """The folder and those above it that do not exist, the deepest first."""
     missing = []
     path = os.path.abspath(path)
     while not os.path.lexists(path):
@@ -322,7 +322,7 @@ def _first_difference_row(old: dict[str, npt.NDArray[Any]], new: dict[str, npt.N
 
     counts = len(old["sizes"]), len(new["sizes"])
     common = min(counts)
-    # Sample i's path differs, or starts elsewhere, from the first difference in the paths on.
+    # The first sample whose path differs, or starts elsewhere.
     starts = np.flatnonzero(old["path_starts"][: common + 1] != new["path_starts"][: common + 1])
     texts = min(len(old["paths"]), len(new["paths"]))
     bytes_ = np.flatnonzero(old["paths"][:texts] != new["paths"][:texts])

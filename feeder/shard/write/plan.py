@@ -1,4 +1,4 @@
-"""Which sample goes where, fixed before anything is encoded."""
+"""The place of each sample, fixed before anything is encoded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan_shards(source: Source, options: ShardOptions) -> list[range]:
 
 
 def sample_ids(positions: range, count: int, options: ShardOptions) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which samples stand at these positions of the shuffled order."""
+    """Samples at these positions of the shuffled order."""
     plain = np.arange(positions.start, positions.stop)
     return permute(plain, count, options.seed) if options.shuffle and len(plain) else plain
 

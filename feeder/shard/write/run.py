@@ -36,7 +36,7 @@ _SHOWN_REASONS = 3
 
 
 class _Stopped(Exception):
-    """The run was interrupted; the shard at hand is given up."""
+    """The run was interrupted, so the unfinished shard is dropped."""
 
 
 class Run:
@@ -89,7 +89,7 @@ class Run:
         return self._summary(manifest, [r for n, r in enumerate(manifest.shards) if n not in done])
 
     def _finished(self, number: int) -> _Written | None:
-        """What is known of a shard that an earlier run finished."""
+        """The record of a shard that an earlier run finished; None if it has to be written."""
         name = shard_name(number)
         try:
             size = os.stat(self._folder.file(name)).st_size
@@ -121,7 +121,7 @@ class Run:
         return written
 
     def _write(self, number: int, positions: range) -> _Written:
-        """Writes one shard, and beside the plan its part of the index and its record; the shard's rename comes last."""
+        """Writes one shard. It gets its name after its part of the index and its record are beside the plan."""
         name = shard_name(number)
         writer = ShardWriter(self._source, self._options.encode)
         with atomic_file(self._folder.file(name)) as file:
@@ -142,7 +142,7 @@ class Run:
         return written
 
     def _finish(self, written: list[_Written]) -> Manifest:
-        """Joins the parts; the manifest, which declares the set complete, comes last."""
+        """Joins the parts. The manifest, which marks the set as complete, comes last."""
         source, folder = self._source, self._folder
         rejected = sorted([*source.rejected, *(r for w in written for r in w.rejected)])
         with atomic_file(folder.file(REJECTED_NAME)) as file:
@@ -233,7 +233,7 @@ def _dali_lines(index: Index, number: int) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class _Written:
-    """What is to be remembered of a finished shard."""
+    """The record of a finished shard."""
 
     record: ShardRecord
     rejected: list[Rejection]

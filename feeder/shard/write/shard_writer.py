@@ -1,4 +1,4 @@
-"""One shard: samples in, a tar and its rows of the index out."""
+"""Writes one shard: a tar and its rows of the index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ShardWriter"]
 
 
 class ShardWriter:
-    """Puts samples into one shard, and notes what became of each."""
+    """Puts samples into one shard, and counts what became of them."""
 
     def __init__(self, source: Source, encoding: EncodeOptions) -> None:
         self.builder = IndexBuilder(0, source.table.targets, numbered=source.table.is_numbered)
@@ -44,7 +44,7 @@ class ShardWriter:
 
         Raises:
             ShardError: for an error of the machine, which is not the sample's fault.
-            SourceError: if the sample is not what was listed.
+            SourceError: if the sample changed since it was listed.
         """
         table = self._source.table
         try:
@@ -65,7 +65,7 @@ class ShardWriter:
             if isinstance(error, FileNotFoundError):
                 raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
             if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.EISDIR):
-                # No fault of the sample's, which must not get lost by it; but a spot of a disk may be bad for good.
+                # Not the sample's fault, so it must not get lost; but a bad block of a disk may stay bad.
                 if error.errno != errno.EIO:
                     raise
                 if not self._source.skip_unreadable:
@@ -121,7 +121,7 @@ class ShardWriter:
         return os.fsdecode(self._source.table.path(i))
 
     def _read(self, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
-        """The image, whose field has no name if its bytes decide the extension, and the other fields."""
+        """Reads the image, without a name if its bytes decide the extension, and the other fields."""
         fields = self._source.read(i)
         named = [(name, data) for name, data in fields if name is not None]
         unnamed = [(name, data) for name, data in fields if name is None]
@@ -133,7 +133,7 @@ class ShardWriter:
         return image, [(name, data) for name, data in named if name != primary]
 
     def _renamed(self, extension: str) -> str:
-        """Name of the image's field where its format is another than before: the extension, unless a field has it."""
+        """Name for an image whose format has changed: its extension, unless another field has that name."""
         others = self._source.table.fields.keys() - set(self._source.image_fields)
         while extension in others:
             extension = f"image.{extension}"
@@ -143,12 +143,12 @@ class ShardWriter:
 def _with_targets(
     fields: list[tuple[str, bytes]], names: Sequence[str], numbers: Sequence[float]
 ) -> list[tuple[str, bytes]]:
-    """The fields, their ``json`` with the targets in it, for whatever reads the shards without the index."""
+    """Adds the targets to the ``json`` field, for programs that read shards without the index."""
     row = {}
     for name, data in fields:
         if name == "json":
             row = json.loads(data)
-    # The shortest text that is the same float32.
+    # The shortest text of the same float32.
     row |= {k: None if math.isnan(v) else float(str(np.float32(v))) for k, v in zip(names, numbers, strict=True)}
     text = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
     return [*((name, data) for name, data in fields if name != "json"), ("json", text)]

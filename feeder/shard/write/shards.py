@@ -1,4 +1,4 @@
-"""Samples in, pre-shuffled WebDataset shards and their index out."""
+"""Turns samples into pre-shuffled WebDataset shards and their index."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def shard(
 
     Args:
         path: A class-per-folder tree, a flat folder, a manifest, or WebDataset tars.
-        out: Output folder; None for the source's name with ``-shards`` beside it.
-        options: How to shard.
-        progress: Hears how the run goes on.
-        dry_run: Only list and plan; write nothing.
-        force: Replace the shard set that is in the output folder, if it is one of feeder's and nothing else is there.
+        out: Output folder; None for the source's name with ``-shards`` appended.
+        options: Options for sharding.
+        progress: Shows how the run goes on.
+        dry_run: Only lists and plans, and writes nothing.
+        force: Replaces feeder's shard set in the output folder, if nothing else is there.
 
     Returns:
-        What was done, or with ``dry_run`` what would be.
+        The result, or with ``dry_run`` the expected one.
 
     Raises:
         SourceError: if the source can't be read as a whole, or changes while it is read.
@@ -54,10 +54,12 @@ def shard(
     """
     options = options or ShardOptions()
     out = out or default_out(path)
-    open_it: Callable[[str, str | None], Source] = lambda work, image_field: open_source(  # noqa: E731
-        path, options.columns, work, skip_unreadable=options.skip_unreadable, image_field=image_field
-    )
-    source_kind(path)  # before anything is made for it
+    columns, skip_unreadable = options.columns, options.skip_unreadable
+
+    def open_it(work: str, image_field: str | None) -> Source:
+        return open_source(path, columns, work, skip_unreadable=skip_unreadable, image_field=image_field)
+
+    source_kind(path)  # raises before anything is made for it
     if overlaps_source(path, out):
         raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
     return _run(open_it, out, options, progress or Progress(), dry_run=dry_run, force=force)
@@ -86,12 +88,12 @@ def write_shards(
     Args:
         samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
             bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number from 0 on, or a class name;
-            -1 or nothing for none.
+            a sample without a label has -1 or no ``cls``.
         out: Output folder; new or empty.
         seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index, image_field: As in
             :class:`ShardOptions`.
-        encode: As there, or its mode alone: "seekable", "keep", "jpeg" or "raw".
-        classes: Class names by label; None: where ``cls`` holds names these, sorted.
+        encode: As there, or the mode alone: "seekable", "keep", "jpeg" or "raw".
+        classes: Class names by label; None takes the names in ``cls``, sorted.
 
     Raises:
         SourceError: for a sample that is no such dict, a class that is not in ``classes``, or if more than ``max_bad``
@@ -110,9 +112,10 @@ def write_shards(
         image_field=image_field,
     )
     names = None if classes is None else check_classes(classes)
-    open_it: Callable[[str, str | None], Source] = lambda work, image_field: open_samples(  # noqa: E731
-        samples, os.path.join(work, "spool"), image_field, names
-    )
+
+    def open_it(work: str, image_field: str | None) -> Source:
+        return open_samples(samples, os.path.join(work, "spool"), image_field, names)
+
     summary = _run(open_it, os.fspath(out), options, Progress())
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
@@ -122,7 +125,7 @@ def write_shards(
 
 
 def default_out(path: str) -> str:
-    """The source's name with ``-shards``, beside it."""
+    """The output folder for a source: its name with ``-shards`` appended."""
     name = path.rstrip("/")
     if "{" in name or "*" in name or not os.path.isdir(name):
         name = name.partition("{")[0].partition("*")[0].rstrip("-_/") or "dataset"
