@@ -605,6 +605,26 @@ def test_parquet_pages_are_compared_with_their_checksums(images: Path, tmp_path:
         sharded(path, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"\x25\x02\x18\x05label", b"\x25\x00\x18\x05label", r"footer is damaged \(pyarrow ends with SIGABRT\)"),
+        (b"\x05label", b"\x05la\xffel", "can't be read as Parquet: 'utf-8' codec"),
+        (b"\x15\x02\x16\x06\x16", b"\x15\x02\x16\x00\x16", "is damaged: 0 of its 3 rows were found"),
+    ],
+    ids=["a column that has no nulls", "a name", "no values"],
+)
+def test_a_damaged_footer_of_parquet_is_an_error(
+    images: Path, tmp_path: Path, old: bytes, new: bytes, message: str
+) -> None:
+    path = write_manifest(images, "parquet", [{"path": f"class-0/img-00{i}.jpg", "label": i} for i in range(3)])
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+    with pytest.raises(SourceError, match=rf"list\.parquet: .*{message}"):
+        sharded(path, tmp_path)
+
+
 def test_parquet_rows_that_cannot_be_read_are_listed(images: Path, tmp_path: Path) -> None:
     names = [f"class-0/img-00{i}.jpg" for i in range(3)]
     times = pyarrow.array([0, 2**60, 1], pyarrow.timestamp("ms"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import unpacked_limit
+from feeder.text import count
 
 __all__ = ["parquet_rows"]
 
@@ -16,6 +20,15 @@ _BATCH_ROWS = 256
 _BATCH_BYTES = 256 << 20
 # The same for values of lists, each of which is a Python object before it is JSON.
 _BATCH_VALUES = 8 << 20
+_WALK = """
+import resource, sys
+import pyarrow.parquet as parquet
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+metadata = parquet.read_metadata(sys.argv[1])
+for group in range(metadata.num_row_groups):
+    for column in range(metadata.num_columns):
+        metadata.row_group(group).column(column)
+"""
 
 
 def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
@@ -30,6 +43,7 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise SourceError(f"{path}: reading Parquet needs pyarrow: pip install 'feeder-data[parquet]'") from None
+    _check_footer(path)
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             first = 1
@@ -41,8 +55,28 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
                     except (ValueError, OverflowError):
                         yield from map(_row, range(first, first + batch.num_rows), _singly(batch))
                     first += batch.num_rows
-    except (pyarrow.ArrowException, MemoryError) as error:
+            if first - 1 != file.metadata.num_rows:  # pyarrow ends early and says nothing where a count is damaged
+                raise SourceError(
+                    f"{path}: is damaged: {first - 1:,} of its {count(file.metadata.num_rows, 'row')} were found"
+                )
+    except (pyarrow.ArrowException, MemoryError, UnicodeDecodeError) as error:  # the last: of a column's name
         raise SourceError(f"{path}: can't be read as Parquet: {error or 'not enough memory'}") from None
+
+
+def _check_footer(path: str) -> None:
+    """Reads a file's footer in a process of its own, as pyarrow aborts its whole process at some damage there.
+
+    Raises:
+        SourceError: if that process was ended by a signal. Other damage is left to the reading of the rows.
+    """
+    if not sys.executable:  # Python is embedded
+        return
+    nowhere = subprocess.DEVNULL
+    command = [sys.executable, "-c", _WALK, path]
+    code = subprocess.run(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, check=False).returncode
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise SourceError(f"{path}: can't be read as Parquet: its footer is damaged (pyarrow ends with {name})")
 
 
 def _batch_rows(path: str, group: Any) -> int:
