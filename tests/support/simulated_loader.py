@@ -38,7 +38,6 @@ class SimulatedLoader:
     dataset = range(1 << 20)
     prefetch_factor = 2
     progress = False
-    _fast = None  # no decoder whose work on seekable images could be timed
 
     def __init__(self, clock: Clock, costs_s: Mapping[str, float], workers: int, batch_size: int = 4) -> None:
         self.clock, self.costs_s, self.num_workers, self.batch_size = clock, dict(costs_s), workers, batch_size

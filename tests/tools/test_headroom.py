@@ -17,7 +17,8 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.headroom.fit import Fit
-from feeder.tools.headroom.headroom import Headroom, Remedy
+from feeder.tools.headroom.headroom import Headroom
+from feeder.tools.headroom.remedies import Remedy
 from feeder.transforms import Compose, Normalize, RandomResizedCrop
 from tests.support.generators import generator_states
 from tests.support.loader_data import write_shards
@@ -45,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time that headroom measures; no CPU time is known."""
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
-    monkeypatch.setattr("feeder.tools.headroom.headroom.cpu_seconds_by_process", dict)
+    monkeypatch.setattr("feeder.tools.headroom.measure.cpu_seconds_by_process", dict)
     return clock
 
 
@@ -188,11 +189,11 @@ def test_the_model() -> None:
 def test_the_text_is_a_sentence() -> None:
     remedies = Remedy("7 workers", 1900, True), Remedy("seekable shards", 1890, True), Remedy("storage", 1300, False)
     assert str(Headroom(_fit(), 0.35, "decode", remedies)) == (
-        "the step could take 1,900 images/s, gets 1,240: input-bound 35% of the time; decode on 4 workers is the "
-        "limit; 7 workers or seekable shards would close it"
+        "the step could take 1,900 images/s and gets 1,240: input-bound 35% of the time; decode on 4 workers is the "
+        "limit; 7 workers or seekable shards would close the gap"
     )
     partial = str(Headroom(_fit(), 0.35, "decode", remedies[2:]))
-    assert partial.endswith("storage (1,300 images/s) would help, and nothing tried closes it")
+    assert partial.endswith("storage (1,300 images/s) would help, and nothing tried closes the gap")
 
 
 def test_wrong_arguments_are_refused(shards: Path) -> None:

@@ -1,1 +1,1 @@
-"""How much faster a training loop could go."""
+"""``feeder.headroom``: how much faster a training loop could go."""

@@ -1,14 +1,14 @@
-"""The model of a training loop and its loader, fitted to what was measured.
+"""The model of a training loop and its loader, fitted to measurements.
 
 Note [The model]
-    The step fed from one repeated batch has a rate S. The same step fed from the loader has a rate F and gives each
-    stage's cost, worker seconds a sample, as the meters have it under the load of training. W workers that cost b a
-    sample made at most C samples a second: F where the caller waited for them, else what the loader gave with nobody in
-    its way. Then with W' workers and costs b'
+    The step on one repeated batch has a rate S. The same step fed by the loader has a rate F, and the meters give each
+    stage's cost in worker seconds per sample under the load of training. W workers with a total cost b per sample make
+    at most C samples per second: F if the trainer waited for them, else the rate of the loader alone. With W' workers
+    and costs b' then
 
         rate = min(S, 1 / (step + handing out), C * W'/W * b/b', cores / CPU seconds a sample)
 
-    Without workers the caller does it all, one after another: 1 / (step + handing out + b').
+    Without workers the training process does it all in sequence: 1 / (step + handing out + b').
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["Fit"]
 
 @dataclass(frozen=True)
 class Fit:
-    """What was measured, and what it says of other settings; see Note [The model].
+    """Measurements, and their prediction for other settings; see Note [The model].
 
     Attributes:
         step_rate: Samples/s of the step on one repeated batch.
         fed_rate: Samples/s of the step fed by the loader.
-        loader_rate: Samples/s of the loader with nobody in its way.
-        workers: How many made the batches.
-        costs_s: By stage, worker seconds a sample; "other" is what no stage has.
-        step_s: Seconds a sample of the caller's, in the step, while it was fed.
-        hand_out_s: And in the loader, but for waiting.
-        waited_share: Of the caller's time, 0-1.
-        busy_share: Of the workers' time, 0-1.
-        cpu_s: CPU seconds a sample, of this process and the workers; 0: not known.
-        cores: That can be used.
+        loader_rate: Samples/s of the loader alone.
+        workers: Number of workers.
+        costs_s: Worker seconds per sample by stage; "other" is the rest.
+        step_s: Seconds per sample spent in the step, fed by the loader.
+        hand_out_s: Seconds per sample spent in the loader itself, waiting excluded.
+        waited_share: Share of the training process's time spent waiting, 0-1.
+        busy_share: Share of the workers' time in which they were busy, 0-1.
+        cpu_s: CPU seconds per sample of this process and the workers; 0 if unknown.
+        cores: Number of usable cores.
     """
 
     step_rate: float
@@ -53,15 +53,15 @@ class Fit:
 
     @property
     def ceiling(self) -> float:
-        """Samples/s with a loader that never lets the step wait."""
+        """Samples/s with a loader that the step never waits for."""
         return min(self.step_rate, 1 / max(1e-12, self.step_s + (self.hand_out_s if self.workers else 0.0)))
 
     def predict(self, *, workers: int | None = None, scale: Mapping[str, float] | None = None) -> float:
-        """Samples/s with another number of workers, or with stages that cost more or less.
+        """Predicts samples/s with another number of workers, or with stages that cost more or less.
 
         Args:
-            workers: How many; None: as many as there are.
-            scale: By stage, what its cost is multiplied with.
+            workers: Number of workers; None for the present one.
+            scale: Factors of the costs, by stage.
         """
         workers = self.workers if workers is None else workers
         now = sum(self.costs_s.values())
@@ -81,6 +81,6 @@ class Fit:
         return rate
 
     def steady_rate(self) -> float:
-        """Samples/s if the workers were never idle: what more batches made ahead could give at most."""
+        """Returns samples/s if the workers were never idle: the most that batches further ahead could give."""
         busy = max(1e-9, min(1.0, self.busy_share))
         return min(self.ceiling, self.fed_rate / busy)

@@ -187,7 +187,7 @@ class Meter:
                 kind=root if root in ("torch", "feeder") else kind.__name__,
                 workers=int(loader.num_workers),
                 batch_size=loader.batch_size,
-                pin_memory=bool(loader.pin_memory) or getattr(loader, "target_device", None) is not None,
+                pin_memory=bool(loader.pin_memory) or getattr(loader, "device", None) is not None,
                 persistent=bool(loader.persistent_workers),
                 folder=_class_folders(loader.dataset),
             )
