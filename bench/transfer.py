@@ -60,7 +60,7 @@ def _in_turn(rivals: Mapping[str, Callable[[], object]], repeats: int) -> dict[s
     return {kind: {name: spread(values) for name, values in each.items()} for kind, each in times.items()}
 
 
-def _must_agree(question: str, results: Mapping[str, torch.Tensor], rtol: float = 0.0, atol: float = 0.0) -> None:
+def must_agree(question: str, results: Mapping[str, torch.Tensor], rtol: float = 0.0, atol: float = 0.0) -> None:
     """What was computed in different ways must be the same before its time counts."""
     (first, expected), *others = results.items()
     for name, found in others:
@@ -83,7 +83,7 @@ def products(sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
             ways["GPU, data there"] = lambda x=x, y=y: x @ y  # type: ignore[misc]
             ways["GPU, with copies"] = lambda a=a, b=b: (a.cuda() @ b.cuda()).cpu()  # type: ignore[misc]
         # The sums are of as many products as the matrix has rows, in another order on each device.
-        _must_agree(f"products {size}x{size}", {name: way() for name, way in ways.items()}, 1e-4, 1e-5 * size)
+        must_agree(f"products {size}x{size}", {name: way() for name, way in ways.items()}, 1e-4, 1e-5 * size)
         rounds = max(1, min(1000, int(2e8 / size**3)))
         rivals = {name: (lambda way=way, n=rounds: [way() for _ in range(n)]) for name, way in ways.items()}
         results[f"{size}x{size}"] = {"products": rounds, **_in_turn(rivals, repeats)}
@@ -107,7 +107,7 @@ def copies(size_bytes: int, repeats: int) -> dict[str, Any]:
     for run in rivals.values():
         run()
     _synchronize()
-    _must_agree("copies", {"source": source, **{name: to for name, (to, _, _) in ways.items()}})
+    must_agree("copies", {"source": source, **{name: to for name, (to, _, _) in ways.items()}})
     return {"bytes": size_bytes, **_in_turn(rivals, repeats)}
 
 
@@ -135,7 +135,7 @@ def log(count: int, repeats: int) -> dict[str, Any]:
             return values
 
         rivals = {"fetched at each step": each_step, "once at the end": at_the_end, "feeder.DeviceLog": device_log}
-        _must_agree(f"log, {device}", {name: torch.tensor(run()) for name, run in rivals.items()})
+        must_agree(f"log, {device}", {name: torch.tensor(run()) for name, run in rivals.items()})
         results[device] = {"steps": count, **_in_turn(rivals, repeats)}
     return results
 
@@ -157,7 +157,7 @@ def at_once(size: int, count: int, repeats: int) -> dict[str, Any]:
             "two threads": lambda: list(pool.map(lambda _: series(), range(2))),
         }
         for name, run in rivals.items():
-            _must_agree(f"at once, {name}", {"alone": a @ a, **dict(zip("12", run(), strict=True))}, 1e-4, 1e-5 * size)
+            must_agree(f"at once, {name}", {"alone": a @ a, **dict(zip("12", run(), strict=True))}, 1e-4, 1e-5 * size)
         result |= {f"CPU {kind}": times for kind, times in _in_turn(rivals, repeats).items()}
     torch.set_num_threads(threads)
     if torch.cuda.is_available():
@@ -181,7 +181,7 @@ def at_once(size: int, count: int, repeats: int) -> dict[str, Any]:
             _synchronize()  # x is there for every stream
             found = run()
             _synchronize()
-            _must_agree(f"at once, {name}", {"alone": x @ x, **dict(zip("12", found, strict=True))}, 1e-4, 1e-5 * size)
+            must_agree(f"at once, {name}", {"alone": x @ x, **dict(zip("12", found, strict=True))}, 1e-4, 1e-5 * size)
         result |= {f"GPU {kind}": times for kind, times in _in_turn(on_gpu, repeats).items()}
     return result
 

@@ -42,11 +42,11 @@ from feeder.system.files import open_regular
 __all__ = ["ShardReader"]
 
 # Shards that a thread keeps open, unless the threads together would take more than a quarter of the process's limit.
-_OPEN_SHARDS = 512
+OPEN_SHARDS = 512
 _FEWEST_SHARDS = 2
 _LIMIT_SHARE = 4
-_READ_AHEAD_BYTES = 1 << 18  # smaller parts are read at once, so advice would come too late
-_ADVISED_PARTS = 30  # parts that are read with advice before the disk is timed again
+READ_AHEAD_BYTES = 1 << 18  # smaller parts are read at once, so advice would come too late
+ADVISED_PARTS = 30  # parts that are read with advice before the disk is timed again
 _JPEG = ("jpeg", "jpg")
 
 
@@ -77,8 +77,8 @@ class _Files:
         """Number of shards that may be open here."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
-            return _OPEN_SHARDS
-        return max(_FEWEST_SHARDS, min(_OPEN_SHARDS, limit // _LIMIT_SHARE // len(_all_files)))
+            return OPEN_SHARDS
+        return max(_FEWEST_SHARDS, min(OPEN_SHARDS, limit // _LIMIT_SHARE // len(_all_files)))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():  # see Note [At the interpreter's end]
@@ -140,7 +140,7 @@ class ShardReader(ShardFields):
         view = memoryview(files.arena)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
-        advise = files.advised_parts > 0 and total > _READ_AHEAD_BYTES
+        advise = files.advised_parts > 0 and total > READ_AHEAD_BYTES
         if advise:
             files.advised_parts -= 1
             self._advise([(places[row], ranges[row]) for row in stored_order if inside[row]])
@@ -173,8 +173,8 @@ class ShardReader(ShardFields):
                 errors[row] = self.at(error, int(ids[row]))
                 buffers[row] = view[:0]
         # Memory gives more than a byte a nanosecond; what is slower came from a disk.
-        if not advise and total > _READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
-            files.advised_parts = _ADVISED_PARTS
+        if not advise and total > READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
+            files.advised_parts = ADVISED_PARTS
         changed = {shard for shard in size_of if self._has_changed(shard)}
         if changed:
             for row, i in enumerate(ids.tolist()):

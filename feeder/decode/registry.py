@@ -20,17 +20,17 @@ ENTRY_POINT_GROUP = "feeder.decoders"
 _log = logging.getLogger(__name__)
 
 
-class _BuiltIn(NamedTuple):
+class BuiltIn(NamedTuple):
     target: str
     remedy: str
 
 
-_BUILT_IN = {
-    "cpu": _BuiltIn(
+BUILT_IN = {
+    "cpu": BuiltIn(
         "feeder.decode.native:CpuDecoder", "reinstall feeder-data with a C++20 compiler: pip install feeder-data"
     ),
-    "dali": _BuiltIn("feeder.decode.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
-    "pillow": _BuiltIn("feeder.decode.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
+    "dali": BuiltIn("feeder.decode.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
+    "pillow": BuiltIn("feeder.decode.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
 }
 
 # "auto" takes the first that is installed and can run the recipe. All ranks have the same packages and the same
@@ -41,7 +41,7 @@ _AUTO_ON_CUDA = ("dali", *_AUTO)
 
 def decoder_names() -> tuple[str, ...]:
     """The names of all backends that feeder knows, sorted; not all of them need be installed."""
-    return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+    return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
 
 
 def available_decoders() -> tuple[str, ...]:
@@ -118,9 +118,9 @@ def dali_is_installed() -> bool:
 def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
     """The backend, or why it can't be made."""
     points = tuple(entry_points(group=ENTRY_POINT_GROUP, name=name))
-    if name in _BUILT_IN:
-        point = EntryPoint(name, _BUILT_IN[name].target, ENTRY_POINT_GROUP)
-        remedy = _BUILT_IN[name].remedy
+    if name in BUILT_IN:
+        point = EntryPoint(name, BUILT_IN[name].target, ENTRY_POINT_GROUP)
+        remedy = BUILT_IN[name].remedy
     elif points:
         point = points[0]
         remedy = f"repair or remove the package {point.dist.name if point.dist else point.value!r}"

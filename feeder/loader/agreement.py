@@ -29,7 +29,7 @@ from feeder.text import count
 
 __all__ = ["Agreement", "Connection", "connect", "recipe_digest"]
 
-_PATIENCE_S = 5.0  # the longest wait for an answer of the store
+PATIENCE_S = 5.0  # the longest wait for an answer of the store
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
 _T = TypeVar("_T")
 _begun: dict[tuple[str, int], int] = {}
@@ -52,7 +52,7 @@ class Connection(NamedTuple):
 def connect(rank: int) -> Connection | None:
     """Returns a connection to the other ranks of torch.distributed's default group; None without a group or a store."""
     store = group_store()
-    life = None if store is None else within(_PATIENCE_S, lambda: group_life(store, rank))
+    life = None if store is None else within(PATIENCE_S, lambda: group_life(store, rank))
     return None if life is None else Connection(store, rank, life)
 
 
@@ -174,7 +174,7 @@ class Agreement:
         seconds where the name service does not answer.
         """
         connection = None if self._is_silent else self._reach(self._rank)
-        answer = None if connection is None else within(_PATIENCE_S, lambda: [question(connection.store)])
+        answer = None if connection is None else within(PATIENCE_S, lambda: [question(connection.store)])
         self._is_silent = answer is None
         return None if answer is None else answer[0]
 

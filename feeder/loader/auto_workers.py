@@ -37,12 +37,12 @@ __all__ = ["Choice", "choose", "measured", "shared"]
 
 _log = logging.getLogger("feeder")
 
-_SECONDS = 3.0
-_RUN_S = 0.4
+SECONDS = 3.0
+RUN_S = 0.4
 # Smaller differences are not seen in two short runs.
 _NEAR = 0.1
 # The longest that other ranks may come after the measuring one, and that the store may take to answer.
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 _counts: dict[str, int] = {}
 
 
@@ -109,7 +109,7 @@ def choose(
             with warnings.catch_warnings():  # the caller's own loader warns
                 warnings.simplefilter("ignore")
                 loader = make(dataset, **work, num_workers=workers, timeout=left_s)
-            return run(loader, _RUN_S).images_per_s
+            return run(loader, RUN_S).images_per_s
 
         def measure() -> Choice:
             return measured(probe, most, given, rule)
@@ -141,13 +141,13 @@ def measured(
         seconds: No run starts later than this; None: three.
         clock: Returns the time in seconds.
     """
-    seconds = _SECONDS if seconds is None else seconds
+    seconds = SECONDS if seconds is None else seconds
     end = clock() + seconds
     rates: dict[int, float] = {}
     low, high = 0, most
     try:
         rates[most] = probe(most, seconds)
-        while high - low > max(1, high // 8) and (left := end - clock()) > _RUN_S:
+        while high - low > max(1, high // 8) and (left := end - clock()) > RUN_S:
             middle = (low + high) // 2
             rates[middle] = probe(middle, left)
             if rates[middle] >= (1 - _NEAR) * max(rates.values()):
@@ -172,21 +172,21 @@ def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[
     """
     with contextlib.suppress(Exception):  # a connection of its own: a call that never ends blocks no other
         store = store.clone()
-    claim = within(_PATIENCE_S, lambda: store.add(f"{key}/claims", 1))
+    claim = within(PATIENCE_S, lambda: store.add(f"{key}/claims", 1))
     if claim is None:
         return rule("the store of torch.distributed does not answer")
     if claim == 1:
         choice = measure()
-        within(_PATIENCE_S, lambda: store.set(key, json.dumps(asdict(choice))))
+        within(PATIENCE_S, lambda: store.set(key, json.dumps(asdict(choice))))
         return choice
-    wait_s = 2 * _SECONDS + _PATIENCE_S
+    wait_s = 2 * SECONDS + PATIENCE_S
 
     def take() -> bytes:
         store.wait([key], timedelta(seconds=wait_s))
         return bytes(store.get(key))
 
     try:
-        found = json.loads(within(wait_s + _PATIENCE_S, take) or b"null")
+        found = json.loads(within(wait_s + PATIENCE_S, take) or b"null")
         rates = {int(workers): float(rate) for workers, rate in found["images_per_s"].items()}
         return Choice(int(found["num_workers"]), f"from another rank of this host: {found['reason']}", rates)
     except (KeyError, TypeError, ValueError):

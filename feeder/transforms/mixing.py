@@ -162,7 +162,7 @@ class MixUp(BatchOp):
 
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
         """See :meth:`BatchOp.draw`."""
-        lam = _beta(self.alpha, seed, epoch, step, _MIXUP_STREAM)
+        lam = beta(self.alpha, seed, epoch, step, _MIXUP_STREAM)
         return Mixing(lam, None, lam)
 
 
@@ -171,7 +171,7 @@ class CutMix(BatchOp):
 
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
         """See :meth:`BatchOp.draw`."""
-        lam = _beta(self.alpha, seed, epoch, step, _CUTMIX_STREAM)
+        lam = beta(self.alpha, seed, epoch, step, _CUTMIX_STREAM)
         u_x, u_y = uniform(seed, epoch, [step], _CUTMIX_STREAM, 2)[0].tolist()
         left, top, right, bottom = _box(lam, int(u_x * width_px), int(u_y * height_px), width_px, height_px)
         share = (right - left) * (bottom - top) / (width_px * height_px)
@@ -211,7 +211,7 @@ def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> t
     )
 
 
-def _beta(alpha: float, seed: int, epoch: int, step: int, stream: int) -> float:
+def beta(alpha: float, seed: int, epoch: int, step: int, stream: int) -> float:
     """A Beta(alpha, alpha) variate from two Gamma variates, by Marsaglia and Tsang, "A simple method for generating
     gamma variables" (2000); in logarithms, since a small alpha underflows."""
 

@@ -27,7 +27,7 @@ def has_triton() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _lacks() -> str | None:
+def lacks_for_triton() -> str | None:
     """What Triton lacks here to run kernels on a GPU, and the remedy; None: nothing.
 
     Triton compiles its own access to the driver, in C, before its first launch: that takes a compiler and Python's
@@ -48,7 +48,7 @@ def _lacks() -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _say_once(lacking: str) -> None:
+def say_once(lacking: str) -> None:
     _log.warning("the GPU kernels' torch references run in their place, and slower; missing is %s", lacking)
 
 
@@ -66,11 +66,11 @@ def runs_triton(device: torch.device, using: str) -> bool:
         raise ArgumentError(f"using must be 'auto', 'triton' or 'torch', got {using!r}")
     if using == "torch" or (using == "auto" and device.type != "cuda"):
         return False
-    lacking = _lacks() if device.type == "cuda" else None if has_triton() else "Triton: pip install 'feeder-data[gpu]'"
+    lacking = lacks_for_triton() if device.type == "cuda" else None if has_triton() else "Triton: pip install 'feeder-data[gpu]'"
     if lacking is not None:
         if using == "triton":
             raise ArgumentError(f"using='triton' can't run here; missing is {lacking}")
-        _say_once(lacking)
+        say_once(lacking)
         return False
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ArgumentError(

@@ -65,4 +65,4 @@ def test_on_a_gpu_each_copy_has_the_time_until_the_host_goes_on() -> None:
 def test_results_that_differ_are_not_timed() -> None:
     ones = torch.ones(3)
     with pytest.raises(AssertionError, match="copies: pinned, source"):
-        transfer._must_agree("copies", {"source": ones, "pageable": ones.clone(), "pinned": 2 * ones})
+        transfer.must_agree("copies", {"source": ones, "pageable": ones.clone(), "pinned": 2 * ones})

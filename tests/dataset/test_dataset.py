@@ -196,7 +196,7 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_many_shards_keep_few_descriptors_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_shards, "_OPEN_SHARDS", 64)
+    monkeypatch.setattr(read_shards, "OPEN_SHARDS", 64)
     dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1))
     before = len(os.listdir("/proc/self/fd"))
     labels = [dataset[i][1] for i in range(200)]
@@ -211,8 +211,8 @@ def test_a_disk_that_turned_out_slow_is_told_ahead(tmp_path: Path, monkeypatch: 
     steps = [0]  # of the clock, ns
     clock = itertools.accumulate(steps[0] for _ in itertools.count())
     monkeypatch.setattr(read_shards, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
-    monkeypatch.setattr(read_shards, "_READ_AHEAD_BYTES", 0)
-    monkeypatch.setattr(read_shards, "_ADVISED_PARTS", 2)
+    monkeypatch.setattr(read_shards, "READ_AHEAD_BYTES", 0)
+    monkeypatch.setattr(read_shards, "ADVISED_PARTS", 2)
     monkeypatch.setattr(os, "posix_fadvise", lambda *of: told.append(of[2]))
     for step, count in ((0, 0), (10**10, 0), (0, 1), (0, 2), (0, 2), (10**10, 2), (10**10, 3)):
         steps[0] = step
@@ -227,7 +227,7 @@ def open_shards(folder: Path) -> int:
 
 
 def test_threads_share_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_shards, "_OPEN_SHARDS", 64)
+    monkeypatch.setattr(read_shards, "OPEN_SHARDS", 64)
     dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1), fields=("json",))
     asked = [i * 37 % 200 for i in range(800)]
     expected = [dataset[i] for i in range(200)]

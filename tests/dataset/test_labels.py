@@ -250,7 +250,7 @@ def test_classes_number_labels_by_name(tmp_path: Path) -> None:
 
 
 def test_many_different_labels_are_targets_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.shard.source.labels._MAX_CLASSES", 3)
+    monkeypatch.setattr("feeder.shard.source.labels.MAX_CLASSES", 3)
     column = LabelColumn("the table", "name another column")
     for number in (0.5, 1, 2, 3.25, 4):
         column.add(number)

@@ -306,7 +306,7 @@ def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
 ) -> None:
     """On a GPU: its hardware engine would get as few images of every run. What is under way is not lost."""
     built: list[int] = []
-    build = dali_pipeline._build
+    build = dali_pipeline.build_pipeline
 
     def as_on_a_gpu(options: dali_pipeline.PipelineOptions) -> Any:
         built.append(1)
@@ -317,7 +317,7 @@ def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
     def made(options: dali_pipeline.PipelineOptions) -> dali_pipeline.DaliPipeline:
         return pipeline(dataclasses.replace(options, device_id=0 if on_gpu else None))
 
-    monkeypatch.setattr(dali_pipeline, "_build", as_on_a_gpu)
+    monkeypatch.setattr(dali_pipeline, "build_pipeline", as_on_a_gpu)
     monkeypatch.setattr(dali_queue, "DaliPipeline", made)
     decoder = DaliDecoder()
     batches = [staged(decoder, [jpeg(k) for k in range(count)], BASE, draw(BASE, count)) for count in (4, 8, 9, 17, 3)]

@@ -16,7 +16,7 @@ from PIL import Image, features
 from feeder import transforms
 from feeder.decode import registry
 from feeder.decode.decoder import Decoder
-from feeder.decode.pillow.decoder import PillowDecoder, _bfloat16_bits
+from feeder.decode.pillow.decoder import PillowDecoder, bfloat16_bits
 from feeder.decode.pillow.ops import ARRAY_OPS, IMAGE_OPS
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import (
@@ -313,8 +313,8 @@ def test_bfloat16_is_rounded_to_nearest_even() -> None:
     numbers = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
     numbers = np.concatenate([numbers, np.array([0.0, -0.0, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8], np.float32)])
     expected = torch.from_numpy(numbers).to(torch.bfloat16).view(torch.uint16).numpy()
-    np.testing.assert_array_equal(_bfloat16_bits(numbers), expected)
-    assert np.isnan((_bfloat16_bits(np.array([np.nan], np.float32)).astype(np.uint32) << 16).view(np.float32)).all()
+    np.testing.assert_array_equal(bfloat16_bits(numbers), expected)
+    assert np.isnan((bfloat16_bits(np.array([np.nan], np.float32)).astype(np.uint32) << 16).view(np.float32)).all()
 
 
 def test_too_small_for_a_random_crop_is_the_error_of_that_image() -> None:
@@ -414,8 +414,8 @@ def test_an_op_that_nobody_knows_is_refused_by_name() -> None:
 
 
 def test_a_backend_asked_for_by_name_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = registry._BuiltIn("feeder.decode.no_such_module:Decoder", "install it: pip install this")
-    monkeypatch.setitem(registry._BUILT_IN, "cpu", broken)
+    broken = registry.BuiltIn("feeder.decode.no_such_module:Decoder", "install it: pip install this")
+    monkeypatch.setitem(registry.BUILT_IN, "cpu", broken)
     with pytest.raises(BackendError, match=r"'cpu' is not installed .*; install it: pip install this"):
         registry.get_decoder("cpu")
     with pytest.raises(ArgumentError, match="'auto' or one of cpu, dali, pillow"):
@@ -425,7 +425,7 @@ def test_a_backend_asked_for_by_name_never_falls_back(monkeypatch: pytest.Monkey
 def test_auto_takes_the_first_that_can_run_the_recipe_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(registry._BUILT_IN, "cpu", registry._BuiltIn(f"{__name__}:Picky", "install it"))
+    monkeypatch.setitem(registry.BUILT_IN, "cpu", registry.BuiltIn(f"{__name__}:Picky", "install it"))
     caplog.set_level("INFO", "feeder")
     assert registry.get_decoder("auto", Recipe.of([Resize(9)])).name == "picky"
     assert "backend 'auto' is 'cpu'" in caplog.text

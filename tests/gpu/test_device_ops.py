@@ -166,7 +166,7 @@ def test_every_augmentation_gives_pillows_pixels_to_the_bit(
 def test_batches_of_mixed_kinds_are_done_a_few_images_at_a_time(
     op: T.Op, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    monkeypatch.setattr(device_rows, "_PIXELS_AT_ONCE", 3 * HEIGHT * WIDTH)
+    monkeypatch.setattr(device_rows, "PIXELS_AT_ONCE", 3 * HEIGHT * WIDTH)
     assert_pillows(op, draw(op, 60, (HEIGHT, WIDTH)), device)
 
 
@@ -231,7 +231,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, what: Any = "") ->
 def test_whole_recipes_on_turned_images_give_pillows_pixels(
     ops: list[T.Op], channels_last: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_erase, "_NUMBERS_AT_ONCE", 2000)
+    monkeypatch.setattr(device_erase, "NUMBERS_AT_ONCE", 2000)
     recipe = T.Recipe.of([T.Resize((HEIGHT, WIDTH)), *ops])
     check_device_ops(recipe, "dali")
     draws = recipe.draw(5, 2, np.arange(COUNT), [[HEIGHT, WIDTH]] * COUNT)

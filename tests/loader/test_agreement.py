@@ -169,7 +169,7 @@ class _Silent:
 
 
 def test_a_store_that_is_missing_dead_or_silent_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(agreement, "PATIENCE_S", 0.01)
     silent = _Silent()
     for store in (None, _Dead(), silent):
         job = _Job(1)

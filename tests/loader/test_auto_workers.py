@@ -29,7 +29,7 @@ from tests.support.loader_data import write_shards
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "cores", lambda: Cores(4, 4))
-    monkeypatch.setattr(auto, "_SECONDS", 60.0)  # what is measured must not depend on how busy the machine is
+    monkeypatch.setattr(auto, "SECONDS", 60.0)  # what is measured must not depend on how busy the machine is
     for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "RANK", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -201,7 +201,7 @@ def test_a_dataset_that_hangs_does_not_hold_up_the_start(four_cores: None, monke
             threading.Event().wait()
             return i
 
-    monkeypatch.setattr(auto, "_SECONDS", 0.3)
+    monkeypatch.setattr(auto, "SECONDS", 0.3)
     loader = feeder.DataLoader(Hangs(), batch_size=4, num_workers="auto")
     assert loader.num_workers == 4
     assert "timed out" in loader.stats()["auto"]["reason"]
@@ -246,8 +246,8 @@ def test_the_first_rank_measures_and_the_others_take_its_result() -> None:
 
 
 def test_a_rank_that_died_measuring_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "_SECONDS", 0.05)
-    monkeypatch.setattr(auto, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(auto, "SECONDS", 0.05)
+    monkeypatch.setattr(auto, "PATIENCE_S", 0.1)
     store = distributed.HashStore()
     store.add("key/claims", 1)  # and nothing ever comes
     choice = shared(store, "key", lambda: pytest.fail("measured twice"), rule)
@@ -269,7 +269,7 @@ class Frozen:
 
 
 def test_a_store_that_never_answers_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(auto, "PATIENCE_S", 0.1)
     choice = shared(Frozen(), "key", lambda: pytest.fail("measured"), rule)
     assert choice.reason == "rule: the store of torch.distributed does not answer"
 
@@ -283,7 +283,7 @@ from feeder.system.cores import Cores
 from feeder.loader import auto_workers as auto
 
 auto.cores = lambda: Cores(8, 8)
-auto._PATIENCE_S = 100.0
+auto.PATIENCE_S = 100.0
 rank, store, shards = json.loads(sys.argv[1])
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 dataset = feeder.ShardDataset(shards, T.Compose([T.RandomResizedCrop(8)]), fields=("index",))

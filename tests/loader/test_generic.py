@@ -249,7 +249,7 @@ def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.Mo
     iterator: Any = iter(DataLoader(_Stopping(), batch_size=4, num_workers=1, hang_timeout_s=0.5))
     (worker,) = iterator._processes.workers
     with monkeypatch.context() as patch:
-        patch.setattr(supervisor, "_END_S", 0.05)
+        patch.setattr(supervisor, "END_S", 0.05)
         patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.05)
         patch.setattr(worker.process, "kill", lambda: None)  # as if it was stuck in the kernel
         for _ in range(2):  # whoever asks again is told again

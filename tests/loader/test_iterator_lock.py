@@ -59,10 +59,10 @@ def _pids(loader: Any, iterator: Any) -> list[int]:
 @pytest.fixture(params=[(_fast, True), (_fast, False), (_generic, True), (_generic, False)])
 def loader(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # So soon it is looked at whether there was a call to end, and workers are ended that don't end.
-    monkeypatch.setattr(workers, "_LOOK_S", 0.1)
-    monkeypatch.setattr(generic_processes, "_POLL_MS", 100)
+    monkeypatch.setattr(workers, "LOOK_S", 0.1)
+    monkeypatch.setattr(generic_processes, "POLL_MS", 100)
     monkeypatch.setattr(torch_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(workers, "_GRACE_S", 0.1)
+    monkeypatch.setattr(workers, "GRACE_S", 0.1)
     make, persistent = request.param
     loader: Any = DataLoader(make(tmp_path), batch_size=4, num_workers=1, persistent_workers=persistent)
     yield loader
@@ -171,7 +171,7 @@ def test_a_loader_closed_in_the_middle_of_a_batch_keeps_its_workers_until_that_i
 
 
 def test_closing_from_another_thread_ends_a_wait_for_a_worker_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(closing, "PATIENCE_S", 0.1)
     loader: Any = DataLoader(_Tensors(16, "stop", 4), batch_size=4, num_workers=1)
     iterator: Any = iter(loader)
     (process,) = iterator._workers

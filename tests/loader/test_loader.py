@@ -679,7 +679,7 @@ def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_t
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.loader.auto_workers._RUN_S", 0.01)
+    monkeypatch.setattr("feeder.loader.auto_workers.RUN_S", 0.01)
     with pytest.warns(UserWarning, match="runs torch's path") as caught:
         DataLoader(_AsDict(ShardDataset(shards, RECIPE)), batch_size=8, num_workers="auto")
     assert len(caught) == 1

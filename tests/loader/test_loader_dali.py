@@ -427,8 +427,8 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
     from feeder.decode.dali import pipeline as dali_pipeline
 
     built: list[Any] = []
-    build = dali_pipeline._build
-    monkeypatch.setattr(dali_pipeline, "_build", lambda options: built.append(options) or build(options))
+    build = dali_pipeline.build_pipeline
+    monkeypatch.setattr(dali_pipeline, "build_pipeline", lambda options: built.append(options) or build(options))
     loader = DaliLoader(ShardDataset(shards, RECIPE), batch_size=70, num_workers=1)
     for _ in range(3):
         for _ in loader:

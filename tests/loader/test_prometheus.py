@@ -158,7 +158,7 @@ def test_connections_that_say_nothing_take_few_threads_and_descriptors_and_keep_
 
 
 def test_a_connection_that_says_nothing_is_ended(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http, "_CONNECTION_S", 0)
+    monkeypatch.setattr(metrics_http, "CONNECTION_S", 0)
     loader = _loader(shards)
     (connection,) = _say_nothing(loader, 1)
     assert connection.recv(1) == b""

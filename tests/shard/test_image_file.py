@@ -215,13 +215,13 @@ def test_max_file_bytes_rejects_what_is_larger(tmp_path: Path) -> None:
 
 
 def test_a_gzip_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tars, "_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(tars, "UNPACKED_BYTES", 1 << 20)
     (tmp_path / "bomb.tar.gz").write_bytes(gzip.compress(bytes(3 << 20)))
     with pytest.raises(SourceError, match=r"bomb\.tar\.gz: unpacks to more than 1,048,576 bytes"):
         shard(str(tmp_path / "bomb.tar.gz"), str(tmp_path / "out"), kept())
     assert not (tmp_path / "out").exists()
     packed = gzip.compress(write_tar(tmp_path / "x.tar", [("a.jpg", JPEG), ("a.txt", bytes(1 << 20))]).read_bytes(), 1)
-    monkeypatch.setattr(image_file, "_UNPACKED_TIMES", 2 + (1 << 20) // len(packed))
+    monkeypatch.setattr(image_file, "UNPACKED_TIMES", 2 + (1 << 20) // len(packed))
     (tmp_path / "x.tar.gz").write_bytes(packed)
     assert shard(str(tmp_path / "x.tar.gz"), str(tmp_path / "out"), kept()).samples == 1
 
@@ -253,7 +253,7 @@ def test_a_disk_that_fails_in_a_tar_ends_the_run(tmp_path: Path, monkeypatch: py
     def fail(file: object, size: int) -> bytes:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(tar._HeaderFile, "read", fail)
+    monkeypatch.setattr(tar.HeaderFile, "read", fail)
     with pytest.raises(SourceError, match=rf"x\.tar: can't be read: {os.strerror(code)}"):
         shard(str(tmp_path / "x.tar"), str(tmp_path / "out"), kept())
 

@@ -652,10 +652,10 @@ def test_a_small_parquet_file_does_not_take_much_memory(
     assert most < 512 << 20
     lists = pyarrow.table({"path": ["class-0/img-000.jpg"], "x": pyarrow.array([[0] * 100_000])})
     pyarrow.parquet.write_table(lists, images / "lists.parquet")
-    monkeypatch.setattr(parquet, "_BATCH_VALUES", 99_999)
+    monkeypatch.setattr(parquet, "BATCH_VALUES", 99_999)
     with pytest.raises(SourceError, match=r"column 'x.list.element' has 100,000 values in a row, more than 99,999"):
         sharded(images / "lists.parquet", tmp_path)
-    monkeypatch.setattr(parquet, "_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 1 << 20)
     with pytest.raises(SourceError, match=r"column 'image' unpacks from [\d,]+ bytes to 4,19\d,\d+, more than"):
         sharded(path, tmp_path)
 

@@ -22,9 +22,9 @@ from feeder.tools.bench import run as bench_run
 from feeder.tools.bench.images import image_fields, listed, tars
 from feeder.tools.bench.options import BenchOptions, Task, default_workers
 from feeder.tools.bench.result_file import interleave, machine, spread
-from feeder.tools.bench.rivals import RIVALS, Rival, _webdataset_sample
+from feeder.tools.bench.rivals import RIVALS, Rival, webdataset_sample
 from feeder.tools.bench.run import throughput
-from feeder.tools.bench.show import _limit, render, result_page
+from feeder.tools.bench.show import limit_of, render, result_page
 from feeder.tools.cli import main
 from feeder.tools.terminal import table
 from tests.support.images import encode, make_tree, pixels
@@ -95,7 +95,7 @@ def test_fewer_images_than_a_batch_are_measured_in_smaller_batches(tree: Path) -
 
 
 def _run_of(rate: float) -> dict[str, Any]:
-    measures = dict.fromkeys(bench_run._MEASURES, rate)
+    measures = dict.fromkeys(bench_run.MEASURES, rate)
     return {**measures, "stages_ms": {"read": 1.0, "decode": 2.0}, "bottleneck": "decode"}
 
 
@@ -125,8 +125,8 @@ def test_an_interrupted_measurement_keeps_what_was_measured(
                 startup.append(1.0)
             yield number, _run_of(100.0 * number)
 
-    monkeypatch.setattr(bench_run, "_turn", turn)
-    monkeypatch.setattr(bench_run, "_check", lambda names, *rest: (dict.fromkeys(names, 0.0), 3.0))
+    monkeypatch.setattr(bench_run, "run_turn", turn)
+    monkeypatch.setattr(bench_run, "check_rivals", lambda names, *rest: (dict.fromkeys(names, 0.0), 3.0))
     monkeypatch.setattr(bench_run, "RIVALS", {name: RIVALS[name] for name in ("feeder", "torch")})
     out = tree.parent / "interrupted"
     paths = ["--json", str(out / "result.json"), "--html", str(out / "result.html")]
@@ -151,33 +151,33 @@ def test_a_measurement_interrupted_before_feeder_was_measured_is_interrupted(
     def interrupt(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_run, "_turn", interrupt)
-    monkeypatch.setattr(bench_run, "_check", lambda names, *rest: (dict.fromkeys(names, 0.0), 3.0))
+    monkeypatch.setattr(bench_run, "run_turn", interrupt)
+    monkeypatch.setattr(bench_run, "check_rivals", lambda names, *rest: (dict.fromkeys(names, 0.0), 3.0))
     with pytest.raises(KeyboardInterrupt):
         throughput(str(tree), BenchOptions(peers=False), note=quiet)
 
 
 def test_only_what_would_help_is_advised(tree: Path, shards: Path) -> None:
-    assert (bench_run._is_seekable(str(tree)), bench_run._is_seekable(str(shards))) == (False, True)
+    assert (bench_run.is_seekable(str(tree)), bench_run.is_seekable(str(shards))) == (False, True)
     found: dict[str, Any] = {"bottleneck": {"2": "decode"}, "kind": "shards", "seekable": False, "usable_cores": 4}
-    assert _limit(found, "2") == "decoding: more workers, or seekable shards (feeder shard)"
-    assert _limit({**found, "seekable": True}, "2") == "decoding: more workers"
-    assert _limit({**found, "seekable": True, "usable_cores": 2}, "2") == "decoding: more cores"
+    assert limit_of(found, "2") == "decoding: more workers, or seekable shards (feeder shard)"
+    assert limit_of({**found, "seekable": True}, "2") == "decoding: more workers"
+    assert limit_of({**found, "seekable": True, "usable_cores": 2}, "2") == "decoding: more cores"
     found["bottleneck"] = {"2": "read"}
-    assert _limit(found, "2") == "reading: a faster disk"
-    assert _limit({**found, "kind": "folder"}, "2") == "reading: a faster disk, or shards in place of files"
-    assert _limit({**found, "bottleneck": {"2": None}}, "2") is None
+    assert limit_of(found, "2") == "reading: a faster disk"
+    assert limit_of({**found, "kind": "folder"}, "2") == "reading: a faster disk, or shards in place of files"
+    assert limit_of({**found, "bottleneck": {"2": None}}, "2") is None
 
 
 def test_what_a_rival_makes_is_checked_before_it_is_timed() -> None:
     images = np.full((2, 3, 4, 4), 100, np.uint8)
     good = {"images": images, "labels": np.array([1, 2])}
-    assert bench_run._difference(good, {"images": images + 3}) == (None, 3.0)
-    wrong, _ = bench_run._difference(good, {"images": images + 50})
+    assert bench_run.difference_of(good, {"images": images + 3}) == (None, 3.0)
+    wrong, _ = bench_run.difference_of(good, {"images": images + 50})
     assert "50.0 levels from Pillow's, more than" in (wrong or "")
-    wrong, _ = bench_run._difference(good, {"images": images, "labels": np.array([2, 1])})
+    wrong, _ = bench_run.difference_of(good, {"images": images, "labels": np.array([2, 1])})
     assert "its labels are [2, 1], expected [1, 2]" in (wrong or "")
-    wrong, _ = bench_run._difference(good, {"images": images[:1]})
+    wrong, _ = bench_run.difference_of(good, {"images": images[:1]})
     assert "expected (2, 3, 4, 4)" in (wrong or "")
 
 
@@ -190,10 +190,10 @@ def test_a_rival_that_fails_or_says_nothing_is_named_with_its_reason(tree: Path)
         "do": "run",
         "rival": "nobody",
     }
-    with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="no answer in 0 s"):
+    with bench_run.Contestant() as contestant, pytest.raises(bench_run.Failed, match="no answer in 0 s"):
         contestant.ask(job, 0.0)
     assert contestant.ended
-    with bench_run._Contestant() as contestant, pytest.raises(bench_run._Failed, match="KeyError: 'nobody'"):
+    with bench_run.Contestant() as contestant, pytest.raises(bench_run.Failed, match="KeyError: 'nobody'"):
         contestant.ask(job, 100)
 
 
@@ -205,8 +205,8 @@ def test_the_reason_of_a_failure_in_a_worker_is_the_worker_s() -> None:
             wrapped = ExceptionWrapper(where="in DataLoader worker process 1")  # as torch's loader does
         with pytest.raises(type(error)) as caught:
             wrapped.reraise()
-        assert contestant._reason(caught.value) == f"{type(error).__name__}: no room in /dev/shm"
-    assert contestant._reason(ValueError("first\n  second")) == "ValueError: first"
+        assert contestant.reason_of(caught.value) == f"{type(error).__name__}: no room in /dev/shm"
+    assert contestant.reason_of(ValueError("first\n  second")) == "ValueError: first"
 
 
 def test_images_that_feeder_or_pillow_cannot_decode_end_the_measurement(tmp_path: Path) -> None:
@@ -291,13 +291,13 @@ def test_labels_that_are_text_or_targets_are_no_reason_to_stop(tmp_path: Path, k
     task = Task(path, None, BenchOptions(image_size=16, batch_size=4, workers=(0,)), 0, True)
     made = {}
     for name in ("torch", "feeder"):
-        contestant._check(name, task, str(tmp_path / f"{name}.npz"))
+        contestant.check_rival(name, task, str(tmp_path / f"{name}.npz"))
         with np.load(tmp_path / f"{name}.npz") as saved:
             made[name] = dict(saved)
-    assert [bench_run._difference(made["torch"], made[name])[0] for name in made] == [None] * 2
+    assert [bench_run.difference_of(made["torch"], made[name])[0] for name in made] == [None] * 2
     for text, label in ((b"dog", 1), (b"7", 7), (b"", -1), (b"cow", -1)):
         fields = {"jpg": encode(pixels(0)), "cls": text}
-        assert _webdataset_sample(["jpg"], task.options, {"cat": 0, "dog": 1}, fields)[1] == label
+        assert webdataset_sample(["jpg"], task.options, {"cat": 0, "dog": 1}, fields)[1] == label
 
 
 def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:

@@ -17,7 +17,7 @@ from feeder.tools.doctor import Finding, check_machine, render
 from feeder.tools.doctor.limits import check_cores, check_gpus, check_memory, check_shared_memory
 from feeder.tools.doctor.packages import Driver, check_packages, driver_of
 from feeder.tools.doctor.pagecache import cached_bytes
-from feeder.tools.doctor.storage import ReadRate, _disk, check_data, read_rate, survey
+from feeder.tools.doctor.storage import ReadRate, disk_of, check_data, read_rate, survey
 from tests.support import ROOT, fake_nvml
 from tests.support.images import make_tree
 
@@ -150,7 +150,7 @@ def test_shared_memory_too_small_or_absent(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tools.doctor.packages._distributions", lambda: {"torch", "nvidia-dali-cuda120"})
+    monkeypatch.setattr("feeder.tools.doctor.packages.distributions", lambda: {"torch", "nvidia-dali-cuda120"})
     new, old = Driver("580.65", (13, 0)), Driver("470.57", (11, 4))
     assert set(levels(check_packages(new, FOUND)).values()) == {"ok"}
     assert levels(check_packages(old, FOUND)) | {"torch": "problem", "DALI": "problem"} == levels(
@@ -166,7 +166,7 @@ def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "kernels": "problem",
     }
     monkeypatch.setattr(
-        "feeder.tools.doctor.packages._distributions", lambda: {"nvidia-dali-cuda130", "nvidia-dali-cuda120"}
+        "feeder.tools.doctor.packages.distributions", lambda: {"nvidia-dali-cuda130", "nvidia-dali-cuda120"}
     )
     assert levels(check_packages(new, FOUND))["DALI"] == "problem"
 
@@ -261,7 +261,7 @@ def test_a_slow_disk_is_named_with_the_rate_that_it_allows(tmp_path: Path) -> No
     make_tree(tmp_path, 1, 4)
     data = survey(str(tmp_path))
     mean = data.size_bytes / 4
-    assert _disk(data, ReadRate(100 * mean, 100, direct=True)).level == "warning"
-    assert "100 images/s at most" in _disk(data, ReadRate(100 * mean, 100, direct=True)).found
-    assert _disk(data, ReadRate(5000 * mean, 5000, direct=True)).level == "ok"
-    assert "page cache included" in _disk(data, ReadRate(100 * mean, 100, direct=False)).found
+    assert disk_of(data, ReadRate(100 * mean, 100, direct=True)).level == "warning"
+    assert "100 images/s at most" in disk_of(data, ReadRate(100 * mean, 100, direct=True)).found
+    assert disk_of(data, ReadRate(5000 * mean, 5000, direct=True)).level == "ok"
+    assert "page cache included" in disk_of(data, ReadRate(100 * mean, 100, direct=False)).found

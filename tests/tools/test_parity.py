@@ -79,7 +79,7 @@ def test_dali_passes_on_seekable_shards(images: Path, fidelity: str) -> None:
 
 @pytest.mark.parametrize("fault", ["shifted", "biased", "spiky", "picky"])
 def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setitem(registry._BUILT_IN, "off", registry._BuiltIn(f"{__name__}:Off", "none"))
+    monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
     assert parity(os.fspath(images), backend="off").passed
     monkeypatch.setattr(Off, "fault", fault)
     report = parity(os.fspath(images), backend="off")

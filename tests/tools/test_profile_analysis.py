@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feeder.dataset.folders import FolderDataset
-from feeder.tools.instrument.hooks import Meter, _class_folders
+from feeder.tools.instrument.hooks import Meter, class_folders
 from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
 from feeder.tools.profile.analysis import analyse
 from feeder.tools.profile.page import render_page
@@ -158,12 +158,12 @@ class Wrapper:
     ],
 )
 def test_a_data_set_of_class_folders_is_known_by_its_root(dataset: Any, folder: str | None) -> None:
-    assert _class_folders(dataset) == folder
+    assert class_folders(dataset) == folder
 
 
 def test_a_feeder_folder_dataset_is_known_by_its_root(tmp_path: Path) -> None:
     make_tree(tmp_path / "photos", 1, 1)
-    assert _class_folders(FolderDataset(tmp_path / "photos")) == str(tmp_path / "photos")
+    assert class_folders(FolderDataset(tmp_path / "photos")) == str(tmp_path / "photos")
 
 
 @pytest.mark.parametrize(("wait_ms", "is_told"), [(30.0, True), (0.1, False)])

@@ -653,7 +653,7 @@ def test_mixup_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.from_numpy(arrays["mixing_input"])
     labels = torch.tensor([5, 6, 7])
     for lam in (0.3, 0.95):
-        monkeypatch.setattr(transforms.mixing, "_beta", lambda *_, lam=lam: lam)
+        monkeypatch.setattr(transforms.mixing, "beta", lambda *_, lam=lam: lam)
         mixed, (a, b, weight) = MixUp()(images, labels, seed=0, epoch=0, step=0)
         np.testing.assert_allclose(mixed.numpy(), arrays[f"mixup_{lam}"], atol=1e-6)
         assert (a.tolist(), b.tolist(), weight) == ([5, 6, 7], [7, 5, 6], lam)
@@ -664,7 +664,7 @@ def test_cutmix_is_that_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = torchvision_arrays()
     images = torch.from_numpy(arrays["mixing_input"])
     for lam in (0.3, 0.95):
-        monkeypatch.setattr(transforms.mixing, "_beta", lambda *_, lam=lam: lam)
+        monkeypatch.setattr(transforms.mixing, "beta", lambda *_, lam=lam: lam)
         # The golden rectangle is about (20, 3) in an image of 24 x 8.
         monkeypatch.setattr(transforms.mixing, "uniform", lambda *_: np.array([[20.5 / 24, 3.5 / 8]]))
         mixed, (_, _, weight) = CutMix()(images, torch.arange(3), seed=0, epoch=0, step=0)
@@ -676,7 +676,7 @@ def test_mixed_labels_of_num_classes_are_those_of_torchvision(monkeypatch: pytes
     arrays = torchvision_arrays()
     images = torch.from_numpy(arrays["mixing_input"])
     for lam in (0.3, 0.95):
-        monkeypatch.setattr(transforms.mixing, "_beta", lambda *_, lam=lam: lam)
+        monkeypatch.setattr(transforms.mixing, "beta", lambda *_, lam=lam: lam)
         mixed, shares = MixUp(num_classes=3)(images, torch.arange(3), seed=0, epoch=0, step=0)
         assert isinstance(shares, torch.Tensor)
         assert shares.dtype == torch.float32
@@ -738,7 +738,7 @@ def test_mixing_depends_on_seed_epoch_and_step_only(op: transforms.BatchOp) -> N
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 3.0])
 def test_mixing_weights_follow_the_beta_distribution(alpha: float) -> None:
-    lams = np.array([transforms.mixing._beta(alpha, 0, 0, step, 9) for step in range(1500)])
+    lams = np.array([transforms.mixing.beta(alpha, 0, 0, step, 9) for step in range(1500)])
     assert ((lams >= 0.0) & (lams <= 1.0)).all()
     assert abs(lams.mean() - 0.5) < 0.04
     variance = 1.0 / (4.0 * (2.0 * alpha + 1.0))

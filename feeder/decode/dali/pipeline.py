@@ -108,7 +108,7 @@ class DaliPipeline:
             inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
             inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)
         if self._pipeline is None:
-            self._pipeline, self._first_count = _build(self.options), len(encoded)
+            self._pipeline, self._first_count = build_pipeline(self.options), len(encoded)
         failure = None
         try:
             self._under_way.append((ticket, [*encoded, *inputs.values()]))
@@ -198,7 +198,7 @@ def import_dali() -> Any:
     return nvidia.dali
 
 
-def _build(options: PipelineOptions) -> Any:
+def build_pipeline(options: PipelineOptions) -> Any:
     dali = import_dali()
     fn, types = dali.fn, dali.types
     on_gpu = options.device_id is not None

@@ -12,7 +12,7 @@ from feeder.decode.device.fused import Erasing
 __all__ = ["erase"]
 
 # So much noise is made at a time; each number takes about 100 bytes in between.
-_NUMBERS_AT_ONCE = 1 << 21
+NUMBERS_AT_ONCE = 1 << 21
 
 _MASK32 = 0xFFFFFFFF
 
@@ -33,7 +33,7 @@ def erase(images: torch.Tensor, erasing: Erasing) -> None:
     height, width = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     rows = np.flatnonzero(height * width)
     before = np.cumsum(3 * height[rows] * width[rows])
-    for group in np.split(rows, np.flatnonzero(np.diff(before // _NUMBERS_AT_ONCE)) + 1):
+    for group in np.split(rows, np.flatnonzero(np.diff(before // NUMBERS_AT_ONCE)) + 1):
         if len(group):
             _write_noise(images, group, boxes[group], erasing)
 

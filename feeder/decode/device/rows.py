@@ -14,7 +14,7 @@ from feeder._gpu.tensors import to_device
 __all__ = ["change_rows", "per_image"]
 
 # So many pixels are changed at a time: what ops take in between (float64 for some) stays under a few hundred MiB.
-_PIXELS_AT_ONCE = 1 << 21
+PIXELS_AT_ONCE = 1 << 21
 
 
 def change_rows(
@@ -27,7 +27,7 @@ def change_rows(
         rows: Which ones, [R] on the CPU, each once.
         change: Makes uint8 [r, 3, H, W] of as many images, given with the part of ``rows`` that they are.
     """
-    step = max(1, _PIXELS_AT_ONCE // (images.shape[2] * images.shape[3]))
+    step = max(1, PIXELS_AT_ONCE // (images.shape[2] * images.shape[3]))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         if len(rows) == len(images):

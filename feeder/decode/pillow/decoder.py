@@ -245,7 +245,7 @@ class PillowDecoder(Decoder):
                 "end the recipe with a size that doesn't depend on the image"
             )
         if recipe.output_dtype == "bfloat16":
-            out[...] = _bfloat16_bits(array)
+            out[...] = bfloat16_bits(array)
         else:
             out[...] = array
 
@@ -295,7 +295,7 @@ def _keeps_uint8(op: Op) -> bool:
     return isinstance(op, ToDtype) and op.dtype == "uint8"
 
 
-def _bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+def bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32 numbers, rounded to nearest even."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)

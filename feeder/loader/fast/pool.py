@@ -41,8 +41,8 @@ _SERVED = "feeder.loader.fast.served_worker:work_loop"
 _EMPTY_REPORT = Report()
 _SAME_PART_LIMIT = 3
 _FRUITLESS_LIMIT = 10
-_GRACE_S = 1.0
-_LOOK_S = 1.0
+GRACE_S = 1.0
+LOOK_S = 1.0
 _GATHER_MS = 100  # longest time that other messages wait for that of a batch's last part
 
 
@@ -175,7 +175,7 @@ class Pool:
         results: list[tuple[int, Report | BaseException]] = []
         while not results:
             check()
-            wait = min(_LOOK_S, self.options.hang_timeout_s / 4)
+            wait = min(LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             try:
                 results += self._look(max(0, math.ceil(left * 1000)), last_missing)
@@ -196,7 +196,7 @@ class Pool:
                 results += self._replace(number)
         # Looking for silent workers takes locks: not after every part.
         if time.monotonic_ns() >= self._next_look_ns:
-            self._next_look_ns = time.monotonic_ns() + int(min(_LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
+            self._next_look_ns = time.monotonic_ns() + int(min(LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
             for number in range(len(self._supervisor.workers)):
                 if self._hangs(number):
                     results += self._replace(number)
@@ -221,7 +221,7 @@ class Pool:
             return
         if self._is_broken:
             raise WorkerError("a worker could not be started or replaced; start these workers anew")
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + GRACE_S
         while self._drop_unclaimed():
             self.take(deadline - time.monotonic())
             if time.monotonic() > deadline:
@@ -229,7 +229,7 @@ class Pool:
                     if self._board.claimed(number) in self._outstanding:
                         worker.process.kill()
                         worker.is_dismissed = True
-                deadline += _GRACE_S
+                deadline += GRACE_S
 
     def _drop_unclaimed(self) -> bool:
         """Forgets all parts but those that a worker is making, wherever giving out or taking in was interrupted.
@@ -262,7 +262,7 @@ class Pool:
         """
         if self._closed or not self._supervisor.is_ours:
             return True
-        have_ended = self._supervisor.close(_GRACE_S)
+        have_ended = self._supervisor.close(GRACE_S)
         self._closed = True  # only now: if this is interrupted, it is done again
         if self._payload is not None:
             self._payload.close()

@@ -18,7 +18,7 @@ from feeder.loader.workers.supervisor import Supervisor, Worker
 
 __all__ = ["GenericWorker", "Message", "Processes"]
 
-_POLL_MS = 1000
+POLL_MS = 1000
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class Processes(Supervisor[GenericWorker]):
             for message in self._complete(number):  # left there when an earlier one raised something
                 yield message
                 timeout_s = 0
-        for number in self.wait(_POLL_MS if timeout_s is None else min(_POLL_MS, max(1, int(timeout_s * 1000))), only):
+        for number in self.wait(POLL_MS if timeout_s is None else min(POLL_MS, max(1, int(timeout_s * 1000))), only):
             worker = self.receive(number)
             yield from self._complete(number)
             if worker.has_closed:

@@ -19,7 +19,7 @@ from wsgiref import simple_server
 __all__ = ["HttpServer"]
 
 _MOST_CONNECTIONS = 8
-_CONNECTION_S = 10.0  # Prometheus' own limit for a scrape
+CONNECTION_S = 10.0  # Prometheus' own limit for a scrape
 _ENDING_S = 1.0  # the longest wait for the thread of a connection that was ended
 _PAUSE_S = 0.1
 
@@ -61,7 +61,7 @@ class HttpServer(socketserver.ThreadingMixIn, simple_server.WSGIServer):
             _end(next(iter(self.connections.copy()), None))
             if not self._free.acquire(timeout=_ENDING_S):
                 return False
-        self.connections[request] = time.monotonic() + _CONNECTION_S
+        self.connections[request] = time.monotonic() + CONNECTION_S
         return True
 
     def service_actions(self) -> None:

@@ -23,7 +23,7 @@ from feeder.errors import WorkerError
 
 __all__ = ["Use"]
 
-_PATIENCE_S = 5.0
+PATIENCE_S = 5.0
 
 
 class Use:
@@ -73,9 +73,9 @@ class Use:
         lock = self.lock
         if lock._is_owned():  # type: ignore[attr-defined]
             return False
-        if not lock.acquire(timeout=_PATIENCE_S):
+        if not lock.acquire(timeout=PATIENCE_S):
             hurry()
-            if not lock.acquire(timeout=_PATIENCE_S):
+            if not lock.acquire(timeout=PATIENCE_S):
                 return False
         try:
             function()

@@ -34,7 +34,7 @@ from feeder.loader.workers.sockets import check_owner, handing_over
 __all__ = ["Supervisor", "Worker"]
 
 _START_S = 60.0
-_END_S = 5.0
+END_S = 5.0
 _EXIT_GRACE_S = 0.1
 _RECEIVE_BYTES = 1 << 16  # larger buffers are mapped and unmapped at every call
 
@@ -221,7 +221,7 @@ class Supervisor(Generic[W]):
 
     def is_ending(self, number: int) -> bool:
         """Returns True if a worker has ended, or does within a few seconds."""
-        return not wait_for([self.workers[number].process], _END_S)
+        return not wait_for([self.workers[number].process], END_S)
 
     def end(self, number: int) -> int:
         """Makes sure that a worker has ended; what it had sent is received then.
@@ -279,7 +279,7 @@ class Supervisor(Generic[W]):
         left = wait_for([worker.process for worker in self.workers], grace_s)
         for process in left:
             process.kill()
-        return wait_for(left, _END_S)
+        return wait_for(left, END_S)
 
     def end_at_exit(self) -> None:
         """Ends all workers at the interpreter's end, see Note [Workers at exit]."""

@@ -87,7 +87,7 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
         file_bytes = os.fstat(file.fileno()).st_size
         # Only tarfile's parsing of headers is used, as its reading ends at the first zeros or damage.
         archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
-        archive.fileobj = _HeaderFile(file)  # type: ignore[assignment]
+        archive.fileobj = HeaderFile(file)  # type: ignore[assignment]
         position, ended, is_seam, damage = 0, False, False, ""
         while position < file_bytes:
             zeros = _zero_blocks(file, position)
@@ -139,7 +139,7 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
             yield Refused("", reason, bad=position > file_bytes)
 
 
-class _HeaderFile:
+class HeaderFile:
     """A file from which tarfile reads headers, each of a limited size.
 
     Damaged records of an extended header raise, as tarfile ignores them and would give the member another name.

@@ -18,7 +18,7 @@ LARGE_BYTES = 16 << 20
 _MAGICS = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8", b"II", b"MM", b"P", b"\x93NUMPY")
 _MAGIC_BYTES = 8
 # Images hardly shrink when they are packed, and labels and headers not that much; a file of zeros does a thousandfold.
-_UNPACKED_TIMES = 100
+UNPACKED_TIMES = 100
 # Formats that feeder does not decode; such a file claims to be an image all the same.
 _OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
 
@@ -79,4 +79,4 @@ def looks_like_image(path: str | bytes) -> bool:
 
 def unpacked_limit(packed_bytes: int, least_bytes: int) -> int:
     """Number of bytes that a file of ``packed_bytes`` may unpack to, at least ``least_bytes``."""
-    return max(least_bytes, _UNPACKED_TIMES * packed_bytes)
+    return max(least_bytes, UNPACKED_TIMES * packed_bytes)

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 LABEL_BYTES = 256
-_MAX_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000
 # If no larger share of the samples has names, and all others have numbers, these names are damage or slips.
 _ODD_SHARE = 0.05
 # Python also takes 1_0 for a number; and 007 is a name, not 7.
@@ -117,7 +117,7 @@ class LabelColumn:
         code = self._codes.get(text)
         if code is not None:
             return code
-        if len(self._codes) >= _MAX_CLASSES:
+        if len(self._codes) >= MAX_CLASSES:
             if number is not None and self._fraction is not None:
                 self._has_all_codes = False
                 return -1  # all labels are targets by now, which need no codes
@@ -181,7 +181,7 @@ class LabelColumn:
         return Numbering(numbers, None, names, self._missing, next(iter(self._names.values())), {})
 
     def _too_many(self) -> SourceError:
-        return SourceError(f"{self._place} holds more than {_MAX_CLASSES} different labels: {self._way_out}")
+        return SourceError(f"{self._place} holds more than {MAX_CLASSES} different labels: {self._way_out}")
 
 
 def is_class_number(number: float) -> bool:

@@ -17,9 +17,9 @@ __all__ = ["parquet_rows"]
 _BATCH_ROWS = 256
 # A file may store a value once and mean it in every row, so the rows of a batch times the bytes of all values are at
 # most this.
-_BATCH_BYTES = 256 << 20
+BATCH_BYTES = 256 << 20
 # The same for values of lists, each of which is a Python object before it is JSON.
-_BATCH_VALUES = 8 << 20
+BATCH_VALUES = 8 << 20
 _WALK = """
 import resource, sys
 import pyarrow.parquet as parquet
@@ -89,17 +89,17 @@ def _batch_rows(path: str, group: Any) -> int:
     for chunk in (group.column(number) for number in range(group.num_columns)):
         packed_bytes, size_bytes = int(chunk.total_compressed_size), int(chunk.total_uncompressed_size)
         row_values = chunk.num_values // max(1, group.num_rows)
-        if size_bytes > (limit := unpacked_limit(packed_bytes, _BATCH_BYTES)):
+        if size_bytes > (limit := unpacked_limit(packed_bytes, BATCH_BYTES)):
             raise SourceError(
                 f"{path}: column {chunk.path_in_schema!r} unpacks from {packed_bytes:,} bytes to {size_bytes:,}, more "
                 f"than {limit:,}; images don't shrink so much: check what it holds"
             )
-        if row_values > _BATCH_VALUES:
+        if row_values > BATCH_VALUES:
             raise SourceError(
                 f"{path}: column {chunk.path_in_schema!r} has {row_values:,} values in a row, more than "
-                f"{_BATCH_VALUES:,}; images are bytes: check what it holds"
+                f"{BATCH_VALUES:,}; images are bytes: check what it holds"
             )
-        rows = min(rows, _BATCH_BYTES // max(1, size_bytes), _BATCH_VALUES // max(1, row_values))
+        rows = min(rows, BATCH_BYTES // max(1, size_bytes), BATCH_VALUES // max(1, row_values))
     return max(1, rows)
 
 

@@ -26,7 +26,7 @@ from feeder.text import count
 __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-_UNPACKED_BYTES = 1 << 30
+UNPACKED_BYTES = 1 << 30
 _SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, beside a seam of two archives, beside damage
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -137,7 +137,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
             return path
     if work is None:
         raise SourceError(f"{path}: is compressed, and can't be indexed as it is; unpack it, or shard it anew")
-    limit = unpacked_limit(os.path.getsize(path), _UNPACKED_BYTES)
+    limit = unpacked_limit(os.path.getsize(path), UNPACKED_BYTES)
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, atomic_file(unpacked) as plain:
         try:

@@ -35,14 +35,14 @@ def main() -> int:
         try:
             found = _do(json.loads(line))
         except Exception as error:
-            found = {"failed": _reason(error)}
+            found = {"failed": reason_of(error)}
         answers.write(json.dumps(found) + "\n")
         answers.flush()
         gc.collect()
     return 0
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Returns an error in one line; of an error that torch's loader passes on from a worker, the original one."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
@@ -54,10 +54,10 @@ def _reason(error: Exception) -> str:
 def _do(job: dict[str, Any]) -> dict[str, Any]:
     options = BenchOptions(**job["options"] | {"workers": tuple(job["options"]["workers"])})
     task = Task(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
-    return _check(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
+    return check_rival(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
 
 
-def _check(rival: str, task: Task, out: str) -> dict[str, Any]:
+def check_rival(rival: str, task: Task, out: str) -> dict[str, Any]:
     """Writes the first batch of the validation recipe, which is not random, as uint8."""
     task = replace(task, options=replace(task.options, preset="val", dtype="uint8"), workers=0)
     feed = RIVALS[rival].open(task)

@@ -109,7 +109,7 @@ def _webdataset(task: Task) -> Feed:
 
     options, shuffled = task.options, not task.in_order
     classes = open_dataset(task.path, None).class_to_idx or {}
-    sample = functools.partial(_webdataset_sample, image_fields(task.path), options, classes)
+    sample = functools.partial(webdataset_sample, image_fields(task.path), options, classes)
     # With replacement any number of workers has shards, without end.
     source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
     if shuffled:
@@ -121,7 +121,7 @@ def _webdataset(task: Task) -> Feed:
     return Feed(((images, labels) for images, labels in loader))
 
 
-def _webdataset_sample(
+def webdataset_sample(
     kinds: Collection[str], options: BenchOptions, classes: Mapping[str, int], fields: dict[str, Any]
 ) -> tuple[torch.Tensor, int]:
     image = next(fields[name] for name in kinds if name in fields)

@@ -35,7 +35,7 @@ _CHECK_IMAGES = 16
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
 # The results of the runs, by rival and number of workers.
 _Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
-_MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
+MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
 
 
 def throughput(
@@ -74,7 +74,7 @@ def throughput(
     run_s = len(workers) * options.seconds * (1 + SETTLE)
     turns_s = options.repeats * (len(RIVALS) - len(absent)) * run_s
     note(f"takes at least {_duration(turns_s)}; Ctrl-C ends it and shows the measurements so far")
-    check, start_s = _check([name for name in RIVALS if name not in absent], job, absent, note)
+    check, start_s = check_rivals([name for name in RIVALS if name not in absent], job, absent, note)
     present = [name for name in RIVALS if name not in absent]
     note(
         f"{', '.join(titles[name] for name in present)}: {count(options.repeats, 'turn')} of {options.seconds:g} s, "
@@ -100,7 +100,7 @@ def throughput(
     result: dict[str, Any] = {
         "dataset": os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
-        "seekable": _is_seekable(path),
+        "seekable": is_seekable(path),
         "usable_cores": cores().usable,
         "images": images,
         "options": asdict(options) | {"workers": list(workers)},
@@ -108,7 +108,7 @@ def throughput(
         "absent": {titles[name]: absent[name] for name in RIVALS if name in absent},
         "startup_s": {titles[name]: spread(startup[name]) for name in present},
     }
-    for measure in _MEASURES:
+    for measure in MEASURES:
         result[measure] = {
             titles[name]: {str(count): spread([run[measure] for run in runs[name][count]]) for count in workers}
             for name in present
@@ -141,11 +141,11 @@ def _measure(
         for name in [name for name in runs if name not in absent]:
             title = RIVALS[name].title()
             try:
-                for number, found in _turn(name, job, options.workers, startup[name]):
+                for number, found in run_turn(name, job, options.workers, startup[name]):
                     runs[name][number].append(found)
                     rate = f"{found['images_per_s']:,.0f} images/s"
                     note(f"  {turn + 1}/{options.repeats} {title}, {_workers((number,))}: {rate}")
-            except _Failed as error:
+            except Failed as error:
                 if name == "feeder":
                     raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
                 absent[name] = f"failed: {error}"
@@ -157,7 +157,7 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
 
 
-def _is_seekable(path: str) -> bool:
+def is_seekable(path: str) -> bool:
     """True if most of the images were made seekable, or need no decoding."""
     manifest = Manifest.read(path) if os.path.isdir(path) else None
     if manifest is None:
@@ -180,7 +180,7 @@ def _workers(counts: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, counts))} worker{'' if counts == (1,) else 's'}"
 
 
-def _check(
+def check_rivals(
     names: list[str], job: dict[str, Any], absent: dict[str, str], note: Callable[[str], None]
 ) -> tuple[dict[str, float], float]:
     """Compares each rival's pixels with Pillow's, and adds rivals that differ or fail to ``absent``.
@@ -192,17 +192,17 @@ def _check(
     began, start_s = time.monotonic(), None
     arrays: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="feeder-bench-") as work, contextlib.ExitStack() as stack:
-        contestant = stack.enter_context(_Contestant())
+        contestant = stack.enter_context(Contestant())
         small = job["options"] | {"batch_size": min(_CHECK_IMAGES, job["options"]["batch_size"])}
         for name in sorted({*names, "torch"}, key=lambda name: name != "torch"):
             out = os.path.join(work, f"{name}.npz")
             try:
                 if contestant.ended:
-                    contestant = stack.enter_context(_Contestant())
+                    contestant = stack.enter_context(Contestant())
                 what = {"do": "check", "rival": name, "out": out, "options": small, "workers": 0}
                 contestant.ask(job | what, _START_S)
                 start_s = time.monotonic() - began if start_s is None else start_s
-            except _Failed as error:
+            except Failed as error:
                 if name == "feeder":
                     raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
                 if name == "torch":
@@ -213,7 +213,7 @@ def _check(
                 continue
             with np.load(out) as saved:
                 arrays[name] = dict(saved)
-            wrong, levels = _difference(arrays["torch"], arrays[name])
+            wrong, levels = difference_of(arrays["torch"], arrays[name])
             note(f"  checked {name}: {wrong or f'{levels:.2f} levels from Pillow'}")
             if wrong and name == "feeder":
                 raise BackendError(f"{job['path']}: {wrong}, so its speed says nothing; see `feeder parity`")
@@ -225,7 +225,7 @@ def _check(
     return found, start_s
 
 
-def _difference(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
+def difference_of(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
     """Returns a batch's fault, or None, and the median over its images of the mean difference in levels."""
     if found["images"].shape != reference["images"].shape:
         return f"its batches are {found['images'].shape}, expected {reference['images'].shape}", 0.0
@@ -238,12 +238,12 @@ def _difference(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str |
     return None, levels
 
 
-def _turn(
+def run_turn(
     name: str, job: dict[str, Any], workers: tuple[int, ...], startup: list[float]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields one process's runs, the most workers first: their start is the cold start that users see."""
     began = time.monotonic()  # the same clock in all processes
-    with _Contestant() as contestant:
+    with Contestant() as contestant:
         for count in sorted(workers, reverse=True):
             limit_s = _START_S + 10 * job["options"]["seconds"]
             found = contestant.ask(job | {"do": "run", "rival": name, "workers": count}, limit_s)
@@ -252,11 +252,11 @@ def _turn(
             yield count, found
 
 
-class _Failed(FeederError):
+class Failed(FeederError):
     """A rival's process ended, or did not answer."""
 
 
-class _Contestant:
+class Contestant:
     """A process in which rivals run."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class _Contestant:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
 
-    def __enter__(self) -> _Contestant:
+    def __enter__(self) -> Contestant:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -299,7 +299,7 @@ class _Contestant:
         """Sends a job and returns the answer.
 
         Raises:
-            _Failed: if the job fails, the process ends, or it does not answer in time.
+            Failed: if the job fails, the process ends, or it does not answer in time.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -309,14 +309,14 @@ class _Contestant:
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             self._process.kill()
             self._process.wait()
-            raise _Failed(f"no answer in {limit_s:.0f} s")
+            raise Failed(f"no answer in {limit_s:.0f} s")
         line = self._process.stdout.readline()
         if line:
             found: dict[str, Any] = json.loads(line)
             if "failed" in found:
-                raise _Failed(found["failed"])
+                raise Failed(found["failed"])
             return found
         self._process.wait()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
-        raise _Failed(said[-1].strip() if said else f"it ended with code {self._process.returncode}")
+        raise Failed(said[-1].strip() if said else f"it ended with code {self._process.returncode}")

@@ -46,7 +46,7 @@ def render(result: Mapping[str, Any]) -> str:
         total = sum(stages.values()) or 1.0
         shares = ", ".join(f"{stage} {ms:.2f} ({100 * ms / total:.0f}%)" for stage, ms in stages.items())
         parts += ["", f"feeder's workers, ms an image: {shares}"]
-    if limit := _limit(result, most):
+    if limit := limit_of(result, most):
         parts.append(f"limit: {limit}")
     if "interrupted" in result:
         parts.append(f"interrupted {result['interrupted']}: medians of the runs until then")
@@ -154,7 +154,7 @@ def _counts(result: Mapping[str, Any]) -> list[int]:
 def _verdict(result: Mapping[str, Any], most: str) -> Html:
     peers = {name: values for name, values in result.get("ratio", {}).items() if name != "feeder"}
     rate = f"{result['images_per_s']['feeder'][most]['median']:,.0f} images/s with {_workers(most)}"
-    limit = _limit(result, most)
+    limit = limit_of(result, most)
     more = f" What limits it: {limit}." if limit else ""
     baseline = next((name for name in peers if name.startswith("torch")), None)
     if baseline is None:
@@ -165,7 +165,7 @@ def _verdict(result: Mapping[str, Any], most: str) -> Html:
     return callout(f"{rate}: {ratio['median']:.2f} times {baseline}", spread + more, tone)
 
 
-def _limit(result: Mapping[str, Any], count: str) -> str | None:
+def limit_of(result: Mapping[str, Any], count: str) -> str | None:
     """Returns feeder's limit with a number of workers, and what would help on these images and this machine."""
     stage = result["bottleneck"].get(count) or ""
     if stage == "decode":
@@ -217,7 +217,7 @@ def _time_parts(result: Mapping[str, Any], counts: list[int]) -> list[Html]:
         unit="ms",
         note="Medians by stage; with more workers than free cores, workers wait for each other",
     )
-    limit = _limit(result, str(counts[-1]))
+    limit = limit_of(result, str(counts[-1]))
     return [chart, text(f"What limits feeder with {_workers(str(counts[-1]))}: {limit}.")] if limit else [chart]
 
 

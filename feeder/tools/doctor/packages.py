@@ -160,7 +160,7 @@ def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
         why = "It decodes images on the GPU, which helps where the CPU is the limit."
         yield Finding("DALI", "note", "absent", why, f'pip install "feeder-data[dali-cuda{major}]"')
         return
-    others = sorted({n for n in _distributions() if n.startswith("nvidia-dali-cuda") and n != name})
+    others = sorted({n for n in distributions() if n.startswith("nvidia-dali-cuda") and n != name})
     if others:
         why = "They own the same files: the one installed last is imported."
         remedy = f"pip uninstall {' '.join(others)}, then pip install --force-reinstall --no-deps {name}"
@@ -177,7 +177,7 @@ def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
         yield Finding("DALI", "ok", f"{version} ({name})")
 
 
-def _distributions() -> set[str]:
+def distributions() -> set[str]:
     names = (d.metadata["Name"] or "" for d in importlib.metadata.distributions())
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 

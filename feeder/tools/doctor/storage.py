@@ -165,10 +165,10 @@ def check_data(folder: str, root: str = "/", seconds: float = 2.0) -> Iterator[F
         yield Finding("files", "warning", f"{len(data.files):,} small files on {where}", why, f"feeder shard {folder}")
     rate = read_rate(data, seconds)
     if rate is not None:
-        yield _disk(data, rate)
+        yield disk_of(data, rate)
 
 
-def _disk(data: Data, rate: ReadRate) -> Finding:
+def disk_of(data: Data, rate: ReadRate) -> Finding:
     said = f"{rate.bytes_s / 1e6:,.0f} MB/s, {rate.files_s:,.0f} reads/s, by {_THREADS} threads in random order"
     if not rate.direct:
         return Finding("disk", "ok", said + " (page cache included: this file system has no direct reads)")

@@ -189,7 +189,7 @@ class Meter:
                 batch_size=loader.batch_size,
                 pin_memory=bool(loader.pin_memory) or getattr(loader, "device", None) is not None,
                 persistent=bool(loader.persistent_workers),
-                folder=_class_folders(loader.dataset),
+                folder=class_folders(loader.dataset),
             )
             record = self._successor_of(loader, fresh)
             if record is fresh:
@@ -280,7 +280,7 @@ def _call_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
     loader.exec_module = exec_module
 
 
-def _class_folders(dataset: Any) -> str | None:
+def class_folders(dataset: Any) -> str | None:
     """Returns the root of a dataset of single files in class folders, or of the one it wraps; else None."""
     with contextlib.suppress(Exception):  # a data set may be anything, and a meter must not end the training
         for _ in range(_MOST_WRAPPERS):
