@@ -64,13 +64,11 @@ def must_agree(question: str, results: Mapping[str, torch.Tensor], rtol: float =
     """What was computed in different ways must be the same before its time counts."""
     (first, expected), *others = results.items()
     for name, found in others:
-        torch.testing.assert_close(
-            found.cpu(),
-            expected.cpu(),
-            rtol=rtol,
-            atol=atol,
-            msg=f"{question}: {name} and {first} differ by more than rtol={rtol}, atol={atol}",
-        )
+
+        def told(text: str, name: str = name) -> str:
+            return f"{question}: {name}, {first}: {text}"
+
+        torch.testing.assert_close(found.cpu(), expected.cpu(), rtol=rtol, atol=atol, msg=told)
 
 
 def products(sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:

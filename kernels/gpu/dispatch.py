@@ -27,8 +27,8 @@ def has_triton() -> bool:
 
 
 @lru_cache(maxsize=1)
-def lacks_for_triton() -> str | None:
-    """What Triton lacks here to run kernels on a GPU, and the remedy; None: nothing.
+def lacks() -> str | None:
+    """Returns what Triton lacks here to run kernels on a GPU, and the remedy; None: nothing.
 
     Triton compiles its own access to the driver, in C, before its first launch: that takes a compiler and Python's
     headers, which slim containers don't have.
@@ -66,7 +66,7 @@ def runs_triton(device: torch.device, using: str) -> bool:
         raise ArgumentError(f"using must be 'auto', 'triton' or 'torch', got {using!r}")
     if using == "torch" or (using == "auto" and device.type != "cuda"):
         return False
-    lacking = lacks_for_triton() if device.type == "cuda" else None if has_triton() else "Triton: pip install 'feeder-data[gpu]'"
+    lacking = lacks() if device.type == "cuda" else None if has_triton() else "Triton: pip install 'feeder-data[gpu]'"
     if lacking is not None:
         if using == "triton":
             raise ArgumentError(f"using='triton' can't run here; missing is {lacking}")

@@ -79,7 +79,7 @@ def test_rows_that_would_measure_the_references_fail_and_say_what_is_missing(
     properties = types.SimpleNamespace(name="a GPU", total_memory=2**34, multi_processor_count=80)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(dispatch, "lacks_for_triton", lambda: "a C compiler: install gcc")
+    monkeypatch.setattr(dispatch, "lacks", lambda: "a C compiler: install gcc")
     common.triton_lacks.cache_clear()
     feeds = {"feeder cpu": lambda: next(common.loader_feed("no shards", "cpu", 1, 4)), "other": lambda: {"x": 1.0}}
     try:

@@ -18,10 +18,10 @@ GPU = torch.device("cuda")
 @pytest.fixture(autouse=True)
 def _look_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for found in (dispatch.lacks_for_triton, dispatch.say_once):
+    for found in (dispatch.lacks, dispatch.say_once):
         found.cache_clear()
     yield
-    for found in (dispatch.lacks_for_triton, dispatch.say_once):
+    for found in (dispatch.lacks, dispatch.say_once):
         found.cache_clear()
 
 

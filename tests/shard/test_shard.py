@@ -202,6 +202,7 @@ feeder.shard.shard(sys.argv[1], sys.argv[2], options, force=len(sys.argv) > 4)
 """
 
 
+@pytest.mark.slow
 def test_killed_before_any_fsync_or_rename_it_resumes_to_the_same_bytes(tree: Path, tmp_path: Path) -> None:
     source = tmp_path / "images"
     shutil.copytree(tree, source)

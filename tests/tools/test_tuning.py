@@ -247,6 +247,7 @@ sys.exit(cli.main(["tune", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_the_best_so_far_and_leaves_no_process(tree: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tree), *WORK, "--seconds", "1000", "--backend", "cpu"],
