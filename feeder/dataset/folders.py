@@ -8,7 +8,7 @@ from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.folder_reader import FolderReader
-from feeder.dataset.relabel import TargetTransform, named, transformed
+from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 
 __all__ = ["FOLDER_EXTENSIONS", "FolderDataset"]
 
@@ -46,8 +46,8 @@ class FolderDataset(FeederDataset):
         root = os.path.abspath(os.fspath(path))
         reader = FolderReader.scan(root, FOLDER_EXTENSIONS, exif=applies_exif(exif_orientation))
         if classes is not None:
-            named(reader, classes)
+            name_classes(reader, classes)
         if target_transform is not None:
-            reader.relabel(transformed(reader.labels(), target_transform), reader.classes)
+            transform_labels([reader], target_transform)
         super().__init__(reader, transform, fields)
         self._check_known(*self.fields)

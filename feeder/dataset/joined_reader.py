@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from feeder.dataset.reader import Encoded, Peek, Reader, Wanted
 from feeder.errors import ArgumentError, DecodeError
-from feeder.text import count
 
-__all__ = ["JoinedReader", "shared_classes"]
+__all__ = ["JoinedReader"]
 
 
 class JoinedReader:
@@ -149,42 +148,6 @@ class JoinedReader:
             rows = np.flatnonzero(numbers == number)
             groups.append((number, rows, ids[rows] - self.starts[number]))
         return groups
-
-
-def shared_classes(classes: Sequence[list[str] | None], places: Sequence[str], *, merge: bool) -> list[str] | None:
-    """Classes of several sets together, by label; None if they are not known.
-
-    Args:
-        classes: Class names of each set, by label.
-        places: Path of each set.
-        merge: True takes all names, in the order in which they first appear; False wants equal lists.
-
-    Raises:
-        ArgumentError: naming the first class that differs, or a set without names that is to be merged by them.
-    """
-    merged: dict[str, None] = {}
-    for place, own in zip(places, classes, strict=True):
-        if merge and own is None:
-            raise ArgumentError(f"classes='merge' needs class names, and those of {place} are not known")
-        if not merge and own != classes[0]:
-            raise ArgumentError(
-                f"{_difference(place, own, places[0], classes[0])}; classes='merge' numbers classes by their names"
-            )
-        merged |= dict.fromkeys(own or ())
-    return None if classes[0] is None else list(merged)
-
-
-def _difference(place: str, own: list[str] | None, first_place: str, first: list[str] | None) -> str:
-    if own is None or first is None:
-        unknown, known = (place, first_place) if own is None else (first_place, place)
-        return f"the class names of {known} are known, those of {unknown} are not"
-    for label, (a, b) in enumerate(zip(first, own, strict=False)):
-        if a != b:
-            return f"class {label} is {a!r} in {first_place} and {b!r} in {place}"
-    longer, names = (first_place, first) if len(first) > len(own) else (place, own)
-    shorter = place if longer == first_place else first_place
-    label = min(len(first), len(own))
-    return f"class {label} is {names[label]!r} in {longer}, and {shorter} has {count(label, 'class', 'classes')} only"
 
 
 def _given(rows_wanted: npt.NDArray[np.int32] | None, rows: npt.NDArray[np.int64]) -> Wanted | None:

@@ -14,7 +14,15 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.labels import LabelColumn, check_classes, label_text, name_numbers, target_number
 from feeder.text import count
 
-__all__ = ["TargetTransform", "labels_from_json", "named", "refuse_unread_labels", "transformed", "without_labels"]
+__all__ = [
+    "TargetTransform",
+    "labels_from_json",
+    "name_classes",
+    "refuse_unread_labels",
+    "share_classes",
+    "transform_labels",
+    "without_labels",
+]
 
 TargetTransform = Callable[[Any], Any] | Mapping[Any, Any]
 _LOOKED_AT = 100
@@ -78,7 +86,7 @@ def refuse_unread_labels(reader: ShardReader) -> None:
         )
 
 
-def named(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
+def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
     """Numbers the classes by a list of names. Labels without names stay, and get the names of the list.
 
     Raises:
@@ -125,7 +133,56 @@ def _check_names(labels: npt.NDArray[np.int64], names: Sequence[str]) -> None:
         raise ArgumentError(f"classes= has {count(len(names), 'name')}, but there is a label {labels.max()}")
 
 
-def transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:
+def share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
+    """Gives several sets the same classes, or refuses sets whose classes differ.
+
+    Args:
+        readers: The sets.
+        merge: True numbers all names, in the order in which they first appear; False wants equal classes.
+
+    Raises:
+        ArgumentError: naming the first class that differs, or a set without names to merge by.
+    """
+    for reader in readers:
+        if merge and reader.classes is None:
+            raise ArgumentError(f"classes='merge' needs class names, and those of {reader.place} are not known")
+        if not merge and reader.classes != readers[0].classes:
+            raise ArgumentError(f"{_difference(reader, readers[0])}; classes='merge' numbers classes by their names")
+    if merge:
+        names = list(dict.fromkeys(name for reader in readers for name in reader.classes or ()))
+        for reader in readers:
+            name_classes(reader, names)
+
+
+def _difference(reader: ShardReader, first: ShardReader) -> str:
+    own, others = reader.classes, first.classes
+    if own is None or others is None:
+        unknown, known = (reader, first) if own is None else (first, reader)
+        return f"the class names of {known.place} are known, those of {unknown.place} are not"
+    for label, (a, b) in enumerate(zip(others, own, strict=False)):
+        if a != b:
+            return f"class {label} is {a!r} in {first.place} and {b!r} in {reader.place}"
+    longer, names, shorter = (first, others, reader) if len(others) > len(own) else (reader, own, first)
+    label = min(len(others), len(own))
+    has = f"{shorter.place} has {count(label, 'class', 'classes')} only"
+    return f"class {label} is {names[label]!r} in {longer.place}, and {has}"
+
+
+def transform_labels(readers: Sequence[ShardReader | FolderReader], change: TargetTransform) -> None:
+    """Applies a function or mapping to the labels of one or more sets together, so that all stay of one kind.
+
+    Raises:
+        ArgumentError: if the mapping lacks a label, or the results are not numbers or differ in shape.
+    """
+    if len({reader.label_dtype for reader in readers}) > 1:
+        return  # joining them is an error
+    ends = np.cumsum([len(reader) for reader in readers])
+    labels = _transformed(np.concatenate([reader.labels() for reader in readers]), change)
+    for reader, own in zip(readers, np.split(labels, ends[:-1]), strict=True):
+        reader.relabel(own, reader.classes)
+
+
+def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArray[Any]:
     """Applies a function or mapping to labels, once for each label that occurs; -1 stays -1.
 
     Args:
@@ -134,9 +191,6 @@ def transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArra
 
     Returns:
         int64 [N], or float32 [N] or [N, K]. Unlabelled samples have NaN where the others have floats.
-
-    Raises:
-        ArgumentError: if the mapping lacks a label, or the results are not numbers or differ in shape.
     """
     distinct, places = np.unique(labels, axis=0, return_inverse=True)
     is_class = labels.dtype.kind == "i"

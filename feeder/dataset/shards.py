@@ -6,17 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.field_index import index_of_field
-from feeder.dataset.joined_reader import JoinedReader, shared_classes
+from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (
     TargetTransform,
     labels_from_json,
-    named,
+    name_classes,
     refuse_unread_labels,
-    transformed,
+    share_classes,
+    transform_labels,
     without_labels,
 )
 from feeder.dataset.shard_reader import ShardReader
@@ -78,18 +77,18 @@ class ShardDataset(FeederDataset):
             raise ArgumentError("path must be a folder of shards or a list of these, got an empty list")
         wanted = None if classes == "merge" else classes
         exif = applies_exif(exif_orientation)
-        readers = [_shard_reader(each, exif, image_field, wanted, labels) for each in paths]
+        readers = [_opened(each, exif, image_field, wanted, labels) for each in paths]
         if len(readers) > 1:
-            _share_classes(readers, merge=classes == "merge")
+            share_classes(readers, merge=classes == "merge")
         if target_transform is not None:
-            _transform_labels(readers, target_transform)
+            transform_labels(readers, target_transform)
         super().__init__(readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True), transform, fields)
         self._check_known(*self.fields)
         for reader in readers:
             reader.index.check_fields(self.fields)
 
 
-def _shard_reader(
+def _opened(
     path: str | os.PathLike[str],
     exif: bool,
     image_field: str | None,
@@ -112,26 +111,7 @@ def _shard_reader(
     elif labels is not True:
         labels_from_json(reader, labels, classes)
     if classes is not None:
-        named(reader, classes)
+        name_classes(reader, classes)
     if labels is True:
         refuse_unread_labels(reader)
     return reader
-
-
-def _transform_labels(readers: Sequence[ShardReader], change: TargetTransform) -> None:
-    """Changes the labels of several sets together, so that all stay of one kind."""
-    if len({reader.label_dtype for reader in readers}) > 1:
-        return  # joining them is an error
-    ends = np.cumsum([len(reader) for reader in readers])
-    labels = transformed(np.concatenate([reader.labels() for reader in readers]), change)
-    for reader, own in zip(readers, np.split(labels, ends[:-1]), strict=True):
-        reader.relabel(own, reader.classes)
-
-
-def _share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
-    """Gives several sets the same classes, or refuses sets whose classes differ."""
-    places = [reader.place for reader in readers]
-    classes = shared_classes([reader.classes for reader in readers], places, merge=merge)
-    if classes is not None and merge:
-        for reader in readers:
-            named(reader, classes)
