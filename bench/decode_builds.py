@@ -1,4 +1,4 @@
-"""What did a change of the kernels bring? Two builds of the native module, in turn, at every SIMD level and stage.
+"""Compares two builds of the native module in turn, at every SIMD level and stage.
 
 Held equal: the images and their lossless transcodes, the crops (random resized crop to 224, flip, normalize to float32
 NCHW), the batch of 64, one core. Each build is in a process of its own, which sleeps outside its turn. The pixels of

@@ -41,7 +41,7 @@ def _read(path: str) -> bytes:
 
 
 class _Arena:
-    """Where the encoded bytes of a batch are read to, used again and again as a loader's worker does."""
+    """Memory for the encoded bytes of a batch, used again for each batch, as a loader's worker does."""
 
     def __init__(self, paths: list[str]) -> None:
         self._slots = [bytearray(max(os.path.getsize(path) for path in paths)) for _ in range(BATCH)]

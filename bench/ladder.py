@@ -136,7 +136,7 @@ def make_device(precision: str) -> StandIn | Gpu:
 
 
 def right_batch_size(maximum: int) -> BatchSizeResult:
-    """What find_batch_size says of the device."""
+    """Returns the result of find_batch_size on the device."""
     device = make_device("float32")
 
     def step(size: int) -> None:

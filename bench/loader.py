@@ -68,7 +68,7 @@ _IMAGENET = 1_281_167
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is done.
+    """Size of the measurement.
 
     Args:
         repeats: Of every measurement.
@@ -300,7 +300,7 @@ def index_without_rows(path: str, to: str) -> None:
 
 
 def _copy_ns(memory: np.ndarray[Any, Any], size: int) -> float:
-    """What it takes to copy so many bytes from memory that is in no cache."""
+    """Nanoseconds to copy so many bytes from memory that is in no cache."""
     target = np.empty(size, np.uint8)
     places = np.random.default_rng(0).permutation(len(memory) // size - 1)[:500] * size
     started = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""What do the meters cost?
+"""Measures the cost of the meters.
 
 difference     CPU time of making a part of a batch (read, draw, decode, transform, 224x224) with the meters, beside the
                same part with meters that do nothing, in turn. Equal: images, recipe, process. The median over many

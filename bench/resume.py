@@ -1,4 +1,4 @@
-"""How long does it take to go on in the middle of an epoch?
+"""Measures the time to resume in the middle of an epoch.
 
 From loading the state to the first batch, in a new loader, at several places of an epoch. Beside it what torch's
 DataLoader leaves to its users: start the epoch again and throw away what was seen. Both load the same images with the

@@ -1,4 +1,4 @@
-"""How long does `feeder shard` take beside `tar`, and how much memory does it need for a million samples?
+"""Measures the time of `feeder shard` beside `tar`, and its memory for a million samples.
 
 Speed: bytes kept as they are, warm cache, at least 2 GB of JPEGs; `tar -cf` plus fsync of the result on the same
 files, in turn. Equal: the files, the file system, that everything is on disk at the end. feeder also checks each image,

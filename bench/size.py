@@ -1,4 +1,4 @@
-"""What does the size of a data set cost: time to the first batch, and memory of the trainer and its workers?
+"""Measures the cost of a data set's size: time to the first batch, and memory of the trainer and its workers.
 
 The set is a few tiny images, listed as often as asked for: feeder has them in an index, torch's DataLoader in a Python
 list of (path, label), as torchvision's ImageFolder keeps them. Equal: the images' bytes, Pillow decodes them for both,
@@ -39,7 +39,7 @@ IMAGES = 50
 
 
 class Listed(Dataset[Any]):
-    """What people write: a list of paths and labels, opened with Pillow."""
+    """A dataset as people write it: a list of paths and labels, opened with Pillow."""
 
     def __init__(self, folder: Path, samples: int) -> None:
         self.samples = [(str(folder / f"{i % IMAGES:03d}.jpg"), i % 1000) for i in range(samples)]

@@ -64,7 +64,7 @@ def scripts(folder: Path = ROOT / "bench") -> list[str]:
 
 
 def check(result: Any) -> list[str]:
-    """What is wrong with a result: keys of the machine, empty or impossible figures."""
+    """Lists the faults of a result: missing keys of the machine, empty or impossible figures."""
     if not isinstance(result, dict) or not isinstance(result.get("benchmark"), str):
         return ['expected an object with "benchmark"']
     machine = result.get("machine")

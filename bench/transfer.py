@@ -61,7 +61,7 @@ def _in_turn(rivals: Mapping[str, Callable[[], object]], repeats: int) -> dict[s
 
 
 def must_agree(question: str, results: Mapping[str, torch.Tensor], rtol: float = 0.0, atol: float = 0.0) -> None:
-    """What was computed in different ways must be the same before its time counts."""
+    """Checks that results computed in different ways agree, before their times count."""
     (first, expected), *others = results.items()
     for name, found in others:
 
@@ -199,7 +199,7 @@ def measure(repeats: int, *, tiny: bool = False) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """What was measured, and what was left out, for a terminal."""
+    """Renders the measurements, and those left out, for a terminal."""
     on_gpu = "gpu" in result
     rows = [["", "ms", "min", "max", *(["host"] if on_gpu else [])]]
 

@@ -1,4 +1,4 @@
-"""What every test can count on."""
+"""Settings and fixtures for every test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: arguments, results saved as they come, timing, the feeds that are compared."""
+"""Parts that the GPU benchmarks share: arguments, results saved as they come, timing, and the feeds compared."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def gpu() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def triton_lacks() -> str | None:
-    """Why Triton's kernels don't run on the GPU, found by running one; None: they do.
+    """Runs one of Triton's kernels on the GPU, and returns the reason if it fails; None: it runs.
 
     Without them the loader takes the torch references, which are slower, and goes on.
     """
@@ -90,7 +90,7 @@ def triton_lacks() -> str | None:
 
 
 class Result:
-    """What a benchmark finds, saved whenever something is added: what ends early leaves what it had.
+    """A benchmark's findings, saved at each addition, so that a run that ends early keeps what it had.
 
     Args:
         name: The benchmark's.
@@ -139,7 +139,7 @@ def on_gpu(name: str, path: str, measure: Callable[[Result], None]) -> int:
 
 
 def survives(what: str, statement: str, result: Result) -> bool:
-    """Whether a statement can be run in a process of its own: a decoder that crashes takes its process along.
+    """True if a statement runs in a process of its own without an error; a decoder may crash its process.
 
     Args:
         what: What then can't be measured.
@@ -216,7 +216,7 @@ def warm_up(workers: int, prefetch_factor: int = 2) -> int:
 
 
 def is_over(batches: int, workers: int, began: float, seconds: float) -> bool:
-    """Whether a window may end: after so many seconds, and whole bursts of the workers' batches, two at least."""
+    """True if a window may end: after so many seconds, and at least two whole bursts of the workers' batches."""
     bursts, rest = divmod(batches, max(1, workers))
     return not rest and bursts >= 2 and time.perf_counter() - began >= seconds
 

@@ -170,7 +170,7 @@ def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dic
 
 
 def plain_rows(best: Settings, more: Settings, threads: int, fused_runs: bool) -> dict[str, Settings]:
-    """What the plain rows are called: by their decoder, and by how many threads they could have had.
+    """Names of the plain rows: by their decoder, and by the number of threads that they could have had.
 
     Args:
         best: With at most so many threads.

@@ -1,4 +1,4 @@
-"""How fast are the fused kernels?
+"""Measures the fused kernels.
 
 Kernel 1: bytes read and written a second, beside a plain device-to-device copy of as many bytes in the same run, on
 buffers that rotate through several times the L2. Both are replayed from CUDA graphs, so that what Python takes for a

@@ -15,7 +15,7 @@ __all__ = ["summarize"]
 
 
 def summarize(folder: Path) -> str:
-    """What the JUnit file, the logs and the JSON files of a run say."""
+    """Summarizes the JUnit file, the logs and the JSON files of a run."""
     lines: list[str] = []
     for path in sorted(folder.glob("*.xml")):
         lines += [f"{path.stem}: {_tests(path)}"]
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """What a process that was ended left, perhaps in the middle of a character."""
+    """Reads the output of a process that was ended, perhaps in the middle of a character."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 

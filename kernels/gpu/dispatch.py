@@ -1,4 +1,4 @@
-"""Whether an op runs as a Triton kernel or as its torch reference."""
+"""Choice of a Triton kernel or its torch reference for an op."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether Triton can be imported."""
+    """True if Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -53,7 +53,7 @@ def say_once(lacking: str) -> None:
 
 
 def runs_triton(device: torch.device, using: str) -> bool:
-    """Whether an op on this device runs its kernel.
+    """True if an op on this device runs its kernel.
 
     Args:
         device: Where the images are.

@@ -36,7 +36,7 @@ COMPILE: dict[str, Any] = {"enable_fp_fusion": True}
 
 @triton.jit
 def turned(turn, height, width):
-    """Where an output pixel (y, x) lies in the stored image, see Note [Turns]: at origin + per_y * y + per_x * x.
+    """Place of an output pixel (y, x) in the stored image, see Note [Turns]: origin + per_y * y + per_x * x.
 
     Each of the eight turns is such a sum, so that an image's turn is three numbers and no branch.
     """
@@ -105,7 +105,7 @@ def by_channel(values, channel, WANTED: tl.constexpr):
 
 @triton.jit
 def inside_box(box, y, x):
-    """Whether (y, x) lies in the (top, left, bottom, right) that ``box`` points to."""
+    """True if (y, x) lies in the (top, left, bottom, right) that ``box`` points to."""
     rows = (y >= tl.load(box)) & (y < tl.load(box + 2))
     return rows & (x >= tl.load(box + 1)) & (x < tl.load(box + 3))
 

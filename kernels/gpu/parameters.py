@@ -1,4 +1,4 @@
-"""What the fused ops do to each sample besides normalizing: turns, color steps, erasing, a partner to mix with."""
+"""Parameters of the fused ops for each sample besides normalizing: turns, color steps, erasing, mixing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Erase:
 
 @dataclass(frozen=True)
 class Mix:
-    """What is mixed with what, last: inside the box the output is lam * own + (1 - lam) * partner's.
+    """Partners to mix with, as the last step: inside the box the output is lam * own + (1 - lam) * partner's.
 
     MixUp's box is the whole image; CutMix has lam = 0.
 

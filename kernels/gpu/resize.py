@@ -175,7 +175,7 @@ def crop_resize_reference(
 
 
 def _weights(low: float, high: float, length: int, size: int) -> torch.Tensor:
-    """What each input pixel counts in each output pixel, float64 [size, length]; Pillow's precompute_coeffs."""
+    """Weights of each input pixel in each output pixel, float64 [size, length]; Pillow's precompute_coeffs."""
     step = (high - low) / size
     support = max(step, 1.0)
     center = low + (torch.arange(size, dtype=torch.float64) + 0.5) * step

@@ -221,7 +221,7 @@ def test_a_disk_that_turned_out_slow_is_told_ahead(tmp_path: Path, monkeypatch: 
 
 
 def open_shards(folder: Path) -> int:
-    """How many shards of a folder this process has open."""
+    """Number of a folder's shards that this process has open."""
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return sum(os.readlink(link).startswith(f"{folder}/shard-") for link in links if os.path.lexists(link))
 

@@ -1,4 +1,4 @@
-"""What only the DALI backend has to hold; what every backend has to is in test_conformance.py."""
+"""Behaviour of the DALI backend alone; what every backend must hold is in test_conformance.py."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ CONCEALED = {"zeros in the data", "bytes lost"}
 @pytest.mark.parametrize("fidelity", ["fast", "exact"])
 @pytest.mark.parametrize("seekable", [False, True])
 def test_damage_has_the_same_fate_as_with_the_cpu_backend(seekable: bool, fidelity: str) -> None:
-    """What the workers' check finds, and, of whatever damage, what DALI fails on; at every crop."""
+    """Damage that the workers' check finds, and damage of any kind on which DALI fails; at every crop."""
     from feeder import _native
 
     data = jpeg(subsampling="4:2:0")

@@ -182,7 +182,7 @@ def augmix_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str
 
 
 def drawn(transform: Any, height: int, width: int, uniforms: list[float], order: list[int]) -> dict[str, Any]:
-    """What ``make_params`` makes of given uniform numbers; ``order`` says which number each call gets."""
+    """Returns what ``make_params`` draws from given uniform numbers; ``order`` says which number each call gets."""
     queue = iter(order)
 
     def uniform_(self: torch.Tensor, low: Any, high: Any) -> torch.Tensor:
@@ -257,7 +257,7 @@ def magnitude_cases() -> list[dict[str, Any]]:
 
 
 def policy_cases() -> list[dict[str, Any]]:
-    """What AutoAugment does for each of its pairs, where all that it draws after the pair is one number."""
+    """Results of AutoAugment for each of its pairs, where all that it draws after the pair is one number."""
     cases = []
     for policy in v2.AutoAugmentPolicy:
         for number in range(25):
@@ -276,7 +276,7 @@ def policy_cases() -> list[dict[str, Any]]:
 
 
 def corner_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Where RandomPerspective puts the corners for given uniform numbers."""
+    """Corners that RandomPerspective chooses for given uniform numbers."""
     cases = []
     for scale in (0.5, 0.0, 1.0):
         for height, width in ((375, 500), (224, 224), (31, 17), (2, 3)):
@@ -297,7 +297,7 @@ def corner_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def zoom_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """What RandomZoomOut puts around images for given uniform numbers."""
+    """Padding that RandomZoomOut chooses for given uniform numbers."""
     cases = []
     for low, high in ((1.0, 4.0), (1.2, 1.5)):
         for height, width in ((375, 500), (224, 224), (31, 17), (1, 3)):

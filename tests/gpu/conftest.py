@@ -1,4 +1,4 @@
-"""Where there is no CUDA device the kernels run in Triton's interpreter, chosen before they are first imported."""
+"""Without a CUDA device the kernels run in Triton's interpreter, which is chosen before they are first imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fused ops should give, in float64 and one pixel at a time."""
+"""Expected results of the fused ops, in float64 and one pixel at a time."""
 
 from __future__ import annotations
 

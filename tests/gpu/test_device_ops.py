@@ -1,4 +1,4 @@
-"""What runs on a device after the base path, beside the Pillow backend: op by op, and as whole recipes."""
+"""Ops that run on a device after the base path, compared with the Pillow backend: one by one, and as recipes."""
 
 from __future__ import annotations
 

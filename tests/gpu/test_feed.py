@@ -96,7 +96,7 @@ def _loader(shards: Path, backend: str, recipe: Compose = RECIPE, **options: Any
 
 
 def _close(loader: DataLoader[Any]) -> None:
-    """Where the GPU failed, the CPU has given right batches in its place."""
+    """Compares with a tolerance; where the GPU failed, the CPU has given right batches in its place."""
     assert loader.stats().get("redone_images", 0) == 0
     loader.close()
 

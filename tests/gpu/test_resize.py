@@ -85,7 +85,7 @@ def test_pixels_are_pillows_to_a_level(using: str, device: torch.device) -> None
 
 @pytest.mark.parametrize("using", USING)
 def test_pixels_do_not_depend_on_the_precision_of_matrix_products(using: str, device: torch.device) -> None:
-    """Which trainers lower for all float32 products of the process, to bfloat16 or TF32 where the hardware has them."""
+    """Trainers lower that precision for all float32 products of the process, to bfloat16 or TF32 where there are."""
     images = _gpu.Ragged.of([torch.from_numpy(natural_image(9, 80, 96)).to(device)])
     boxes = torch.tensor([[0.0, 0.0, 96.0, 80.0]]), torch.tensor([[0, 0, 96, 80]])
     usual, found = torch.get_float32_matmul_precision(), []

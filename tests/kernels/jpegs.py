@@ -171,12 +171,12 @@ def _segments(data: bytes) -> list[tuple[int, int, int]]:
 
 
 def frame_offset(data: bytes) -> int:
-    """Where the frame header's FF stands."""
+    """Offset of the frame header's FF."""
     return next(at for code, at, _ in _segments(data) if code in (0xC0, 0xC1, 0xC2))
 
 
 def entropy_offset(data: bytes) -> int:
-    """Where the first scan's entropy-coded bytes start."""
+    """Offset of the first scan's entropy-coded bytes."""
     _, at, length = _segments(data)[-1]
     return at + length
 

@@ -1,4 +1,4 @@
-"""What Pillow on libjpeg makes of decoded planes, written out in numpy: the reference of the native resize."""
+"""Reference of the native resize: Pillow's result on libjpeg's decoded planes, written out in numpy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ycbcr_to_rgb(pixels: U8) -> U8:
 
 
 def to_rgb(planes: list[U8], color: str, sampling: list[tuple[int, int]], width: int, height: int) -> U8:
-    """What Pillow gets from libjpeg for these planes, converted to RGB. uint8 [height, width, 3]."""
+    """Pixels that Pillow gets from libjpeg for these planes, converted to RGB: uint8 [height, width, 3]."""
     most = max(h for h, _ in sampling), max(v for _, v in sampling)
     full = [
         upsample(plane, most[0] // h, most[1] // v)[:height, :width]

@@ -383,7 +383,7 @@ def test_results_of_any_kind_and_size_arrive_whole_and_slots_grow_to_hold_them(s
 
 
 def _taken(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What an epoch's batches are before they are unpacked."""
+    """Returns an epoch's batches before they are unpacked."""
     batches = iter(loader)
     inner = batches._host._source
     while (finished := next(inner, None)) is not None:

@@ -42,7 +42,7 @@ _TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 
 def _is_first(mark: str) -> bool:
-    """Whether nobody has been here before; without a mark always."""
+    """True if nobody has been here before; without a mark always."""
     try:
         if mark:
             os.close(os.open(mark, os.O_CREAT | os.O_EXCL))

@@ -261,7 +261,7 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
 def test_an_interrupt_at_any_place_mixes_nothing_up(
     shards: Path, owner: type, name: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where DALI has, or gives, a batch that nobody has written down yet, all later ones would be another's."""
+    """If DALI had, or gave, a batch that nobody has recorded yet, all later ones would be another's."""
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
     loader = DaliLoader(dataset, batch_size=8, shuffle=True)
     expected = list(loader)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 @contextlib.contextmanager
 def _bystanders() -> Iterator[Callable[[], None]]:
-    """What forks a process in another thread, which does nothing until the end."""
+    """Forks a process in another thread, which does nothing until the end."""
     forked: list[int] = []
 
     def fork() -> None:

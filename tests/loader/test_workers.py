@@ -60,7 +60,7 @@ def _check(batches: list[Any], expected: list[Any]) -> None:
 
 
 def _ended(pids: list[int]) -> bool:
-    """Whether all of these processes end; waits a moment, as a process closes its files before it ends."""
+    """True if all of these processes end; waits a moment, as a process closes its files before it ends."""
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
@@ -426,7 +426,7 @@ def test_a_process_forked_off_the_trainer_leaves_the_workers_alone(shards: Path)
 
 
 def _in_time(function: Callable[[], object]) -> bool:
-    """Whether a function ends, in a thread of its own."""
+    """True if a function ends, in a thread of its own."""
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join(60)
@@ -638,7 +638,7 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
 
 
 def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]) -> bool:
-    """Whether an interrupt came in a function, at the first line of what hands batches and slots on where none did."""
+    """True if an interrupt came in a function, at a first line of those that hand batches and slots on."""
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         place = frame.f_code.co_filename, frame.f_lineno
@@ -664,7 +664,7 @@ def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:
-    """Whether it is one, where Python drops all errors."""
+    """True if the frame is in a finalizer, where Python drops all errors."""
     return frame is not None and (frame.f_code.co_name == "__del__" or _in_finalizer(frame.f_back))
 
 

@@ -26,7 +26,7 @@ def project() -> dict[str, Any]:
 
 
 def pip_arguments() -> list[str]:
-    """What the Dockerfile's calls of pip are given, options aside."""
+    """Arguments of the Dockerfile's calls of pip, options aside."""
     calls = re.findall(r"\bpip (?:install|wheel)((?: \"[^\"]*\"| [^\s&]+)+)", DOCKERFILE)
     found = [word for call in calls for word in shlex.split(call)]
     return [
@@ -37,7 +37,7 @@ def pip_arguments() -> list[str]:
 
 
 def copied() -> list[str]:
-    """What the Dockerfile copies from the checkout."""
+    """Paths that the Dockerfile copies from the checkout."""
     lines = re.findall(r"^COPY (?!--from)(.*)", DOCKERFILE, re.MULTILINE)
     return [path for line in lines for path in line.split()[:-1]]
 

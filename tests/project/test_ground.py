@@ -201,7 +201,7 @@ def test_kernels_readme_has_the_committed_tables() -> None:
 
 
 def test_the_committed_loading_result_is_what_the_loader_promises() -> None:
-    """What a new measurement on a quiet machine has to show before it may take the old one's place."""
+    """A new measurement on a quiet machine must show this before it may take the old one's place."""
     found = committed("loader")
     assert found["generic"]["speed_ratio"] >= 1.3
     assert found["generic"]["cpu_ratio"] <= 1.0

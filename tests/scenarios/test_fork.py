@@ -49,7 +49,7 @@ print("parent", bad, "child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def run(script: str, path: Path, kind: str) -> tuple[str, str]:
-    """What a process that runs the script prints and complains of."""
+    """Returns stdout and stderr of a process that runs the script."""
     # torch warns where there are fewer cores than workers.
     command = [sys.executable, "-W", "ignore:This DataLoader will create", "-c", script, str(path), kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)

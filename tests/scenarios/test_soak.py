@@ -41,7 +41,7 @@ def _dataset(folder: Path, is_fast: bool, word: Path) -> Any:
 @pytest.mark.parametrize("is_fast", [True, False])
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_a_worker_killed_in_every_epoch_changes_nothing(tmp_path: Path, context: str, is_fast: bool) -> None:
-    """What dies has started: it is at work when it hears the word."""
+    """A worker that dies has started: it is at work when the message comes."""
     folder, word = write_shards(tmp_path / "shards", 64), tmp_path / "die"
 
     def batches(context: str, kills: int) -> list[list[torch.Tensor]]:

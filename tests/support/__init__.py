@@ -1,4 +1,4 @@
-"""What tests share: data, helpers, and the repository's root."""
+"""Data and helpers that tests share, and the repository's root."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def check_formats(decoder: Decoder) -> None:
 
 
 def check_further_ops(decoder: Decoder) -> None:
-    """What follows the base path gives the Pillow backend's pixels, or is refused by the op's name."""
+    """Ops after the base path give the Pillow backend's pixels, or are refused by name."""
     pillow = get_decoder("pillow")
     buffers = [encode(natural_image(60 + i, *size)) for i, size in enumerate(_SIZES)]
     buffers[2] = encode(natural_image(69, 130, 120), "png")

@@ -1,4 +1,4 @@
-"""What comes from data, such as names, reaches no terminal raw."""
+"""Text that comes from data, such as names, reaches no terminal raw."""
 
 from __future__ import annotations
 

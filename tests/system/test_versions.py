@@ -35,7 +35,7 @@ def unpack(pattern: str, folder: Path) -> Path:
 
 
 def run_python(code: str, *folders: Path) -> str:
-    """What the code prints in a process of its own, which sees those folders before everything installed."""
+    """Output of the code in a process of its own, which sees those folders before everything installed."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT]))},

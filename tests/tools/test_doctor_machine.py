@@ -47,7 +47,7 @@ def levels(findings: Any) -> dict[str, str]:
 
 
 def doctor(*arguments: str, before: str = "", path: Path = ROOT) -> tuple[int, dict[str, Finding]]:
-    """What the command says in a process of its own, after some code."""
+    """Output of the command in a process of its own, after some code."""
     code = (
         f"{before}\nimport sys\nfrom feeder.tools.cli import main\nsys.exit(main({['doctor', '--json', *arguments]!r}))"
     )

@@ -133,7 +133,7 @@ def test_all_cores_taken_leave_cheaper_images() -> None:
 
 
 class DatasetFolder:
-    """What torchvision's has, as far as it is looked at."""
+    """The attributes of torchvision's class that are looked at."""
 
     def __init__(self, root: str) -> None:
         self.root = root
