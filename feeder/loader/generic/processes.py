@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch._utils import ExceptionWrapper
+
 from feeder.loader.generic.meters import Spent
 from feeder.loader.generic.worker import HEAD, Job, Result, Task, encode_task, worker_main
 from feeder.loader.slots.slots import Slots
@@ -32,6 +34,7 @@ class GenericWorker(Worker):
         state: Its dataset's state after the last batch that was handed out; None before its first epoch.
         slots: The slots that it has mapped.
         owed: Number of messages that it was asked for and has not sent.
+        failed_starts: Number of deaths, its own and its predecessors', since one of them has begun an epoch.
     """
 
     is_active: bool = True
@@ -40,6 +43,15 @@ class GenericWorker(Worker):
     state: dict[str, Any] | None = None
     slots: Slots | None = None
     owed: int = 1
+    failed_starts: int = 0
+
+    def take_beginning(self) -> None:
+        """Notes that it has begun its epoch, or raises its error."""
+        assert self.beginning is not None
+        result, self.beginning = self.beginning, None
+        if isinstance(result.data, ExceptionWrapper):
+            result.data.reraise()  # type: ignore[no-untyped-call]
+        self.state, self.has_begun, self.failed_starts = result.state, True, 0
 
 
 @dataclass
@@ -77,7 +89,12 @@ class Processes(Supervisor[GenericWorker]):
 
     def launch(self, number: int, job: Job) -> GenericWorker:
         """Starts worker ``number``: the next one, or one in the place of a worker that has ended."""
-        return self.start(number, lambda connection: InContext(self._context, worker_main, (connection, job)))
+        before = self.workers[number] if number < len(self.workers) else None
+        worker = self.start(number, lambda connection: InContext(self._context, worker_main, (connection, job)))
+        if before is not None:
+            worker.is_active, worker.state = before.is_active, before.state
+            worker.failed_starts = before.failed_starts
+        return worker
 
     def tell(self, number: int, task: Task, slots: Slots | None = None) -> None:
         """Sends a task, and the slots that it needs if the worker doesn't have them yet."""
