@@ -36,7 +36,7 @@ __all__ = [
 class FeederError(Exception):
     """Base of every exception that feeder raises on purpose."""
 
-    _lines: ClassVar[bool] = False  # whether the message may have several
+    _lines: ClassVar[bool] = False  # True if the message may have several
 
     def __str__(self) -> str:
         return printable(super().__str__(), lines=self._lines)
@@ -65,17 +65,17 @@ class FormatError(FeederError):
 class BackendError(FeederError):
     """A decode backend is missing, or can't run the recipe."""
 
-    _lines = True  # what another library says, or a recipe
+    _lines = True  # another library's message, or a recipe
 
 
 class DecodeError(FeederError):
     """One sample can't be decoded.
 
     Args:
-        reason: What is wrong with the bytes.
+        reason: The fault in the bytes.
         key: The sample's WebDataset key, or its path for an unsharded image.
         shard: The shard's file name, if there is one.
-        offset_bytes: Where the sample's encoded image starts in the shard.
+        offset_bytes: Start of the sample's encoded image in the shard.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class DecodeError(FeederError):
         return _decode_error, (self.reason, self.key, self.shard, self.offset_bytes)
 
     def at(self, *, key: str, shard: str | None = None, offset_bytes: int | None = None) -> DecodeError:
-        """The same error with the sample's place filled in."""
+        """Returns the same error with the sample's place filled in."""
         return DecodeError(self.reason, key=key, shard=shard, offset_bytes=offset_bytes)
 
 
@@ -109,8 +109,10 @@ class WorkerError(FeederError):
 
 
 def stop_in_a_batch(error: StopIteration) -> RuntimeError:
-    """The error to raise in place of a StopIteration that making a batch has raised: a loop would take it for the
-    epoch's end, and miss what is left."""
+    """Returns the error to raise in place of a StopIteration from making a batch.
+
+    A loop would take a StopIteration for the epoch's end, and miss the rest.
+    """
     result = RuntimeError(
         "StopIteration was raised while a batch was made, by the dataset, a transform or the collate_fn. A loop would "
         "end there and miss the rest of the epoch; most likely it is from a next() without a default"

@@ -1,4 +1,4 @@
-"""Text as people read it: numbers and nouns, and names that may hold what a terminal would act on."""
+"""Text for people: numbers with nouns, and names that may hold control characters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     """Returns a number and its noun: "1 shard", "1,200 shards", "2 classes".
 
     Args:
-        number: How many.
+        number: The number.
         noun: The noun for one.
         plural: The noun for any other number; None: ``noun`` with an s.
     """
@@ -19,13 +19,13 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Returns the text with everything but printable characters as Python escapes it: "\\x1b", "\\n", "\\udcff".
+    """Returns the text with characters that are not printable escaped as in Python: "\\x1b", "\\n", "\\udcff".
 
-    Class names, keys and paths come from data: what a terminal would act on, or can't show, must not reach it raw.
+    Class names, keys and paths come from data: control characters in them must not reach a terminal.
 
     Args:
         text: Any text.
-        lines: Whether line ends stay.
+        lines: True to keep line ends.
     """
     if text.isprintable():
         return text
@@ -33,10 +33,10 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Prints a text of one line or more, as :func:`printable` makes it.
+    """Prints a text of one or more lines through :func:`printable`.
 
     Args:
         text: Any text.
-        file: Where to; None: standard output.
+        file: The stream; None for standard output.
     """
     print(printable(text, lines=True), file=file, flush=True)

@@ -1,4 +1,4 @@
-"""The decode seam: a batch of encoded bytes plus drawn parameters in, pixels in the caller's buffer out."""
+"""The contract of decode backends: encoded bytes and drawn parameters in, pixels in the caller's buffer out."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ __all__ = [
 
 Buffer = bytes | bytearray | memoryview
 
-# The largest image that is decoded unless the caller says otherwise: Pillow's own limit, 256 MiB of RGB.
+# The default limit of an image: Pillow's own, 256 MiB of RGB.
 MAX_PIXELS = 89_478_485
 
-# All stages of a backend that does not meter them one by one.
+# For a backend that does not time its stages one by one.
 ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
-# "exact" is for those who want Pillow's pixels to the level; "fast" may differ by what no training notices.
+# "exact" gives Pillow's pixels to the level; "fast" may differ by amounts too small for any training to notice.
 FIDELITIES = ("exact", "fast")
 
 
 class Decoder(Protocol):
     """One way to turn encoded images into a batch; a backend derives from it and gets its defaults.
 
-    A decoder holds no state that changes a pixel: the same buffers and draws give the same output, whatever came
-    before, and whatever the batch size or thread count. Backends are made by
+    A decoder has no state that changes a pixel: the same buffers and draws give the same output, whatever the earlier
+    calls, the batch size or the thread count. Backends are made by
     ``factory(max_pixels=..., threads=..., fidelity=...)``, see :func:`feeder.decode.registry.get_decoder` and
     docs/new-backend.md.
 
     Attributes:
-        name: The name that ``backend=`` knows it by.
-        takes_rows: Whether :meth:`decode` takes seekable JPEGs without the rows that the crop does not need.
+        name: The backend's name in ``backend=``.
+        takes_rows: True if :meth:`decode` takes seekable JPEGs without the rows that the crop does not need.
         spent_ns: int64 [N, 3], nanoseconds that each image of the last call took in decode, transform and write, 0
-            where a stage is not done by itself; None: the whole call is decode.
-        fused: By stage without a time of its own the stage whose time contains it.
+            for a stage that is not separate; None: the whole call is decode.
+        fused: Maps each stage without its own time to the stage whose time contains it.
         clipped: Number of images in the last call that lost range, as their samples have more than 8 bits.
-        slow: Number of JPEGs in the last call of a kind that is decoded in a slower way.
+        slow: Number of JPEGs in the last call that took a slower way of decoding.
         redone_images: Number of images so far that the CPU decoded after this backend had failed on them.
     """
 
@@ -91,12 +91,12 @@ class Decoder(Protocol):
         Args:
             buffers: N encoded images (JPEG, PNG, ...).
             orientations: uint8 [N], EXIF orientation 1-8 to apply; 1 leaves the image as stored.
-            recipe: What is done to every image.
-            draws: What was drawn for these N images; boxes are in upright coordinates (after orientation).
+            recipe: The ops for every image.
+            draws: Drawn parameters of these N images; boxes are in upright coordinates (after orientation).
             out: [N, C, H, W], C-contiguous, of ``recipe.output_dtype``: uint8 0-255, or normalized floats.
-            first_rows: int32 [N], the first pixel row that each buffer holds, -1 for a whole image, see
-                :class:`feeder.dataset.reader.Encoded`; None: all are whole. Never given unless ``takes_rows``; an image
-                that can't be decoded so is given again, whole.
+            first_rows: int32 [N], the first pixel row in each buffer, -1 for a whole image, see
+                :class:`feeder.dataset.reader.Encoded`; None: all are whole. Given only if ``takes_rows``; an image
+                that can't be decoded from these rows is given again, whole.
 
         Returns:
             One entry per image: None, or why it could not be decoded (its part of ``out`` is then undefined).
@@ -106,7 +106,7 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class TrainerDecoder(Decoder, Protocol):
-    """A backend that decodes in the trainer's process, on a device of its own, what workers have staged.
+    """A backend that decodes, in the trainer's process and on its own device, the images that workers have staged.
 
     Workers never touch it: they get its ``stager``.
     """
@@ -117,19 +117,19 @@ class TrainerDecoder(Decoder, Protocol):
     def prepare(
         self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
     ) -> None:
-        """Says what is to come.
+        """Prepares for the batches to come.
 
         Args:
             batch_size: The largest batch.
             preallocate: (height, width) of an image to reserve decoding memory for, or None.
-            outlier_pixels: Images with more stored pixels are decoded by workers; None for the usual limit.
+            outlier_pixels: Images with more stored pixels are decoded by workers; None for the default limit.
         """
 
     def start(self, staged: Staged) -> bool:
-        """Starts to decode a batch that :meth:`finish` or :meth:`drop` will be called with, and waits for nothing.
+        """Starts to decode a batch, without waiting; :meth:`finish` or :meth:`drop` must follow.
 
         Returns:
-            Whether it is under way; if not, there is no room for it yet, and it may be tried again.
+            True if it is under way; False if there is no memory for it yet, and it may be tried again.
         """
         ...
 
@@ -149,31 +149,31 @@ class TrainerDecoder(Decoder, Protocol):
 
         Args:
             staged: N samples, at least one.
-            recipe: What is done to every image; its output size must be fixed.
-            rest: What was drawn for the ops after the base path, N rows each.
+            recipe: The ops for every image; its output size must be fixed.
+            rest: Drawn parameters of the ops after the base path, N rows each.
             channels_last: Memory format of the output.
-            mix: The partner of each sample, if they are to be mixed. Where one could not be decoded none are, as it is
-                to be replaced first.
+            mix: The partner of each sample, if samples are mixed. If any image can't be decoded, none is mixed: it
+                must be replaced first.
 
         Returns:
-            [N, 3, H, W] of the recipe's output dtype, the caller's own, and for each image None or why it could not
-            be decoded.
+            [N, 3, H, W] of the recipe's output dtype, owned by the caller, and for each image None or why it could
+            not be decoded.
         """
         ...
 
     def meters(self) -> dict[str, int]:
-        """Sums so far, for the loader's stats."""
+        """Returns sums so far, for the loader's stats."""
         ...
 
     def close(self) -> None:
-        """Ends its threads and gives its memory back; it can be used again."""
+        """Ends its threads and frees its memory; it can be used again."""
 
 
 def check_options(max_pixels: int, threads: int, fidelity: str) -> None:
     """Checks the options that every backend takes.
 
     Raises:
-        ArgumentError: naming the one that is wrong.
+        ArgumentError: naming the wrong one.
     """
     if max_pixels < 1:
         raise ArgumentError(f"max_pixels must be at least 1, got {max_pixels}")
@@ -193,7 +193,7 @@ def check_batch(
     """Checks the arguments of :meth:`Decoder.decode` that every backend takes alike.
 
     Raises:
-        ArgumentError: naming the lengths or the dtype that do not fit.
+        ArgumentError: naming the wrong lengths or dtype.
     """
     if not len(buffers) == len(orientations) == len(draws) == len(out):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Facts of an encoded image from its header: format, size and orientation, without decoding a pixel."""
+"""Facts about an encoded image from its header: format, size and orientation, without decoding a pixel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
     "quiet_pillow",
 ]
 
-# Extension that we write -> the others that mean the same.
+# Extension in shards -> its synonyms.
 _EXTENSIONS = {
     "jpg": ("jpeg", "jpe", "jfif"),
     "png": (),
@@ -63,12 +63,12 @@ class ImageInfo(NamedTuple):
     """An image's header.
 
     Attributes:
-        extension: The file extension of its format: "jpg", "png", "webp", "bmp", "gif", "tiff" or "ppm".
+        extension: File extension of its format: "jpg", "png", "webp", "bmp", "gif", "tiff" or "ppm".
         width_px: Width as stored, before orientation.
         height_px: Height as stored, before orientation.
-        orientation: EXIF orientation 1-8, as ``PIL.ImageOps.exif_transpose`` finds it in EXIF or XMP; 1 if there is
-            none or it is out of range, where the EXIF data can't be read (``exif_transpose`` fails there), and for
-            TIFF, which Pillow turns upright while loading it; the size is then the upright one.
+        orientation: EXIF orientation 1-8, as ``PIL.ImageOps.exif_transpose`` finds it in EXIF or XMP. 1 if there is
+            none, if it is out of range, if the EXIF data can't be read (``exif_transpose`` fails then), and for TIFF,
+            which Pillow turns upright while loading it; the size is then the upright one.
     """
 
     extension: str
@@ -89,7 +89,7 @@ def image_info(data: bytes) -> ImageInfo:
         data: The whole file.
 
     Raises:
-        ValueError: saying why it is no image that we can read.
+        ValueError: with the reason why it is no readable image.
     """
     if not data:
         raise ValueError("empty file")
@@ -107,11 +107,11 @@ def image_info(data: bytes) -> ImageInfo:
 def check_complete(data: bytes, info: ImageInfo) -> None:
     """Checks that an encoded image was not cut off.
 
-    JPEG by its end marker and PNG by its chunks' checksums, which costs no decoding; where they are not right, and for
+    A JPEG by its end marker and a PNG by its chunks' checksums, which needs no decoding; if these are wrong, and for
     other formats, by decoding the image.
 
     Raises:
-        ValueError: saying what is wrong.
+        ValueError: with the fault.
     """
     if info.extension == "jpg" and jpeg_has_end(data):
         return
@@ -132,7 +132,7 @@ def jpeg_has_end(data: bytes) -> bool:
 
 
 def _png_is_whole(data: bytes) -> bool:
-    """Returns whether all chunks up to the end marker are there and have the right checksums."""
+    """Returns whether all chunks up to the end marker are present with the right checksums."""
     position = 8
     while position + 12 <= len(data):
         length = int.from_bytes(data[position : position + 4], "big")
@@ -224,7 +224,7 @@ def is_plain_jpeg(data: bytes) -> bool:
 
 
 def jpeg_orientation(exif: list[bytes], xmp: bytes | None) -> int:
-    """The orientation that Pillow finds in a JPEG.
+    """Returns the orientation that Pillow finds in a JPEG.
 
     Args:
         exif: The payloads of its EXIF segments, each with its "Exif" head.
@@ -251,7 +251,7 @@ def jpeg_orientation(exif: list[bytes], xmp: bytes | None) -> int:
 
 
 def _plain_orientation(tiff: bytes) -> int | None:
-    """The orientation tag of an EXIF block's first directory: 0 if there is none, None where Pillow must be asked."""
+    """Returns the orientation tag in an EXIF block's first directory; 0 without one, None if Pillow must look."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None or len(tiff) < 10:
         return None
@@ -277,7 +277,7 @@ def _plain_orientation(tiff: bytes) -> int | None:
 
 
 def _orientation_of(image: Image.Image) -> int:
-    """The orientation that Pillow finds in an image's EXIF data, or else in its XMP packet."""
+    """Returns the orientation that Pillow finds in an image's EXIF data, or else in its XMP packet."""
     from PIL import Image
 
     try:
@@ -289,7 +289,7 @@ def _orientation_of(image: Image.Image) -> int:
 
 
 def _png_oriented(data: bytes) -> bool | None:
-    """None if no chunk of a PNG can hold an orientation; else whether one stands behind the pixels, or is damaged."""
+    """Returns None if no chunk of a PNG can hold an orientation, else whether one is behind the pixels or damaged."""
     position, oriented, has_pixels = 8, False, False
     while position + 12 <= len(data):
         length = int.from_bytes(data[position : position + 4], "big")
@@ -306,7 +306,7 @@ def _png_oriented(data: bytes) -> bool | None:
 
 
 def _pillow_info(data: bytes, *, whole: bool = False) -> ImageInfo:
-    """The header by Pillow; ``whole``: of a PNG whose chunks behind the pixels count."""
+    """Reads the header with Pillow; ``whole``: of a PNG whose chunks behind the pixels count."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -323,7 +323,7 @@ def _pillow_info(data: bytes, *, whole: bool = False) -> ImageInfo:
 
 
 def clipped_warning(images: int) -> str:
-    """A warning that so many images, at least one, have more than 8 bits a sample and lost range."""
+    """Returns the warning for a number of images, at least one, that lost range: more than 8 bits a sample."""
     return (
         f"{count(images, 'image')} of more than 8 bits a sample clipped to 0-255, as Pillow does it: integers above "
         "255 become 255, floats lose their fraction; convert them to 8 bits first, or leave them out with "
@@ -338,10 +338,10 @@ _quiet_context: warnings.catch_warnings[Any] | None = None
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Silences Pillow's warnings about odd files, for all threads that are inside at once.
+    """Silences Pillow's warnings about odd files, for all threads inside at the same time.
 
-    ``warnings.catch_warnings`` restores what it found, so with overlapping threads only the first may enter it and
-    only the last may leave it.
+    ``warnings.catch_warnings`` restores the filters that it found, so of overlapping threads only the first may enter
+    it, and only the last may leave it.
     """
     global _quiet_context, _quiet_depth
     with _quiet_lock:

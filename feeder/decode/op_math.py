@@ -1,4 +1,4 @@
-"""Numbers of ops that are the same wherever they run: matrices, as torchvision and Pillow make them, and blurs."""
+"""Numbers of ops that all backends share: matrices, as in torchvision and Pillow, and blur kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def affine_matrix(
     shear: tuple[float, float] = (0.0, 0.0),
     center: tuple[float, float] | None = None,
 ) -> Matrix:
-    """torchvision's C * (R(angle) * scale * SHy * SHx)^-1 * C^-1 * T^-1.
+    """Returns torchvision's C * (R(angle) * scale * SHy * SHx)^-1 * C^-1 * T^-1.
 
     Args:
         width: Of the image, pixels.
@@ -49,7 +49,7 @@ def affine_matrix(
 
 
 def rotation_matrix(width: int, height: int, degrees: float, center: tuple[float, float] | None = None) -> Matrix:
-    """Pillow's ``Image.rotate`` to the image's own size.
+    """Returns the matrix of Pillow's ``Image.rotate`` to the image's own size.
 
     Args:
         width: Of the image, pixels.
@@ -59,7 +59,7 @@ def rotation_matrix(width: int, height: int, degrees: float, center: tuple[float
     """
     center_x, center_y = center or (width / 2, height / 2)
     radians = -math.radians(degrees % 360.0)
-    # So rounded, right angles are exact, which Pillow turns without a filter.
+    # The rounding makes right angles exact, which Pillow turns without a filter.
     cos, sin, minus_sin = (round(value, 15) for value in (math.cos(radians), math.sin(radians), -math.sin(radians)))
     x0 = cos * -center_x + sin * -center_y + 0.0 + center_x
     y0 = minus_sin * -center_x + cos * -center_y + 0.0 + center_y
@@ -69,10 +69,10 @@ def rotation_matrix(width: int, height: int, degrees: float, center: tuple[float
 def perspective_matrix(
     width: int, height: int, corners: Sequence[Sequence[int]]
 ) -> tuple[float, float, float, float, float, float, float, float] | None:
-    """The perspective that brings an image's corners to other places.
+    """Returns the perspective that moves an image's corners to other places.
 
-    The unit square's map to a quadrilateral (Heckbert, "Fundamentals of texture mapping and image warping", 1989),
-    turned around. In whole numbers up to the last step, so that it is the same on every machine.
+    The inverse of the unit square's map to a quadrilateral (Heckbert, "Fundamentals of texture mapping and image
+    warping", 1989). In whole numbers up to the last step, so that it is the same on every machine.
 
     Args:
         width: Of the image, pixels.
@@ -80,7 +80,7 @@ def perspective_matrix(
         corners: (x, y) in pixels of the upper left, upper right, lower right and lower left corner.
 
     Returns:
-        (a, b, c, d, e, f, g, h), rounded to float32 as torchvision does it: the pixel (x, y) of the output comes from
+        (a, b, c, d, e, f, g, h), rounded to float32 as in torchvision: the pixel (x, y) of the output comes from
         ((a x + b y + c) / (g x + h y + 1), (d x + e y + f) / (g x + h y + 1)). None where there is no such map.
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners
@@ -108,7 +108,7 @@ def perspective_matrix(
 
 
 def augmentation_affine(kind: str, magnitude: float) -> dict[str, Any] | None:
-    """The arguments of :func:`affine_matrix` for an augmentation that shears or shifts; None for any other.
+    """Returns the arguments of :func:`affine_matrix` for an augmentation that shears or shifts; None for any other.
 
     Args:
         kind: One of :data:`feeder.transforms.augment.AUGMENTATIONS`.
@@ -126,7 +126,7 @@ def augmentation_affine(kind: str, magnitude: float) -> dict[str, Any] | None:
 
 
 def blur_weights(size: int, sigma: float) -> npt.NDArray[np.float32]:
-    """A Gaussian kernel, float32 [size], as torchvision makes it: exp(-(x / sigma)^2) at x from -limit to limit."""
+    """Returns a Gaussian kernel as in torchvision, float32 [size]: exp(-(x / sigma)^2) at x from -limit to limit."""
     limit = (size - 1) / (2.0 * math.sqrt(2.0))
     kernel = np.exp(-((np.linspace(-limit, limit, size) / sigma) ** 2))
     weights: npt.NDArray[np.float32] = (kernel / kernel.sum()).astype(np.float32)

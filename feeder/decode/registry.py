@@ -14,7 +14,7 @@ from feeder.transforms import Recipe
 __all__ = ["ENTRY_POINT_GROUP", "available_decoders", "dali_is_installed", "decoder_names", "get_decoder"]
 
 # Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes the
-# keyword arguments of `get_decoder` and gives a `feeder.decode.decoder.Decoder`.
+# keyword arguments of `get_decoder` and returns a `feeder.decode.decoder.Decoder`.
 ENTRY_POINT_GROUP = "feeder.decoders"
 
 _log = logging.getLogger(__name__)
@@ -33,19 +33,19 @@ BUILT_IN = {
     "pillow": BuiltIn("feeder.decode.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
 }
 
-# "auto" takes the first that is installed and can run the recipe. All ranks have the same packages and the same
-# recipe, so all choose alike; nothing is measured.
+# "auto" takes the first backend that is installed and can run the recipe. All ranks have the same packages and the
+# same recipe, so all choose alike; nothing is measured.
 _AUTO = ("cpu", "pillow")
 _AUTO_ON_CUDA = ("dali", *_AUTO)
 
 
 def decoder_names() -> tuple[str, ...]:
-    """The names of all backends that feeder knows, sorted; not all of them need be installed."""
+    """Returns the names of all known backends, sorted, installed or not."""
     return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
 
 
 def available_decoders() -> tuple[str, ...]:
-    """The names of the backends that can be made here, sorted."""
+    """Returns the names of the backends that can be made here, sorted."""
     return tuple(name for name in decoder_names() if not isinstance(_make(name, {}), BackendError))
 
 
@@ -60,19 +60,19 @@ def get_decoder(
     gpu_memory_limit_bytes: int | None = None,
     hw_decoder_load: float | None = None,
 ) -> Decoder:
-    """Makes a backend. One that is asked for by name never falls back to another.
+    """Makes a backend. A backend named explicitly never falls back to another.
 
     Args:
         name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the first of these that is
             installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native backend
             "cpu", "pillow".
-        recipe: What the backend shall run; checked here.
-        threads: How many threads it may use for one batch.
+        recipe: The recipe that the backend must be able to run.
+        threads: Number of threads for one batch.
         max_pixels: Larger images are refused.
         fidelity: "fast", or "exact" for Pillow's pixels to about one level.
-        device: Where the batches are wanted: "cpu", or a CUDA device. Only "dali" decodes there.
-        gpu_memory_limit_bytes: Limit for decoded images there, before they are cropped; None for no limit.
-        hw_decoder_load: The share of images that its hardware JPEG engine gets, 0 to 1; None for the backend's own.
+        device: Destination of the batches: "cpu", or a CUDA device. Only "dali" decodes on a GPU.
+        gpu_memory_limit_bytes: Limit for decoded images on the GPU, before they are cropped; None for no limit.
+        hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for the backend's default.
 
     Raises:
         ArgumentError: if there is no backend of that name.
@@ -108,7 +108,7 @@ def get_decoder(
 
 
 def dali_is_installed() -> bool:
-    """Whether NVIDIA DALI is there, without importing it; it may still not fit this machine."""
+    """Returns whether NVIDIA DALI is installed, without importing it; it may still not fit this machine."""
     try:
         return find_spec("nvidia.dali") is not None
     except ModuleNotFoundError:
@@ -116,7 +116,7 @@ def dali_is_installed() -> bool:
 
 
 def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
-    """The backend, or why it can't be made."""
+    """Returns the backend, or the error that says why it can't be made."""
     points = tuple(entry_points(group=ENTRY_POINT_GROUP, name=name))
     if name in BUILT_IN:
         point = EntryPoint(name, BUILT_IN[name].target, ENTRY_POINT_GROUP)

@@ -1,7 +1,7 @@
-"""The order of samples and every random draw, as pure functions of (seed, epoch, position or sample id).
+"""The order of an epoch's samples, as a pure function of (seed, epoch, position).
 
-Nothing here is a stream: any process can compute any part at any time, in O(1) memory, and gets the same numbers
-whatever the worker count, the world size or the moment of a resume.
+It is no stream: any process can compute any part at any time, in O(1) memory, and gets the same numbers whatever the
+worker count, the world size or the moment of a resume.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SUBSTITUTE_STREAM = 65_534
 
 
 def substitute(position: int, attempt: int, n: int, seed: int, epoch: int) -> int:
-    """The sample that takes the place of one that can't be read, a pure function of its arguments.
+    """Returns the sample that replaces one that can't be read: a pure function of its arguments.
 
     Args:
-        position: The position in the epoch that the bad sample stood at.
-        attempt: 0 for the first substitute, 1 for the one in place of that, and so on; below 65,536.
+        position: The bad sample's position in the epoch.
+        attempt: 0 for the first substitute, 1 for the next if that is bad too, and so on; below 65,536.
         n: Number of samples in the dataset.
         seed: 0 to 2**64-1.
         epoch: 0 to 2**32-1.
@@ -40,12 +40,12 @@ def substitute(position: int, attempt: int, n: int, seed: int, epoch: int) -> in
 
 @dataclass(frozen=True)
 class Window:
-    """Shuffle within a window: shards in random order, then samples at random inside consecutive windows.
+    """Shuffles within windows: shards in random order, then samples at random inside consecutive windows.
 
     Reads stay within a few shards at a time, for disks that are slow at random reads.
 
     Args:
-        samples: How many consecutive samples are shuffled together, 1 or more.
+        samples: Number of consecutive samples that are shuffled together, 1 or more.
     """
 
     samples: int = 8192
@@ -77,7 +77,7 @@ class Order:
             raise ArgumentError(f"shard_sizes add up to {sum(self.shard_sizes)}, expected {self.samples} samples")
 
     def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Sample ids at the given positions.
+        """Returns the sample ids at the given positions.
 
         Args:
             epoch: 0 to 2**32-1.
@@ -96,11 +96,11 @@ class Order:
         return self._windowed(epoch, places, self.shuffle.samples)
 
     def neighbour_distance(self, epoch: int = 0, *, pairs: int = 4096) -> float:
-        """How well the order separates samples that are stored side by side, relative to a full shuffle.
+        """Measures how well the order separates samples that are stored side by side, relative to a full shuffle.
 
         Args:
-            epoch: The epoch to look at.
-            pairs: At most how many pairs of neighbouring positions are looked at.
+            epoch: The epoch.
+            pairs: Largest number of pairs of neighbouring positions to measure.
 
         Returns:
             Mean stored distance of samples that follow each other in the order, divided by the mean for a full
@@ -118,7 +118,7 @@ class Order:
         for w in np.unique(number):
             chosen = number == w
             size = min(window, self.samples - int(w) * window)
-            # Each window has a permutation of its own: the window's number is mixed into the seed.
+            # The window's number is mixed into the seed, so that each window has its own permutation.
             words = philox(self.seed, epoch, [int(w)], _ORDER_STREAM, _FEISTEL_ROUNDS)[0, -2:]
             within[chosen] = permute(within[chosen], size, int(words[0]) << 32 | int(words[1]), epoch)
         places = number * window + within
@@ -134,7 +134,7 @@ class Order:
 def _shard_order(
     sizes: tuple[int, ...], seed: int, epoch: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """First stored sample of each shard; shards in the epoch's order; first position of each turn."""
+    """Returns each shard's first stored sample, the shards in the epoch's order, and the first position of each."""
     stored = np.array(sizes, dtype=np.int64)
     shards = permute(np.arange(stored.size), stored.size, seed, epoch)
     return np.cumsum(stored) - stored, shards, np.cumsum(stored[shards]) - stored[shards]

@@ -25,7 +25,7 @@ def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0) -> npt.
         positions: integers [N] in [0, n).
         n: Size of the permutation, 1 to 2**62.
         seed: 0 to 2**64-1.
-        epoch: 0 to 2**32-1; each epoch has a permutation of its own.
+        epoch: 0 to 2**32-1; each epoch has its own permutation.
 
     Returns:
         int64 [N], each in [0, n); distinct for distinct positions.

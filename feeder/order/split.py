@@ -18,20 +18,20 @@ _ORDERED_AT_ONCE = 2048
 
 @dataclass(frozen=True)
 class Split:
-    """Which positions of an epoch each rank takes at each step.
+    """Divides an epoch's positions among steps and ranks.
 
     Step t of a job with the global batch G = world_size * batch_size takes the G positions from ``start + t * G``;
     rank r takes the r-th slice. Where fewer than G are left, each rank takes an equal share of them, and positions past
     the end wrap around to the epoch's first ones (padding, at most world_size - 1 in an epoch). Every rank has the
-    same number of batches of the same sizes. What is left after any step is a plain range of positions: it can be
-    split anew over any world size and batch size.
+    same number of batches of the same sizes. The rest after any step is a plain range of positions, which can be
+    split again for any world size and batch size.
 
     Args:
         samples: Positions in the epoch, 0 or more.
         batch_size: Samples in a rank's batch, 1 or more.
         rank: This rank, 0 to world_size - 1.
         world_size: Number of ranks, 1 or more.
-        drop_last: Leave out a last step that can't fill every rank's batch.
+        drop_last: True to leave out a last step that can't fill every rank's batch.
         start: Positions that the job has consumed already.
     """
 
@@ -51,26 +51,26 @@ class Split:
             raise ArgumentError(f"start must be 0 to {self.samples}, got {self.start}")
 
     def __len__(self) -> int:
-        """Steps that are left from ``start``; the same on every rank."""
+        """Number of steps from ``start`` to the end; the same on every rank."""
         full, rest = divmod(self.samples - self.start, self._global_batch)
         return full + (1 if rest and not self.drop_last else 0)
 
     def positions(self, step: int) -> npt.NDArray[np.int64]:
-        """Positions of this rank's batch at a step: int64 [at most batch_size], in [0, samples)."""
+        """Returns the positions of this rank's batch at a step: int64 [at most batch_size], in [0, samples)."""
         first, size = self._share(step)
         return (first + np.arange(size, dtype=np.int64)) % self.samples
 
     def padding(self, step: int) -> int:
-        """How many of the last positions of this rank's batch at a step are padding."""
+        """Returns the number of positions at the end of this rank's batch that are padding."""
         first, size = self._share(step)
         return min(size, max(0, first + size - self.samples))
 
     def consumed(self, steps: int) -> int:
-        """Positions that the whole job has consumed after that many steps from ``start``."""
+        """Returns the number of positions that the whole job has consumed after ``steps`` steps from ``start``."""
         return min(self.samples, self.start + steps * self._global_batch)
 
     def samples_here(self) -> int:
-        """Samples that this rank takes from ``start``, padding included."""
+        """Returns the number of samples that this rank takes from ``start``, padding included."""
         steps = len(self)
         return (steps - 1) * self.batch_size + self._share(steps - 1)[1] if steps else 0
 

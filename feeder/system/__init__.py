@@ -1,1 +1,1 @@
-"""Facts of the machine and helpers for files, processes and text. Needs no torch."""
+"""Facts about the machine, and helpers for files, processes and text. Needs no torch."""

@@ -7,13 +7,13 @@ from typing import Any, TextIO
 
 __all__ = ["make_bar"]
 
-_COLUMNS = 80  # of a terminal that does not tell
+_COLUMNS = 80  # where the width is unknown
 
 
 def make_bar(stream: TextIO, **options: Any) -> Any:
     """Makes a tqdm bar that follows the terminal's width.
 
-    The last column is left free: after a character there, many terminals begin another line with each update.
+    The last column stays free: with a character there, many terminals start a new line at each update.
 
     Args:
         stream: A terminal.

@@ -1,4 +1,4 @@
-"""Warnings, shown where they belong: in the code that called this package."""
+"""Warnings, located in the code that called this package."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["warn"]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the first frame that is not this package's.
+    """Warns, at the innermost frame outside this package.
 
     Args:
         message: Any text; see :func:`feeder.text.printable`.
-        category: Of the warning.
+        category: The warning's class.
     """
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __name__.partition(".")[0]:

@@ -1,4 +1,4 @@
-"""How many cores and how much memory this process may use: affinity, control groups (versions 1 and 2), SLURM."""
+"""Cores and memory that this process may use: affinity, control groups (versions 1 and 2), SLURM."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from feeder.text import count
 
 __all__ = ["Cores", "MemoryLimit", "cores", "local_world_size", "memory_limit"]
 
-_NO_LIMIT_BYTES = 1 << 60  # version 1 says "none" by a number near 2**63
+_NO_LIMIT_BYTES = 1 << 60  # version 1 has a number near 2**63 for "no limit"
 
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores that a process sees, and those that it was given.
+    """The cores of the machine, and the limits on their use.
 
     Attributes:
-        machine: Cores of the machine that are on.
-        affinity: Those that the process may run on.
+        machine: Cores of the machine that are online.
+        affinity: Cores that the process may run on.
         quota: CPU time that its control groups allow, in cores; None for no limit.
-        slurm: Cores that SLURM gave to this task, else to the job on this machine; None outside of SLURM.
+        slurm: Cores that SLURM allocated to this task, else to the job on this machine; None outside SLURM.
     """
 
     machine: int
@@ -32,13 +32,13 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """Whole cores that can be counted on, at least 1."""
+        """Whole cores that the process can rely on, at least 1."""
         quota = self.machine if self.quota is None else max(1, int(self.quota))
         return max(1, min(self.machine, self.affinity, quota, self.slurm or self.machine))
 
     @property
     def limited_by(self) -> str | None:
-        """What leaves fewer than the machine has; None if all are usable."""
+        """The tightest limit; None if all cores of the machine are usable."""
         if self.usable >= self.machine:
             return None
         if self.usable == self.affinity:
@@ -46,7 +46,7 @@ class Cores:
         return "SLURM" if self.usable == self.slurm else "control group quota"
 
     def describe(self) -> str:
-        """For people: "4 of 64 cores (affinity)"."""
+        """Returns a text such as "4 of 64 cores (affinity)"."""
         if self.limited_by is None:
             return count(self.usable, "core")
         return f"{self.usable} of {self.machine} cores ({self.limited_by})"
@@ -54,11 +54,11 @@ class Cores:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What the control groups leave.
+    """The memory limit of the control groups.
 
     Attributes:
-        limit_bytes: The limit of the group that leaves least.
-        used_bytes: What that group uses, without the page cache, which makes room when it must.
+        limit_bytes: The limit of the group with the least memory left.
+        used_bytes: Memory in use in that group, without the page cache, which shrinks when it must.
     """
 
     limit_bytes: int
@@ -66,16 +66,16 @@ class MemoryLimit:
 
     @property
     def available_bytes(self) -> int:
-        """What can be taken still."""
+        """Memory left in the group."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
 def cores(root: str = "/", environment: Mapping[str, str] = os.environ) -> Cores:
-    """The cores of this process.
+    """Returns the cores of this process.
 
     Args:
-        root: Where ``proc`` and the control groups lie.
-        environment: Where SLURM's variables stand.
+        root: The folder that ``proc`` and the control groups are mounted below.
+        environment: Variables, SLURM's among them.
     """
     affinity = len(os.sched_getaffinity(0))
     quotas = [quota for folder in _groups("cpu", Path(root)) if (quota := _quota(folder)) is not None]
@@ -86,19 +86,19 @@ def cores(root: str = "/", environment: Mapping[str, str] = os.environ) -> Cores
 
 
 def memory_limit(root: str = "/") -> MemoryLimit | None:
-    """The memory limit of this process's control groups, the tightest first; None if there is none.
+    """Returns the tightest memory limit of this process's control groups; None if there is none.
 
     Args:
-        root: Where ``proc`` and the control groups lie.
+        root: The folder that ``proc`` and the control groups are mounted below.
     """
     limits = [limit for folder in _groups("memory", Path(root)) if (limit := _memory(folder)) is not None]
     return min(limits, key=lambda limit: limit.available_bytes, default=None)
 
 
 def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks of the job share this process's cores, by the launcher's variables; 1 if it says nothing.
+    """Returns the number of the job's ranks that share this process's cores, by the launcher's variables, else 1.
 
-    A SLURM task with cores of its own shares them with nobody, unless a launcher inside it says so.
+    A SLURM task with its own cores does not share them, unless a launcher inside it says so.
     """
     local = _number(environment, "LOCAL_WORLD_SIZE")  # torchrun
     if local is None and "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment:
@@ -113,7 +113,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of the process's control group and of all groups around it that can be seen from here."""
+    """Yields the folders of the process's control group and of all its visible parents."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -134,7 +134,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
             path = next((p for names, p in paths.items() if controller in names.split(",")), None)
         if path is None:
             continue
-        # A container sees its own group as the mount's root, but its path may still be told from the host's root.
+        # A container sees its own group as the mount's root, while the path may still start at the host's root.
         inside = os.path.relpath(path, mounted)
         parts = [] if inside.startswith("..") or inside == "." else inside.split("/")
         top = root / mount_point.lstrip("/")
@@ -149,7 +149,7 @@ def _read(path: Path) -> str | None:
 
 
 def _quota(folder: Path) -> float | None:
-    """The folder's quota in cores."""
+    """Returns the folder's quota in cores."""
     two = _read(folder / "cpu.max")
     if two is not None:
         limit, _, period = two.partition(" ")
@@ -161,7 +161,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _memory(folder: Path) -> MemoryLimit | None:
-    """The folder's limit and use."""
+    """Returns the folder's limit and use."""
     names = ("memory.max", "memory.current") if (folder / "memory.max").exists() else _VERSION_1_MEMORY
     limit, used = (_read(folder / name) or "" for name in names)
     if not limit.isdecimal() or not used.isdecimal() or int(limit) >= _NO_LIMIT_BYTES:
@@ -169,7 +169,7 @@ def _memory(folder: Path) -> MemoryLimit | None:
     cache = 0
     for line in (_read(folder / "memory.stat") or "").splitlines():
         name, _, value = line.partition(" ")
-        # Version 1 counts the groups inside it under names of their own.
+        # Version 1 has separate names for the sums that include child groups.
         if name in (_V1_CACHE if names is _VERSION_1_MEMORY else _V2_CACHE) and value.isdecimal():
             cache += int(value)
     return MemoryLimit(int(limit), max(0, int(used) - cache))

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the lock that keeps two writers apart."""
+"""Files that appear whole or not at all, and a lock against a second writer."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _BUFFER_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def atomic_file(path: str) -> Iterator[BinaryIO]:
-    """Opens a temporary file that takes the name ``path`` once its bytes are on disk.
+    """Opens a temporary file that is renamed to ``path`` once its bytes are on disk.
 
-    On an exception the temporary file is removed and ``path`` stays as it was. A killed process leaves only the
-    temporary file, whose name, ``path``, a random part and TEMPORARY_SUFFIX, no other writer shares. Write with the
-    file's own methods: what writes to its descriptor, as ``numpy.save`` and ``tofile`` do, may lose errors.
+    On an exception the temporary file is removed and ``path`` is unchanged. A killed process leaves only the temporary
+    file, whose name (``path``, a random part and TEMPORARY_SUFFIX) is unique. Write with the file's own methods:
+    functions that write to its descriptor, as ``numpy.save`` and ``tofile`` do, may lose errors.
     """
     temporary = _temporary_name(path)
     file = open(temporary, "xb", buffering=_BUFFER_BYTES)
@@ -56,10 +56,10 @@ def atomic_file(path: str) -> Iterator[BinaryIO]:
 
 
 def write_text(path: str, text: str) -> str:
-    """Writes a report, making its folder where there is none, and returns the path.
+    """Writes a report, creates its folder if needed, and returns the path.
 
     Raises:
-        ArgumentError: if it can't be written there.
+        ArgumentError: if the report can't be written there.
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -75,10 +75,10 @@ def write_text(path: str, text: str) -> str:
 
 
 def check_writable(path: str) -> None:
-    """Finds out before the work starts whether a report can be written, and leaves what is there as it is.
+    """Checks, before the work starts, that a report can be written; an existing file stays as it is.
 
     Raises:
-        ArgumentError: if it can't be.
+        ArgumentError: if the report can't be written there.
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -99,18 +99,17 @@ def _temporary_name(path: str) -> str:
 
 
 def open_regular(path: str, flags: int = 0) -> int:
-    """Opens a regular file to read from it; also an ``opener`` for :func:`open`.
+    """Opens a regular file for reading; also an ``opener`` for :func:`open`.
 
     Args:
         path: The file.
-        flags: Passed by :func:`open`; of no effect, as the file is only read.
+        flags: Passed by :func:`open`, and ignored: the file is only read.
 
     Returns:
         A descriptor.
 
     Raises:
-        OSError: if it can't be opened, or is none: a FIFO, which would be waited for until somebody writes, a device or
-            a socket.
+        OSError: if it can't be opened, or is a FIFO (which would block until somebody writes), a device or a socket.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
     try:
@@ -120,7 +119,7 @@ def open_regular(path: str, flags: int = 0) -> int:
             raise OSError(errno.EINVAL, "not a regular file", path) from None
         if error.errno != errno.EWOULDBLOCK or not os.path.isfile(path):
             raise
-        descriptor = os.open(path, flags)  # waits until a file server's client gives its lease back
+        descriptor = os.open(path, flags)  # waits until a file server's client returns its lease
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -131,7 +130,7 @@ def open_regular(path: str, flags: int = 0) -> int:
 
 
 def fsync_folder(path: str) -> None:
-    """Makes renames and new names in a folder durable."""
+    """Makes renames and new files in a folder durable."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -141,7 +140,7 @@ def fsync_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def exclusive_lock(path: str) -> Iterator[None]:
-    """Holds a lock file; the lock ends with the process, however it ends.
+    """Holds a lock file; the lock ends when the process does, however it ends.
 
     Raises:
         LockedError: if another process holds it.
@@ -151,7 +150,7 @@ def exclusive_lock(path: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                raise FileNotFoundError  # the one who held it has removed it meanwhile, and others may hold a new one
+                raise FileNotFoundError  # its holder has removed it meanwhile, and another process may hold a new one
         except OSError:
             raise LockedError(
                 f"{os.path.dirname(path)}: another feeder process is writing this folder; wait until it is done, or "
@@ -163,7 +162,7 @@ def exclusive_lock(path: str) -> Iterator[None]:
 
 
 def file_sha256(path: str) -> str:
-    """SHA-256 of a file, hexadecimal."""
+    """Returns a file's SHA-256, hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb", opener=open_regular) as file:
         while chunk := file.read(1 << 22):

@@ -1,4 +1,4 @@
-"""Errors that come from a limit of the process, with the limit's name and value, and the way out."""
+"""Errors caused by a limit of the process: the limit's name, its value and the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 __all__ = ["explained", "limit_reached"]
 
 _MIB = 1 << 20
-# What packages raise as a RuntimeError when the system refused them a descriptor, memory or a thread.
+# Messages of RuntimeErrors by packages that the system refused a descriptor, memory or a thread.
 _WORDS = {
     "received 0 items of ancdata": errno.EMFILE,
     os.strerror(errno.EMFILE).lower(): errno.EMFILE,
@@ -22,10 +22,10 @@ _WORDS = {
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Around what takes descriptors, memory or processes: an error for want of them names the limit.
+    """Adds the limit's name to errors for lack of descriptors, memory or processes, raised in its context.
 
     Raises:
-        OSError, MemoryError, RuntimeError: of the kind that it was, with the same ``errno``.
+        OSError, MemoryError, RuntimeError: as raised inside, with the same ``errno``.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def explained() -> Iterator[None]:
 
 
 def limit_reached(error: BaseException) -> str | None:
-    """The limit of this process that an error may come from, and the way out; None if it comes from none."""
+    """Returns the limit of this process that caused an error, and the remedy; None if no limit did."""
     if isinstance(error, MemoryError):
         code = errno.ENOMEM
     elif isinstance(error, OSError):

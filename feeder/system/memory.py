@@ -1,4 +1,4 @@
-"""Memory that can be taken now."""
+"""Memory that is available now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["available_bytes"]
 
 
 def available_bytes() -> int:
-    """Memory that can be taken now: the system's, or the container's limit if that is lower."""
+    """Returns the memory available now: the system's, or what the container's limit leaves if that is less."""
     available = 1 << 62
     with open("/proc/meminfo") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""NVIDIA's management library, through nvidia-ml-py: the GPUs, and how busy they, their memory and PCIe are."""
+"""NVIDIA's management library, through nvidia-ml-py: the GPUs and the use of them, their memory and PCIe."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Gpu:
     """One GPU.
 
     Args:
-        index: NVML's number of it, which CUDA_VISIBLE_DEVICES counts by too where CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        index: NVML's number, which CUDA_VISIBLE_DEVICES uses too where CUDA_DEVICE_ORDER is PCI_BUS_ID.
         name: The model.
-        uuid: Its unique name.
-        memory_bytes: Its memory.
-        pcie_width: Lanes in use; None where NVML does not say.
+        uuid: Unique name.
+        memory_bytes: Total memory.
+        pcie_width: Lanes in use; None where NVML does not report them.
         pcie_width_max: Lanes that GPU and slot could use.
         compute: Compute capability.
     """
@@ -36,10 +36,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """What a GPU is at; None for what it does not say.
+    """A GPU's use at one moment; None for figures that it does not report.
 
     Args:
-        busy: Share of the time in which a kernel ran, since NVML's last sample, 0-1.
+        busy: Share of the time since NVML's last sample in which a kernel ran, 0-1.
         memory_bytes: Memory in use.
         received_bytes_s: PCIe traffic to the GPU, bytes a second.
         sent_bytes_s: PCIe traffic from the GPU, bytes a second.
@@ -67,7 +67,7 @@ class Nvml:
         self.gpus = [self._gpu(index, handle) for index, handle in enumerate(self._handles)]
 
     def visible(self, environ: Mapping[str, str] | None = None) -> list[Gpu]:
-        """The GPUs that CUDA_VISIBLE_DEVICES leaves; all where it is not set, or where it can't be read."""
+        """Returns the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if it is not set."""
         environ = os.environ if environ is None else environ
         chosen = environ.get("CUDA_VISIBLE_DEVICES")
         if chosen is None:
@@ -76,12 +76,12 @@ class Nvml:
         for word in filter(None, (part.strip() for part in chosen.split(","))):
             match = [g for g in self.gpus if word == str(g.index) or (len(word) > 4 and g.uuid.startswith(word))]
             if not match:
-                break  # CUDA ignores all that follows
+                break  # CUDA ignores the rest
             found += match[:1]
         return found
 
     def sample(self, gpu: Gpu) -> GpuSample:
-        """Looks at a GPU; takes about 40 ms, which is how long NVML counts PCIe traffic for."""
+        """Takes a sample of a GPU, in about 40 ms: NVML counts PCIe traffic for that long."""
         nvml, handle = self._nvml, self._handles[gpu.index]
         return GpuSample(
             busy=self.busy(gpu),
@@ -91,12 +91,12 @@ class Nvml:
         )
 
     def busy(self, gpu: Gpu) -> float | None:
-        """The sample's ``busy`` alone, which takes no time to speak of."""
+        """Returns the sample's ``busy`` alone, at negligible cost."""
         rates = self._try(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handles[gpu.index]).gpu)
         return None if rates is None else rates / 100
 
     def close(self) -> None:
-        """Lets the library go."""
+        """Closes the library."""
         self._try(self._nvml.nvmlShutdown)
 
     def _traffic(self, handle: Any, counter: int) -> int | None:
@@ -116,7 +116,7 @@ class Nvml:
         )
 
     def _try(self, look: Callable[[], Any]) -> Any:
-        """What it gives, or None where this GPU or driver does not offer it (as under MIG or in some containers)."""
+        """Returns ``look()``, or None if this GPU or driver does not support it (under MIG, in some containers)."""
         try:
             return look()
         except self._nvml.NVMLError:
@@ -124,7 +124,7 @@ class Nvml:
 
 
 def open_nvml() -> Nvml | str:
-    """Opens the library, or says why it can't be."""
+    """Opens the library, or returns why it can't be opened."""
     try:
         import pynvml
     except ImportError:
@@ -137,14 +137,17 @@ def open_nvml() -> Nvml | str:
 
 
 def current_gpu_busy() -> Callable[[], float | None]:
-    """Tells how busy the GPU is that this process trains on, 0-1; None without one, and before CUDA is in use."""
+    """Returns a function for the use of the GPU that this process trains on, 0-1.
+
+    The function returns None without a GPU, and before CUDA is in use.
+    """
     found: list[tuple[Nvml, Gpu] | None] = []
 
     def look() -> float | None:
         if not found:
             torch = sys.modules.get("torch")
             if torch is None or not torch.cuda.is_initialized():
-                return None  # not to be initialized by who only looks
+                return None  # a mere look must not initialize CUDA
             found.append(_current_gpu(torch))
         return found[0][0].busy(found[0][1]) if found[0] is not None else None
 

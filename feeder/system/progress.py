@@ -1,4 +1,4 @@
-"""Progress as people see it: a bar on a terminal, plain lines in a pipe or log."""
+"""Progress for people: a bar on a terminal, plain lines in a pipe or log."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _LINE_INTERVAL_S = 5.0
 
 
 class Progress:
-    """Hears how a run goes on; this one keeps silent."""
+    """Receives a run's progress; this one shows nothing."""
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
-        """The work is known: totals, and what an earlier run has done of them."""
+        """Starts, with the totals and the part of them that an earlier run has done."""
 
     def advance(self, samples: int, size_bytes: int) -> None:
-        """So much more is done. Called from one thread."""
+        """Adds to what is done. Called from one thread."""
 
     def note(self, line: str) -> None:
-        """Something that the user should know."""
+        """Shows a line to the user."""
 
     def end(self) -> None:
-        """No more is to come."""
+        """Ends."""
 
 
 class BarProgress(Progress):
@@ -94,7 +94,7 @@ class LineProgress(Progress):
 
 
 def terminal_progress(quiet: bool, stream: TextIO | None = None) -> Progress:
-    """The right kind for where standard error goes."""
+    """Returns the kind of progress that suits a stream (standard error if None)."""
     stream = stream or sys.stderr
     if quiet:
         return Progress()

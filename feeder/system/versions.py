@@ -1,7 +1,7 @@
-"""What is installed and what is really imported: the report of ``feeder --version -v``.
+"""Versions of what is installed, and of what is really imported: the report of ``feeder --version -v``.
 
 torch and DALI are looked up, not imported, so the report takes a fraction of a second. Pillow is imported: two
-distributions own the package ``PIL``, and only its files tell which one is there.
+distributions own the package ``PIL``, and only its files show which one is there.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class PillowInfo:
     """The package ``PIL`` that Python imports.
 
     Args:
-        distribution: ``"pillow"`` or ``"pillow-simd"``: whose record lists exactly the compiled core that is
-            imported; ``"unknown"`` where no installed distribution's does (a build of the user's own).
+        distribution: ``"pillow"`` or ``"pillow-simd"``: the one whose record lists the imported compiled core;
+            ``"unknown"`` if neither's does (a build of the user's own).
         version: ``PIL.__version__``.
-        folder: Where it lies.
+        folder: Its folder.
         simd: True for pillow-simd, a build of the user's own included.
-        libjpeg: The JPEG library that it uses and its version, or None where it has none.
-        libjpeg_path: The shared library's file, or None where it is linked statically.
-        overlaid: Version of the pillow distribution whose files lie below pillow-simd's, or None.
+        libjpeg: Its JPEG library and that library's version, or None if it has none.
+        libjpeg_path: The shared library's file, or None if it is linked statically.
+        overlaid: Version of the pillow distribution below pillow-simd's files, or None.
         absent_codecs: Formats it was built without, sorted.
     """
 
@@ -50,7 +50,7 @@ class PillowInfo:
 
     @property
     def mixed(self) -> bool:
-        """Whether files of two Pillow releases lie in one folder, which isn't safe: compiled parts share structures."""
+        """True if files of two Pillow releases share a folder, which isn't safe: compiled parts share structures."""
         return self.overlaid is not None and self.overlaid != re.sub(r"\.post\d+$", "", self.version)
 
 
@@ -62,7 +62,7 @@ def _distribution_version(name: str) -> str | None:
 
 
 def _owners(folder: str, core_path: str, core: bytes) -> tuple[str, dict[str, str]]:
-    """Whose record has this very core, and the versions of all distributions here that claim to be PIL."""
+    """Returns the distribution whose record has this core, and the versions of all that claim to be PIL."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(core).digest()).rstrip(b"=").decode()
     owner, claims = "unknown", {}
     for distribution in importlib.metadata.distributions(path=[os.path.dirname(folder)]):
@@ -77,7 +77,7 @@ def _owners(folder: str, core_path: str, core: bytes) -> tuple[str, dict[str, st
 
 
 def _loaded_library(core: bytes) -> str | None:
-    """The file of the libjpeg that the core names; the linker mapped it when the core was imported."""
+    """Returns the file of the libjpeg that the core names, from the process's maps."""
     names = {match.decode() for match in re.findall(rb"lib(?:turbo)?jpeg[A-Za-z0-9_.-]*\.so[0-9.]*", core)}
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
@@ -89,7 +89,7 @@ def _loaded_library(core: bytes) -> str | None:
 
 
 def pillow_info() -> PillowInfo | None:
-    """Looks at the PIL that Python imports; None if there is none, or it doesn't load."""
+    """Examines the PIL that Python imports; None if there is none, or if it doesn't load."""
     try:
         import PIL
         from PIL import _imaging, features
@@ -119,7 +119,7 @@ def pillow_info() -> PillowInfo | None:
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA version that torch was built for, read from its version file without importing it."""
+    """Returns the CUDA version that torch was built for, read from its version file without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -132,7 +132,7 @@ def _torch_cuda() -> str | None:
 
 
 def versions() -> dict[str, Any]:
-    """What is installed, ready for JSON: each name's version, None for what is absent, and ``pillow`` in detail."""
+    """Returns versions by name, ready for JSON: None for what is absent, and ``pillow`` in detail."""
     pillow = pillow_info()
     dali = next(((name, version) for name in _DALI if (version := _distribution_version(name))), None)
     return {
@@ -151,7 +151,7 @@ def versions() -> dict[str, Any]:
 
 
 def report() -> str:
-    """The same as lines of text, for people."""
+    """Returns the versions as text, for people."""
     found = versions()
     cuda = f"CUDA {found['torch_cuda']}" if found["torch_cuda"] else "CPU only"
     rows = [

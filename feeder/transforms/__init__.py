@@ -1,4 +1,4 @@
-"""The augment recipe: declares ops with torchvision v2's names and draws their parameters per sample. No pixels."""
+"""The recipe: declares ops with torchvision v2's names, and draws their parameters per sample. Touches no pixels."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # for which it would give every name
+if not TYPE_CHECKING:  # or type checkers would accept every name
 
     def __getattr__(name: str) -> NoReturn:
         hint = ""
         if name == "InterpolationMode":
-            hint = "; give interpolations by name, such as 'bicubic', or as torchvision's own"
+            hint = "; give interpolations by name, such as 'bicubic', or as torchvision's enum"
         elif name[:1].isupper():
             hint = (
-                "; it has some of torchvision's ops, and Lambda takes any function of an array [3, H, W]: what that "
-                "draws from random, numpy or torch is keyed by seed, epoch and sample"
+                "; it has some of torchvision's ops, and Lambda takes any function of an array [3, H, W], whose draws "
+                "from random, numpy or torch are keyed by seed, epoch and sample"
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

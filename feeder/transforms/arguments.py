@@ -25,7 +25,7 @@ _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
 def check_interpolation(value: object, antialias: object = True) -> str:
-    """The name of an interpolation given by name, as torchvision's ``InterpolationMode`` or as Pillow's constant."""
+    """Returns an interpolation's name, from a name, torchvision's ``InterpolationMode`` or Pillow's constant."""
     if antialias is not True and antialias is not None:
         raise ArgumentError(
             f"antialias must be True, got {antialias!r}: images are resized as Pillow does it, always antialiased; "
@@ -40,7 +40,7 @@ def check_interpolation(value: object, antialias: object = True) -> str:
 
 
 def check_warp_interpolation(value: object) -> str:
-    """The same for the ops that warp an image, which have three of them."""
+    """Checks the interpolation of an op that warps an image, which may be one of three."""
     name = check_interpolation(value)
     if name not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
         raise ArgumentError(f"interpolation must be 'nearest', 'bilinear' or 'bicubic' for this op, got {value!r}")
@@ -48,7 +48,7 @@ def check_warp_interpolation(value: object) -> str:
 
 
 def check_size(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width) in pixels from one int (a square) or a sequence of one or two."""
+    """Returns (height, width) in pixels from one int (a square) or a sequence of one or two."""
     sides = _ints(value, low=1)
     if len(sides) not in (1, 2):
         raise ArgumentError(f"{name} must be a positive int or a sequence (height, width) of them, got {value!r}")
@@ -58,7 +58,7 @@ def check_size(name: str, value: int | Sequence[int]) -> tuple[int, int]:
 def check_range(
     name: str, value: Iterable[float], *, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
-    """An increasing (min, max) within [low, high]."""
+    """Returns an increasing (min, max) within [low, high]."""
     try:
         pair = tuple(float(v) for v in value)
     except (TypeError, ValueError):
@@ -70,14 +70,14 @@ def check_range(
 
 
 def check_probability(value: float) -> float:
-    """A probability in [0, 1]."""
+    """Returns a probability in [0, 1]."""
     if not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
         raise ArgumentError(f"p must be a probability from 0 to 1, got {value!r}")
     return float(value)
 
 
 def check_fill(value: Any) -> tuple[int, int, int]:
-    """RGB 0-255 from None (black), one number or a sequence of one or three; fractions are cut as torchvision does."""
+    """Returns RGB 0-255 from None (black), one number or three; fractions are cut as in torchvision."""
     numbers = (0,) if value is None else (value,) if isinstance(value, (int, float)) else value
     if (
         not isinstance(numbers, Sequence)
@@ -89,7 +89,7 @@ def check_fill(value: Any) -> tuple[int, int, int]:
 
 
 def check_padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) in pixels from one int, (horizontal, vertical) or all four."""
+    """Returns (left, top, right, bottom) in pixels from one int, (horizontal, vertical) or all four."""
     sides = _ints(value, low=0)
     if len(sides) not in (1, 2, 4):
         raise ArgumentError(f"padding must be an int >= 0 or a sequence of 1, 2 or 4 of them, got {value!r}")
@@ -97,14 +97,14 @@ def check_padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
 
 
 def check_padding_mode(value: str) -> str:
-    """The name of a padding mode."""
+    """Returns the name of a padding mode."""
     if value not in _PADDING_MODES:
         raise ArgumentError(f"padding_mode must be one of {', '.join(_PADDING_MODES)}, got {value!r}")
     return value
 
 
 def _ints(value: object, low: int) -> tuple[int, ...]:
-    """The ints in an int or a sequence of them; none if there is anything else in it or one is under ``low``."""
+    """Returns the ints in an int or a sequence; none if any element is not an int or is below ``low``."""
     numbers = tuple(value) if isinstance(value, Sequence) else (value,)
     ints = tuple(v for v in numbers if isinstance(v, int) and not isinstance(v, bool) and v >= low)
     return ints if len(ints) == len(numbers) else ()

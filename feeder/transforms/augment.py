@@ -1,4 +1,4 @@
-"""Automatic augmentation: a few ops of random kind and strength."""
+"""Automatic augmentation: a few ops of random kinds and strengths."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class RandAugment(Op):
     """Does ``num_ops`` random augmentations of one strength (Cubuk et al., 2019).
 
     Args:
-        num_ops: How many.
-        magnitude: Strength: which of the bins, from 0.
-        num_magnitude_bins: How many bins there are, at least 2.
+        num_ops: Number of augmentations.
+        magnitude: Strength: number of the bin, from 0.
+        num_magnitude_bins: Number of bins, at least 2.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
 
@@ -93,7 +93,7 @@ class TrivialAugmentWide(Op):
     """Does one random augmentation of random strength (Müller and Hutter, 2021).
 
     Args:
-        num_magnitude_bins: How many strengths there are, at least 2.
+        num_magnitude_bins: Number of strengths, at least 2.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
 
@@ -132,7 +132,7 @@ def _kinds(uniform: FloatArray) -> IntArray:
 
 
 def signed(kind: IntArray, strength: FloatArray, uniform: FloatArray) -> FloatArray:
-    """The strengths, negative for half of the uniform numbers where the kind has two directions."""
+    """Returns the strengths, negative for half of the uniform numbers if the kind has two directions."""
     return np.where(_SIGNED[kind] & (uniform <= 0.5), -strength, strength)
 
 
@@ -149,10 +149,10 @@ def strengths(
     *,
     most_bits: int = 8,
 ) -> FloatArray:
-    """The strength of each augmentation, float64 [N, ops]; its meaning depends on the kind.
+    """Returns the strength of each augmentation, float64 [N, ops]; its meaning depends on the kind.
 
     The arguments after ``count`` are the largest strengths: shifts in pixels [N, 1], shear, degrees, enhancement
-    factor, bits taken away; ``most_bits`` is what the latter are taken from.
+    factor, and bits removed from ``most_bits``.
     """
     most = np.zeros((*kind.shape, len(AUGMENTATIONS)))
     most[..., 1:3] = shear
@@ -161,7 +161,7 @@ def strengths(
     most[..., 5] = degrees
     most[..., 6:10] = factor
     end = np.take_along_axis(most, kind[..., None], axis=-1)[..., 0]
-    # Computed exactly, then rounded once: torch.linspace, which torchvision takes, differs in the last bit by CPU.
+    # Computed exactly, then rounded once: torch.linspace, which torchvision uses, differs by CPU in the last bit.
     strength = (end * bins / (count - 1)).astype(np.float32).astype(np.float64)
     posterize = np.rint(np.float32(most_bits) - bins.astype(np.float32) / np.float32((count - 1) / bits))
     solarize = (1.0 - bins / (count - 1)).astype(np.float32)

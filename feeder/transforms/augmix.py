@@ -29,11 +29,11 @@ class AugMix(Op):
     """Mixes an image with chains of random augmentations of it (Hendrycks et al., 2019).
 
     Args:
-        severity: How many of ten strengths may be drawn, from the weakest on, 1 to 10.
-        mixture_width: How many chains.
+        severity: Number of strengths to draw from, the weakest of ten, 1 to 10.
+        mixture_width: Number of chains.
         chain_depth: Augmentations in a chain; 0 or less draws 1 to 3 for each chain.
-        alpha: Of the Dirichlet and Beta distributions of the weights, positive.
-        all_ops: Whether brightness, color, contrast and sharpness are among the augmentations.
+        alpha: Parameter of the weights' Dirichlet and Beta distributions, positive.
+        all_ops: True to have brightness, color, contrast and sharpness among the augmentations.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
 
@@ -78,8 +78,11 @@ class AugMix(Op):
         )
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        """Draws ``kind`` and ``magnitude``, [N, mixture_width, depth], which are augmentations as RandAugment draws
-        them, and ``weights``, float32 [N, 1 + mixture_width], of the image and of each chain."""
+        """Draws the chains and their weights.
+
+        ``kind`` and ``magnitude``, [N, mixture_width, depth], are augmentations as RandAugment draws them; ``weights``,
+        float32 [N, 1 + mixture_width], are those of the image and of each chain.
+        """
         width = self.mixture_width
         depth = self.chain_depth if self.chain_depth > 0 else _MOST_DEPTH
         steps = width * depth
@@ -102,7 +105,7 @@ class AugMix(Op):
         return Drawn(params, sizes)
 
     def _weights(self, uniforms: Uniforms, first: int, samples: int) -> npt.NDArray[np.float32]:
-        """float32 [samples, 1 + mixture_width], drawn from the uniform numbers from number ``first`` on."""
+        """Draws float32 [samples, 1 + mixture_width] from the uniform numbers from ``first`` on."""
         logs = _log_gammas(uniforms, first, samples, 2 + self.mixture_width, self.alpha)
         share = _dirichlet(logs[:, :2]).astype(np.float32)
         chains = _dirichlet(logs[:, 2:]).astype(np.float32)
@@ -110,16 +113,18 @@ class AugMix(Op):
 
 
 def _dirichlet(logs: FloatArray) -> FloatArray:
-    """Gamma variates, given by their logarithms, as parts of their sum."""
+    """Divides Gamma variates, given by their logarithms, by their sum."""
     parts = np.exp(logs - logs.max(axis=1, keepdims=True))
     shares: FloatArray = parts / parts.sum(axis=1, keepdims=True)
     return shares
 
 
 def _log_gammas(uniforms: Uniforms, first: int, samples: int, variates: int, alpha: float) -> FloatArray:
-    """Logarithms of Gamma(alpha) variates, float64 [samples, variates], by Marsaglia and Tsang, "A simple method for
-    generating gamma variables" (2000): each is tried until it is accepted."""
-    shape = alpha + 1.0  # the method wants at least 1; what follows the acceptance takes the 1 away
+    """Draws logarithms of Gamma(alpha) variates, float64 [samples, variates].
+
+    By Marsaglia and Tsang, "A simple method for generating gamma variables" (2000): candidates until one is accepted.
+    """
+    shape = alpha + 1.0  # the method needs at least 1; the term after the acceptance removes the 1
     d = shape - 1.0 / 3.0
     logs = np.full((samples, variates), np.nan)
     rows = np.arange(samples)

@@ -1,4 +1,4 @@
-"""AutoAugment: pairs of augmentations that were found by search."""
+"""AutoAugment: pairs of augmentations found by search."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["AutoAugment", "AutoAugmentPolicy"]
 
 _BINS = 10
 
-# The policies, from the tables in the paper's appendix: a pair a line, each kind with its probability and, where it has
-# strengths, which of the bins.
+# The policies, from the tables in the paper's appendix: a pair a line, each kind with its probability and, if it has
+# strengths, the number of the bin.
 _POLICIES = {
     "imagenet": """
         Posterize 0.4 8, Rotate 0.6 9
@@ -106,7 +106,7 @@ _POLICIES = {
 
 
 class AutoAugmentPolicy(enum.Enum):
-    """Which images the pairs of :class:`AutoAugment` were found for."""
+    """The images for which the pairs of :class:`AutoAugment` were found."""
 
     IMAGENET = "imagenet"
     CIFAR10 = "cifar10"
@@ -133,10 +133,10 @@ def _pairs(policy: str) -> _Pairs:
 
 @dataclass(frozen=True, init=False)
 class AutoAugment(Op):
-    """Does one of 25 pairs of augmentations, each of the two with its own probability (Cubuk et al., 2018).
+    """Does one of 25 pairs of augmentations, each half with its own probability (Cubuk et al., 2018).
 
     Args:
-        policy: Which pairs: an :class:`AutoAugmentPolicy`, torchvision's own, or "imagenet", "cifar10" or "svhn".
+        policy: The pairs: an :class:`AutoAugmentPolicy`, torchvision's own, or "imagenet", "cifar10" or "svhn".
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
 
@@ -160,7 +160,7 @@ class AutoAugment(Op):
         uniform = uniforms(5)
         pairs = _pairs(self.policy)
         chosen = np.floor(uniform[:, 0] * len(pairs.kind)).astype(np.int64)
-        # What is left out is an augmentation as well, the one that does nothing.
+        # An augmentation left out is number 0, which does nothing.
         kind = np.where(uniform[:, 1:3] < pairs.probability[chosen], pairs.kind[chosen], 0)
         most = 150.0 / 331.0 * sizes.astype(np.float64)
         strength = strengths(kind, pairs.bins[chosen], _BINS, most[:, 1:], most[:, :1], 0.3, 30.0, 0.9, 4)

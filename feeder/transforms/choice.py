@@ -1,4 +1,4 @@
-"""Ops that are done to some of the images only."""
+"""Ops that apply other ops to some of the images."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = ["Branches", "RandomApply", "RandomChoice", "Steps"]
 
-# No resize or crop leaves both as they are.
+# No resize or crop leaves both unchanged.
 _PROBES = Extent((7, 5), fixed=True), Extent((4, 11), fixed=True)
 
 
-# Ops, each with what was drawn for it.
+# Ops, each with its drawn parameters.
 Steps = Iterator[tuple[Op, dict[str, Any]]]
 
 
 class Branches(Op):
-    """An op that has others in it, in branches, and does what was drawn for an image: one of the branches, or none."""
+    """An op that contains other ops in branches, and runs one of the branches or none, as drawn for each image."""
 
     @property
     @abstractmethod
@@ -36,14 +36,14 @@ class Branches(Op):
 
     @abstractmethod
     def branches(self, params: Mapping[str, Any]) -> Iterator[tuple[Any, Steps]]:
-        """Each branch: whether it is done, and its ops with what was drawn for them.
+        """Yields each branch: whether it was drawn, and its ops with their drawn parameters.
 
         Args:
-            params: What was drawn for this op, for all samples or for one.
+            params: This op's drawn parameters, for all samples or for one.
         """
 
     def _checked(self, transforms: Op | Sequence[Op]) -> tuple[Op, ...]:
-        """The ops of a branch."""
+        """Returns the ops of a branch, if it can hold them."""
         ops = Recipe.of(transforms).ops
         for op in ops:
             if isinstance(op, Branches):
@@ -53,8 +53,8 @@ class Branches(Op):
                 )
             if isinstance(op, (ToDtype, Normalize)) or any(op.extent(e) != e for e in _PROBES):
                 raise ArgumentError(
-                    f"{type(op).__name__} can't be in {type(self).__name__}, which takes ops that leave an image's "
-                    "size and dtype alone; put it before or after"
+                    f"{type(op).__name__} can't be in {type(self).__name__}, which takes ops that keep an image's "
+                    "size and dtype; put it before or after"
                 )
         return ops
 
@@ -66,7 +66,7 @@ class Branches(Op):
         return params
 
     def _steps(self, params: Mapping[str, Any], first: int, count: int) -> Steps:
-        """So many of the inner ops, each with its part of what was drawn."""
+        """Yields ``count`` of the inner ops, each with its drawn parameters."""
         for number, op in enumerate(self.inner_ops[first : first + count], start=first):
             prefix = f"{number}."
             yield op, {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
@@ -74,10 +74,10 @@ class Branches(Op):
 
 @dataclass(frozen=True, init=False)
 class RandomApply(Branches):
-    """Does several ops with probability ``p``: all of them to an image, or none.
+    """Applies several ops with probability ``p``: all of them to an image, or none.
 
     Args:
-        transforms: The ops, such as leave the image's size and dtype alone.
+        transforms: Ops that keep the image's size and dtype.
         p: Probability, 0 to 1.
 
     Raises:
@@ -104,11 +104,11 @@ class RandomApply(Branches):
 
 @dataclass(frozen=True, init=False)
 class RandomChoice(Branches):
-    """Does one of several ops, picked at random for each image.
+    """Applies one of several ops, chosen at random for each image.
 
     Args:
-        transforms: The ops, such as leave the image's size and dtype alone; a ``Compose`` is picked as a whole.
-        p: How likely each is, in any unit; None for all the same.
+        transforms: Ops that keep the image's size and dtype; a ``Compose`` is chosen as a whole.
+        p: Weight of each, in any unit; None for equal weights.
 
     Raises:
         ArgumentError: for another op, or if ``p`` is not a number of 0 or more for each, with one above 0.

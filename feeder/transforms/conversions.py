@@ -1,4 +1,4 @@
-"""torchvision's other names for what turns images into tensors: here they are tensors already."""
+"""torchvision's other names for conversions to tensors: images of a batch are tensors already."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ __all__ = ["ConvertImageDtype", "PILToTensor", "ToImage", "ToPureTensor", "ToTen
 
 
 def ToImage() -> Compose:
-    """Nothing, wherever it stands: an empty ``Compose``."""
+    """Returns an empty ``Compose``, which does nothing in any place."""
     return Compose([])
 
 
 def PILToTensor() -> Compose:
-    """Nothing, wherever it stands: an empty ``Compose``."""
+    """Returns an empty ``Compose``, which does nothing in any place."""
     return Compose([])
 
 
 def ToPureTensor() -> Compose:
-    """Nothing, wherever it stands: an empty ``Compose``."""
+    """Returns an empty ``Compose``, which does nothing in any place."""
     return Compose([])
 
 
 def ToTensor() -> ToDtype:
-    """``ToDtype("float32", scale=True)``."""
+    """Returns ``ToDtype("float32", scale=True)``."""
     return ToDtype("float32", scale=True)
 
 
 def ConvertImageDtype(dtype: object = "float32") -> ToDtype:
-    """``ToDtype(dtype, scale=True)``; see there."""
+    """Returns ``ToDtype(dtype, scale=True)``."""
     return ToDtype(dtype, scale=True)

@@ -22,7 +22,7 @@ class RandomRotation(Op):
     Args:
         degrees: (min, max) of the angle, or one number for (-degrees, degrees).
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        expand: Whether the output grows so that the whole image fits.
+        expand: True to enlarge the output until the whole image fits.
         center: (x, y) in pixels from the upper left corner; None for the middle.
         fill: One number or (R, G, B), 0-255, for what lies outside the image.
 
@@ -60,7 +60,7 @@ class RandomRotation(Op):
         return Drawn({"angle": angle}, sizes)
 
     def _expanded(self, height: int, width: int, angle: float) -> tuple[int, int]:
-        """Output (height, width), by the arithmetic of Pillow's ``Image.rotate``."""
+        """Returns the output's (height, width), by the arithmetic of Pillow's ``Image.rotate``."""
         angle %= 360.0
         if self.center is None and angle in (0.0, 90.0, 180.0, 270.0):
             return (height, width) if angle in (0.0, 180.0) else (width, height)
@@ -150,11 +150,11 @@ class RandomAffine(Op):
 class RandomPerspective(Op):
     """Shows the image as seen from another side, with probability ``p``: its corners move inwards by random amounts.
 
-    Where corners come to lie so that no perspective has them there, as they may for a ``distortion_scale`` near 1 or
-    an image of one row, the image stays as it is.
+    The image is unchanged if no perspective leads to the drawn corners, as may happen for a ``distortion_scale`` near 1
+    or an image of one row.
 
     Args:
-        distortion_scale: How far a corner moves at most, as a fraction of half the width and half the height, 0 to 1.
+        distortion_scale: Largest move of a corner, as a fraction of half the width and half the height, 0 to 1.
         p: Probability, 0 to 1.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         fill: One number or (R, G, B), 0-255, for what lies outside the image.

@@ -1,4 +1,4 @@
-"""The ops that do one fixed change of colors or sharpness to some of the images."""
+"""The ops that change colors or sharpness of some images in one fixed way."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RandomPosterize(ProbabilityOp):
     """Keeps the upper bits of each value, with probability ``p``.
 
     Args:
-        bits: How many, 0 to 8.
+        bits: Number of bits kept, 0 to 8.
         p: Probability, 0 to 1.
 
     Raises:
@@ -76,7 +76,7 @@ class RandomSolarize(ProbabilityOp):
     """Inverts the values from ``threshold`` on, with probability ``p``.
 
     Args:
-        threshold: In levels of a uint8 image, 0 to 255; between 0 and 1 there is none.
+        threshold: Level of a uint8 image, 0 to 255, and not between 0 and 1.
         p: Probability, 0 to 1.
 
     Raises:
@@ -91,7 +91,7 @@ class RandomSolarize(ProbabilityOp):
             raise ArgumentError(f"threshold must be a number from 0 to 255, got {threshold!r}")
         if 0 < threshold < 1:
             raise ArgumentError(
-                f"threshold is in levels of uint8 images, 0-255, got {threshold!r}; for one of 0.0-1.0 images take "
+                f"threshold is a level of uint8 images, 0-255, got {threshold!r}; for one of 0.0-1.0 images take "
                 f"{255 * threshold:g}"
             )
         self._set(threshold=float(threshold))

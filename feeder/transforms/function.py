@@ -18,13 +18,13 @@ __all__ = ["Lambda"]
 class Lambda(Op):
     """Calls a function on every image, in the worker.
 
-    A module's function can be pickled; with a ``lambda`` or a local function, workers are forked. What it draws from
-    the global generators of ``random``, numpy and torch is a function of (seed, epoch, sample) too: the same whatever
-    the workers, the ranks or a resume. Those of the calling process go on as if it had drawn nothing.
+    A module's function can be pickled; with a ``lambda`` or a local function, workers are forked. Its draws from the
+    global generators of ``random``, numpy and torch are functions of (seed, epoch, sample) too: the same whatever the
+    workers, the ranks or a resume. The calling process's own generators are left as they were.
 
     Args:
-        lambd: Takes and gives an array [3, H, W]: uint8, 0-255, or float32 after ``ToDtype`` or ``Normalize``. It may
-            write to the array that it gets; shape and dtype stay as they are.
+        lambd: Takes and returns an array [3, H, W]: uint8, 0-255, or float32 after ``ToDtype`` or ``Normalize``. It may
+            write to its argument; shape and dtype must not change.
 
     Raises:
         ArgumentError: if it is no function.

@@ -1,4 +1,4 @@
-"""The ops that choose which pixels go where: crops, resizes and flips."""
+"""Crops, resizes and flips."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RandomResizedCrop(Op):
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         """Draws as torchvision's ``RandomResizedCrop.make_params``: ten attempts, then a central crop."""
         height, width = sizes[:, 0], sizes[:, 1]
-        # Nearly all samples fit at the first attempt, so only the others pay for more random numbers.
+        # Nearly all samples fit at the first attempt; only the others cost more random numbers.
         first = uniforms(4)
         crop_height, crop_width, fits = self._attempt(height, width, first[:, 2:])
         top = np.floor(first[:, 0] * (height - crop_height + 1)).astype(np.int64)
@@ -101,7 +101,7 @@ class RandomResizedCrop(Op):
         crop_height, crop_width = self._fallback(height, width)
         top = (height - crop_height) // 2
         left = (width - crop_width) // 2
-        # All further attempts at once, [N, attempts, 2]; the earliest that fits is the one that stays.
+        # All further attempts at once, [N, attempts, 2]; the earliest that fits is taken.
         attempts = uniform[:, 4:].reshape(len(uniform), -1, 2)
         heights, widths, fit = self._attempt(height[:, None], width[:, None], attempts)
         rows = np.flatnonzero(fit.any(axis=1))
@@ -112,7 +112,7 @@ class RandomResizedCrop(Op):
         return top, left, crop_height, crop_width
 
     def _fallback(self, height: IntArray, width: IntArray) -> tuple[IntArray, IntArray]:
-        """The largest crop whose aspect ratio is within bounds, at least one pixel."""
+        """Returns the largest crop whose aspect ratio is within bounds, at least one pixel."""
         ratio = width / height
         narrow = np.rint(width / self.ratio[0]).astype(np.int64)
         wide = np.rint(height * self.ratio[1]).astype(np.int64)
@@ -139,7 +139,7 @@ class Resize(Op):
         size: Output (height, width); an int or a sequence of one is the length of the shorter side, and the aspect
             ratio is kept; None leaves it to ``max_size``.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        max_size: Longest length that the longer side may get; the length that it gets if ``size`` is None.
+        max_size: Largest length of the longer side; its exact length if ``size`` is None.
         antialias: True; anything else than None is refused.
 
     Raises:
@@ -177,7 +177,7 @@ class Resize(Op):
         return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
 
     def _resized(self, sizes: IntArray) -> IntArray:
-        """Output sizes with torchvision's rounding; at least one pixel."""
+        """Returns output sizes with torchvision's rounding; at least one pixel."""
         if self.size is not None and len(self.size) == 2:
             return np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
         short, long = sizes.min(axis=1), sizes.max(axis=1)
@@ -229,7 +229,7 @@ class CenterCrop(Op):
         self._set(size=check_size("size", size))
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        """The window may reach outside the image: what lies there is zero."""
+        """Draws a window, which may reach outside the image, where pixels are zero."""
         size = np.array(self.size, np.int64)
         # torchvision pads by floor((crop - image) / 2) before the image, and otherwise rounds half to even.
         start = np.where(size > sizes, -((size - sizes) // 2), np.rint((sizes - size) / 2.0).astype(np.int64))
@@ -278,12 +278,12 @@ class RandomVerticalFlip(ProbabilityOp):
 class RandomCrop(Op):
     """Crops at a random place.
 
-    An image that is too small, padded as asked for, is an error of that sample.
+    An image that is too small even after the padding is that sample's error.
 
     Args:
         size: Output (height, width) in pixels; an int makes a square.
-        padding: As in :class:`feeder.transforms.Pad`, done first; None for none.
-        pad_if_needed: Whether to pad a smaller image on both sides by what is missing.
+        padding: As in :class:`feeder.transforms.Pad`, applied first; None for none.
+        pad_if_needed: True to pad a smaller image on both sides by the missing pixels.
         fill: As in :class:`feeder.transforms.Pad`.
         padding_mode: As in :class:`feeder.transforms.Pad`.
 
@@ -321,8 +321,8 @@ class RandomCrop(Op):
         if self.pad_if_needed:
             missing = np.maximum(size - (sizes + pad_before + pad_after), 0)
             pad_before, pad_after = pad_before + missing, pad_after + missing
-        room = sizes + pad_before + pad_after - size
-        start = np.floor(uniforms(2) * (np.maximum(room, 0) + 1)).astype(np.int64)
+        slack = sizes + pad_before + pad_after - size
+        start = np.floor(uniforms(2) * (np.maximum(slack, 0) + 1)).astype(np.int64)
         cropped = np.broadcast_to(size, sizes.shape)
         params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
         if self._pads:

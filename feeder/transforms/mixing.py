@@ -1,4 +1,4 @@
-"""The ops that mix the samples of a batch: after it is assembled, keyed by (seed, epoch, step)."""
+"""The ops that mix the samples of an assembled batch, keyed by (seed, epoch, step)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels", "Mixing", "check_mix", "pick"]
 
-# (labels, labels of what was mixed in, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).
+# (labels, partners' labels, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).
 MixedLabels = tuple["Tensor", "Tensor", float]
 
 # The last streams below the one of the order; no recipe has that many ops.
@@ -29,12 +29,12 @@ _PICK_STREAM = 65_532
 
 
 class Mixing(NamedTuple):
-    """What is mixed in a batch: each sample with the one before it.
+    """A batch's mixing of each sample with the one before it.
 
     Attributes:
-        lam: How much of a pixel inside the box is its own, 0 to 1.
+        lam: Weight of a pixel's own value inside the box, 0 to 1.
         box: (top, left, bottom, right), pixels; None is the whole image.
-        label_weight: How much of a label is its own, 0 to 1.
+        label_weight: Weight of a sample's own label, 0 to 1.
     """
 
     lam: float
@@ -42,7 +42,7 @@ class Mixing(NamedTuple):
     label_weight: float
 
     def apply(self, images: Tensor) -> Tensor:
-        """The mixed images, of the same shape, dtype and memory format; these stay as they are.
+        """Returns the mixed images, of the same shape, dtype and memory format; ``images`` is unchanged.
 
         Args:
             images: [N, C, H, W], uint8 or float, on any device.
@@ -69,8 +69,8 @@ class BatchOp(ABC):
 
     Args:
         alpha: Parameter of the Beta(alpha, alpha) distribution that the mixing weight is drawn from; positive.
-        num_classes: How many classes there are, for labels as a loss function takes them: how much of each class an
-            image has. None: the labels of both images, and the first one's weight.
+        num_classes: Number of classes, for labels with a weight for each class, as loss functions take them. None for
+            the labels of both images and the first one's weight.
 
     Raises:
         ArgumentError: if ``alpha`` or ``num_classes`` is not positive.
@@ -88,7 +88,7 @@ class BatchOp(ABC):
     def __call__(
         self, images: Tensor, labels: Tensor, *, seed: int, epoch: int, step: int
     ) -> tuple[Tensor, MixedLabels | Tensor]:
-        """Mixes a batch; the batch itself stays as it is.
+        """Mixes a batch; ``images`` and ``labels`` are unchanged.
 
         Args:
             images: [N, C, H, W], uint8 or float, on any device.
@@ -98,7 +98,7 @@ class BatchOp(ABC):
             step: Number of the batch in the epoch.
 
         Returns:
-            The mixed images, of the same shape and dtype, and their labels, as :meth:`mixed_labels` gives them.
+            The mixed images, of the same shape and dtype, and their labels, see :meth:`mixed_labels`.
 
         Raises:
             ArgumentError: if the shapes don't fit, or a label on the CPU is out of range.
@@ -116,7 +116,7 @@ class BatchOp(ABC):
         return drawn.apply(images), self.mixed_labels(labels, drawn.label_weight)
 
     def check_labels(self, labels: npt.NDArray[np.integer[Any]]) -> None:
-        """Refuses class numbers that ``num_classes`` has no place for, before a GPU meets them, which tells nobody.
+        """Refuses class numbers out of range for ``num_classes``, before they reach a GPU, which would not say which.
 
         Args:
             labels: integers [N].
@@ -134,15 +134,15 @@ class BatchOp(ABC):
             )
 
     def mixed_labels(self, labels: Tensor, weight: float) -> MixedLabels | Tensor:
-        """The labels of mixed images.
+        """Returns the labels of mixed images.
 
         Args:
             labels: [N, ...], on any device; with ``num_classes`` int64 [N].
-            weight: How much of a label is its own, 0 to 1.
+            weight: Weight of a sample's own label, 0 to 1.
 
         Returns:
             With ``num_classes`` float32 [N, num_classes], each row with ``weight`` at the image's own class and the
-            rest at that of what was mixed in. Else (labels, labels of what was mixed in, weight).
+            rest at its partner's. Else (labels, partners' labels, weight).
         """
         if self.num_classes is None:
             return labels, labels.roll(1, 0), weight
@@ -154,7 +154,7 @@ class BatchOp(ABC):
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
-        """What is mixed in a batch: a pure function of its arguments."""
+        """Draws a batch's mixing: a pure function of its arguments."""
 
 
 class MixUp(BatchOp):
@@ -179,7 +179,7 @@ class CutMix(BatchOp):
 
 
 def check_mix(mix: object) -> tuple[BatchOp, ...]:
-    """The ops that a loader's ``mix`` asks for: one, or several in a sequence; none for None.
+    """Returns the ops of a loader's ``mix``: one, or several in a sequence; none for None.
 
     Raises:
         ArgumentError: for anything else, or several whose labels would differ in form.
@@ -193,14 +193,14 @@ def check_mix(mix: object) -> tuple[BatchOp, ...]:
 
 
 def pick(ops: Sequence[BatchOp], seed: int, epoch: int, step: int) -> BatchOp:
-    """One of several ops for a batch, all equally likely: a pure function of its arguments."""
+    """Picks one of several ops for a batch, all equally likely: a pure function of its arguments."""
     if len(ops) == 1:
         return ops[0]
     return ops[int(uniform(seed, epoch, [step], _PICK_STREAM, 1)[0, 0] * len(ops))]
 
 
 def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of about 1 - lam of the image's area, cut at its edges."""
+    """Returns (left, top, right, bottom) of about 1 - lam of the image's area, cut at its edges."""
     ratio = 0.5 * math.sqrt(1.0 - lam)
     half_width, half_height = int(ratio * width), int(ratio * height)
     return (
@@ -212,10 +212,12 @@ def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> t
 
 
 def beta(alpha: float, seed: int, epoch: int, step: int, stream: int) -> float:
-    """A Beta(alpha, alpha) variate from two Gamma variates, by Marsaglia and Tsang, "A simple method for generating
-    gamma variables" (2000); in logarithms, since a small alpha underflows."""
+    """Draws a Beta(alpha, alpha) variate from two Gamma variates, in logarithms, since a small alpha underflows.
 
-    shape = alpha + 1.0  # the method wants at least 1; the last line of the function below takes the 1 away
+    By Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
+    """
+
+    shape = alpha + 1.0  # the method needs at least 1; the function's last term removes the 1
     d = shape - 1.0 / 3.0
 
     def log_gamma_variate(first: int) -> float:

@@ -1,4 +1,4 @@
-"""What every op of a recipe is: declared arguments, and how its parameters are drawn for a batch of samples."""
+"""The base of a recipe's ops: declared arguments, and the draw of parameters for a batch of samples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Params = dict[str, npt.NDArray[Any]]
 
 
 class Extent(NamedTuple):
-    """What is known of an image's size without seeing the image.
+    """Facts about the images' size that hold for every image.
 
     Attributes:
-        minimum: (height, width) in pixels that every image has at least.
-        fixed: Whether every image has exactly that size.
+        minimum: Smallest (height, width) in pixels.
+        fixed: True if every image has exactly that size.
     """
 
     minimum: tuple[int, int] = (1, 1)
@@ -49,7 +49,7 @@ class Uniforms:
         self._stream = stream
 
     def __call__(self, count: int, rows: IntArray | None = None) -> FloatArray:
-        """The first ``count`` numbers of every sample, or of those in ``rows``: float64 [N, count] in [0, 1).
+        """Returns the first ``count`` numbers of every sample, or of those in ``rows``: float64 [N, count] in [0, 1).
 
         A longer draw starts with the numbers of a shorter one.
         """
@@ -57,13 +57,13 @@ class Uniforms:
         return uniform(self._seed, self._epoch, sample_ids, self._stream, count)
 
     def inner(self, number: int) -> Uniforms:
-        """Those of an op inside this one; recipes have fewer than 1,024 ops."""
+        """Returns the numbers of an op inside this one; recipes have fewer than 1,024 ops."""
         return Uniforms(self._seed, self._epoch, self._sample_ids, self._stream + 1024 * (number + 1))
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        """A 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
+        """Returns a 64-bit seed per sample, for ops that need a number per pixel: uint64 [N].
 
-        It is made of the words of the first two uniform numbers, so an op takes either keys or numbers after those.
+        The seeds share their words with the first two uniform numbers, so an op uses either keys or later numbers.
         """
         words = philox(self._seed, self._epoch, self._sample_ids, self._stream, 1).astype(np.uint64)
         keys: npt.NDArray[np.uint64] = words[:, 0] << np.uint64(32) | words[:, 1]
@@ -74,8 +74,8 @@ class Op:
     """One step of a recipe. Ops are frozen dataclasses with torchvision v2's names, arguments and defaults.
 
     Class attributes:
-        on_images: Whether the op may stand before ``ToDtype`` and ``Normalize``, where images are uint8.
-        on_arrays: Whether the op may stand after them, where images are floats.
+        on_images: True if the op may stand before ``ToDtype`` and ``Normalize``, where images are uint8.
+        on_arrays: True if the op may stand after them, where images are floats.
     """
 
     on_images = True
@@ -88,7 +88,7 @@ class Op:
 
     def __call__(self, *images: object) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} is a declaration, which datasets and loaders carry out: give it to "
+            f"{type(self).__name__} is a declaration that datasets and loaders carry out: give it to "
             "ShardDataset(path, transform=...) and take the image from dataset[i] or from a loader"
         )
 
@@ -97,16 +97,16 @@ class Op:
 
         Args:
             uniforms: The op's random numbers.
-            sizes: int64 [N, 2], (height, width) of the images that the op gets.
+            sizes: int64 [N, 2], (height, width) of the op's input images.
         """
         return Drawn({}, sizes)
 
     def extent(self, extent: Extent) -> Extent:
-        """What is known of the output's size, given what is known of the input's."""
+        """Returns the output's extent for an input's."""
         return extent
 
     def fuses(self, extent: Extent) -> bool:
-        """Whether the op can be expressed by a source box, a flip and an output size.
+        """Returns whether a source box, a flip and an output size can express the op.
 
         Such an op has parameters of these names only: ``top, left, height, width`` (crop to this window),
         ``resized_height, resized_width`` (then resize to this, bilinear), ``flip``.
@@ -115,13 +115,13 @@ class Op:
 
     @property
     def resizes(self) -> bool:
-        """Whether the op changes the scale of the image; only one such op fits in a source box."""
+        """True if the op changes the image's scale; only one such op fits in a source box."""
         return False
 
 
 @dataclass(frozen=True, init=False)
 class ProbabilityOp(Op):
-    """An op that changes an image with probability ``p``, and then in one way only.
+    """An op that changes an image with probability ``p``, always in the same way.
 
     Class attributes:
         drawn_name: Name of the drawn parameter: bool [N], True where the image is changed.

@@ -1,4 +1,4 @@
-"""The ops that make an image larger by what is around it."""
+"""The ops that add a border to an image."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RandomZoomOut(Op):
     The output's size depends on the image and the draw; a resize or a crop of fixed size belongs after it.
 
     Args:
-        fill: One number or (R, G, B), 0-255, for what is around the image.
+        fill: One number or (R, G, B), 0-255, for the border.
         side_range: (min, max) of the output's sides as multiples of the image's, 1 or more.
         p: Probability, 0 to 1.
 

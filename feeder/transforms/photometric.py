@@ -99,7 +99,7 @@ class GaussianBlur(Op):
 
     Args:
         kernel_size: Kernel size in pixels, odd; an int, or (x, y) as torchvision takes it.
-        sigma: Standard deviation in pixels, or the (min, max) that it is drawn from.
+        sigma: Standard deviation in pixels, or its (min, max).
 
     Raises:
         ArgumentError: for an argument outside its range.
@@ -126,14 +126,14 @@ class GaussianBlur(Op):
 class RandomErasing(Op):
     """Erases a random rectangle with probability ``p``.
 
-    It usually stands last, after ``Normalize``; ``value`` is in the units of the image where it stands.
+    The op usually stands last, after ``Normalize``; ``value`` is in the units of the image at that place.
 
     Args:
         p: Probability, 0 to 1.
         scale: (min, max) of the rectangle's area as a fraction of the image's.
         ratio: (min, max) of the rectangle's height / width.
         value: One number, three (R, G, B), or "random" for normally distributed noise.
-        inplace: Accepted as torchvision does; it changes nothing here.
+        inplace: Accepted as in torchvision, and without effect.
 
     Raises:
         ArgumentError: for an argument outside its range.
@@ -173,7 +173,7 @@ class RandomErasing(Op):
 
     @property
     def on_images(self) -> bool:  # type: ignore[override]
-        """Noise around 0 means nothing on uint8 images."""
+        """False for noise: values around 0 have no meaning in uint8 images."""
         return self.value is not None
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:

@@ -1,4 +1,4 @@
-"""A recipe: the ops that are done to every image, and how their parameters are drawn."""
+"""A recipe: the ops for every image, and the draw of their parameters."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Compose", "Draws", "Recipe"]
 
 @dataclass(frozen=True, init=False, repr=False)
 class Compose(Op):
-    """Several ops in a row.
+    """A sequence of ops.
 
     Args:
-        transforms: The ops; a ``Compose`` in it counts as its ops.
+        transforms: The ops; a ``Compose`` among them stands for its ops.
 
     Raises:
-        ArgumentError: if something in it is no op, or an op stands where it can't.
+        ArgumentError: if an element is no op, or an op is in a place where it can't be.
     """
 
     transforms: tuple[Op, ...]
@@ -41,14 +41,14 @@ class Compose(Op):
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for N samples.
+    """The drawn parameters of N samples.
 
     The boxes and the flip describe the recipe's base path: Pillow's
     ``image.crop(support).resize(base_size, BILINEAR, box=source - support's origin)``, then the flip.
 
     Attributes:
-        image_size: int32 [N, 2], upright (height, width) of the images that the parameters were drawn for.
-        source_box: float64 [N, 4], (left, top, right, bottom) in upright pixels: what maps onto the output.
+        image_size: int32 [N, 2], upright (height, width) of the images for which the parameters were drawn.
+        source_box: float64 [N, 4], (left, top, right, bottom) in upright pixels: the area that maps onto the output.
         support_box: int32 [N, 4], (left, top, right, bottom): the pixels that the filter may read.
         base_size: int32 [N, 2], (height, width) after the base path.
         flip: uint8 [N], 1 where the output is mirrored left to right.
@@ -68,7 +68,7 @@ class Draws:
         return len(self.flip)
 
     def take(self, rows: npt.ArrayLike | slice) -> Draws:
-        """The draws of some of the samples, by index array or slice."""
+        """Returns the draws of some of the samples, by index array or slice."""
         chosen = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
         return Draws(
             image_size=self.image_size[chosen],
@@ -85,8 +85,8 @@ class Draws:
 class Recipe:
     """A checked sequence of ops.
 
-    The ops up to :attr:`rest` are the base path: one source box, a flip and an output size say all of it, so that a
-    backend can do it in one pass.
+    The ops up to :attr:`rest` are the base path: one source box, a flip and an output size describe them, so that a
+    backend can run them in one pass.
 
     Attributes:
         ops: All ops, in order.
@@ -96,19 +96,19 @@ class Recipe:
 
     @classmethod
     def of(cls, transform: Op | Recipe | Sequence[Op] | None) -> Recipe:
-        """The recipe of a transform.
+        """Returns the recipe of a transform.
 
         Args:
             transform: An op, a ``Compose``, a sequence of ops, a recipe, or None for no ops.
 
         Raises:
-            ArgumentError: if something in it is no op, or an op stands where it can't.
+            ArgumentError: if an element is no op, or an op is in a place where it can't be.
         """
         if isinstance(transform, Recipe):
             return transform
         recipe = cls(tuple(_flatten(transform)))
         recipe._check()
-        if not isinstance(transform, Compose):  # that was looked at when it was made
+        if not isinstance(transform, Compose):  # which was checked when it was made
             recipe._warn_of_scales()
         return recipe
 
@@ -139,7 +139,7 @@ class Recipe:
                 value_op = op
 
     def _warn_of_scales(self) -> None:
-        """Warns of a mean for pixels of 0 to 255 where they are 0.0-1.0 by then."""
+        """Warns of a mean for pixels of 0 to 255 after they were scaled to 0.0-1.0."""
         scaled = False
         for op in self.ops:
             if isinstance(op, Normalize):
@@ -148,12 +148,12 @@ class Recipe:
                         f"{op} has a mean for pixels of 0 to 255, but ToDtype(scale=True) or ToTensor before it has "
                         "scaled them to 0.0-1.0; divide mean and std by 255, or leave the scaling out",
                     )
-                return  # what comes after it has a scale of its own
+                return  # after it pixels have another scale
             scaled = scaled or (isinstance(op, ToDtype) and op.scale and op.dtype != "uint8")
 
     @cached_property
     def base_length(self) -> int:
-        """How many ops the base path has."""
+        """Number of ops in the base path."""
         fused = 0
         extent = Extent()
         resized = False
@@ -163,19 +163,19 @@ class Recipe:
             resized = resized or op.resizes
             extent = op.extent(extent)
             fused += 1
-        # What is left can join the base path only as a whole: an affine map of the pixels and mirroring commute.
+        # The other ops can join the base path only all together: an affine map of the pixels and mirroring commute.
         if all(op.on_arrays and (isinstance(op, (ToDtype, Normalize)) or op.fuses(extent)) for op in self.ops[fused:]):
             return len(self.ops)
         return fused
 
     @property
     def is_base_path(self) -> bool:
-        """Whether the source box, flip, output size and :attr:`affine` say all that the recipe does."""
+        """True if the source box, flip, output size and :attr:`affine` describe the whole recipe."""
         return self.base_length == len(self.ops)
 
     @property
     def rest(self) -> tuple[Op, ...]:
-        """The ops after the base path; it gives them uint8 images of :attr:`base_size`."""
+        """The ops after the base path, whose input is uint8 images of :attr:`base_size`."""
         return self.ops[self.base_length :]
 
     @cached_property
@@ -241,8 +241,7 @@ class Recipe:
         )
 
     def draw_rest(self, seed: int, epoch: int, sample_ids: npt.ArrayLike) -> tuple[Params, ...]:
-        """What :meth:`draw` draws for the ops of :attr:`rest`, where :attr:`base_size` is fixed: the images' own sizes
-        are not needed then.
+        """Draws only for the ops of :attr:`rest`, as :meth:`draw` does, without the images' sizes.
 
         Args:
             seed: 0 to 2**64-1.
@@ -250,7 +249,7 @@ class Recipe:
             sample_ids: integers [N].
 
         Raises:
-            ArgumentError: if the size depends on the image.
+            ArgumentError: if :attr:`base_size` depends on the image.
         """
         if self.base_size is None:
             raise ArgumentError("the size after the base path depends on the image; draw with the images' sizes")
@@ -297,7 +296,7 @@ class _Base:
 
 
 def _listed(recipe: Recipe | Compose, ops: Sequence[Op]) -> str:
-    """The ops, a line each, as torchvision's ``Compose`` shows them."""
+    """Formats ops, a line each, as torchvision's ``Compose`` does."""
     lines = "".join(f"    {line}\n" for op in ops for line in f"{op!r},".splitlines())
     return f"{type(recipe).__name__}(\n{lines})" if ops else f"{type(recipe).__name__}()"
 

@@ -1,4 +1,4 @@
-"""The ops that turn uint8 pixels into the numbers that a model takes."""
+"""The ops that turn uint8 pixels into a model's input numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ToDtype(Op):
 
     Args:
         dtype: uint8, float16, bfloat16 or float32, as a torch or numpy dtype or by name.
-        scale: Whether 0-255 becomes 0.0-1.0.
+        scale: True to scale 0-255 to 0.0-1.0.
 
     Raises:
         ArgumentError: for any other dtype.
@@ -47,12 +47,12 @@ class ToDtype(Op):
 class Normalize(Op):
     """Subtracts ``mean`` and divides by ``std``, per channel.
 
-    On images that no ``ToDtype`` has made floats yet, it first makes them float32 in 0.0-1.0.
+    Images that are still uint8 are first converted to float32 in 0.0-1.0.
 
     Args:
         mean: Three numbers (R, G, B), or one for all.
         std: Three numbers (R, G, B), or one for all; not 0.
-        inplace: Accepted as torchvision does; it changes nothing here.
+        inplace: Accepted as in torchvision, and without effect.
 
     Raises:
         ArgumentError: for another count, or a zero in ``std``.
@@ -77,11 +77,11 @@ def _channels(name: str, value: float | Iterable[float]) -> tuple[float, float, 
 
 
 def compose_affine(ops: Sequence[Op], *, is_float: bool) -> Affine:
-    """What the value ops among ``ops`` do together: output = input * scale + bias, per channel.
+    """Composes the value ops among ``ops``: output = input * scale + bias, per channel.
 
     Args:
-        ops: Any ops; others than ``ToDtype`` and ``Normalize`` are passed over.
-        is_float: Whether the input is float already; else it is uint8, 0-255.
+        ops: Any ops; only ``ToDtype`` and ``Normalize`` count.
+        is_float: True if the input is float already; else it is uint8, 0-255.
     """
     scale = np.ones(3)
     bias = np.zeros(3)

@@ -1,7 +1,7 @@
 """feeder's fused GPU ops: each a Triton kernel beside its torch reference. Installed as ``feeder._gpu``.
 
-Importing this needs torch; the kernels themselves need Triton and a CUDA device, or Triton's interpreter
-(``TRITON_INTERPRET=1``), which runs them on CPU tensors. Without Triton the references do the work.
+Importing it needs torch; the kernels need Triton and a CUDA device, or Triton's interpreter (``TRITON_INTERPRET=1``),
+which runs them on CPU tensors. Without Triton the references do the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choice of a Triton kernel or its torch reference for an op."""
+"""The choice between an op's Triton kernel and its torch reference."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """True if Triton can be imported."""
+    """Returns whether Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
 
 
 @lru_cache(maxsize=1)
 def lacks() -> str | None:
-    """Returns what Triton lacks here to run kernels on a GPU, and the remedy; None: nothing.
+    """Returns what Triton lacks to run kernels on a GPU here, and the remedy; None if it lacks nothing.
 
-    Triton compiles its own access to the driver, in C, before its first launch: that takes a compiler and Python's
-    headers, which slim containers don't have.
+    Triton compiles its access to the driver, in C, before its first launch. This needs a compiler and Python's headers,
+    which slim containers don't have.
     """
     if not has_triton():
         return "Triton: pip install 'feeder-data[gpu]'"
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return "Triton's compiler, in whose place TRITON_INTERPRET=1 puts the interpreter, for CPUs: unset it"
+        return "Triton's compiler, replaced with the interpreter for CPUs by TRITON_INTERPRET=1: unset it"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "a C compiler, which Triton needs: install gcc"
     scheme = sysconfig.get_default_scheme()
-    # As Triton has it: Debian's own scheme names a folder without headers.
+    # As Triton does it: Debian's own scheme names a folder without headers.
     folder = sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
     if not os.path.exists(os.path.join(folder, "Python.h")):
         return f"Python's headers, which Triton needs, in {folder}: install python3-dev"
@@ -53,14 +53,14 @@ def say_once(lacking: str) -> None:
 
 
 def runs_triton(device: torch.device, using: str) -> bool:
-    """True if an op on this device runs its kernel.
+    """Returns whether an op on this device runs its kernel.
 
     Args:
-        device: Where the images are.
+        device: The images' device.
         using: "triton", "torch" (the reference), or "auto": the kernel on CUDA if Triton can run there.
 
     Raises:
-        ArgumentError: if the kernel is asked for and can't run.
+        ArgumentError: if the kernel is requested and can't run.
     """
     if using not in ("auto", "triton", "torch"):
         raise ArgumentError(f"using must be 'auto', 'triton' or 'torch', got {using!r}")
@@ -81,5 +81,5 @@ def runs_triton(device: torch.device, using: str) -> bool:
 
 
 def launching_on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes a GPU the current one while its kernels are launched: Triton asks for the current one, not the tensors'."""
+    """Makes a GPU the current one for a launch: Triton uses the current GPU, not the tensors'."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Kernel 1: uint8 images to normalized floats, turned, colored, erased and mixed, in one pass over the batch."""
+"""Kernel 1: turns, colors, normalizes, erases and mixes uint8 images, in one pass over the batch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def normalize(
     """Turns, colors, normalizes, erases and mixes a batch: out = pixel (0-255) * scale + bias.
 
     Tolerance: for outputs of the usual size (under 5), the kernel and the reference are both within 1e-6, and half a
-    unit in the last place of ``dtype``, of exact arithmetic. Where ``color`` is given, a blend that lies on the edge
-    between two levels may take the other.
+    unit in the last place of ``dtype``, of exact arithmetic. With ``color``, a blend on the edge between two levels may
+    take the other.
 
     Args:
         images: uint8, contiguous, N images of ``size`` as stored (see Note [Turns]), each of 3 * H * W bytes.
@@ -43,7 +43,7 @@ def normalize(
         scale: float32 [3]; None is 1.
         bias: float32 [3]; None is 0.
         dtype: float32, float16, bfloat16; or uint8, which takes neither scale, bias nor mix.
-        layout: "nhwc" or "nchw": how a stored image's bytes lie.
+        layout: Order of a stored image's bytes, "nhwc" or "nchw".
         channels_last: Memory format of the output.
         turn: integers [N], 0-7, see Note [Turns]; None is 0.
         color: Brightness, contrast and saturation.
@@ -87,14 +87,14 @@ def normalize(
 def gray_mean(
     images: torch.Tensor, size: tuple[int, int], color: Color, *, layout: str = "nhwc", using: str = "auto"
 ) -> torch.Tensor:
-    """The gray level that each image's contrast step blends with: float32 [N], whole numbers.
+    """Returns the gray level that each image's contrast step blends with: float32 [N], whole numbers.
 
-    The kernel gives exactly the reference's numbers, but for levels on the edge between two in the steps before.
+    The kernel's numbers are the reference's, except after earlier steps with a level on the edge between two.
 
     Args:
         images: As in :func:`normalize`.
         size: As in :func:`normalize`.
-        color: Its steps before the contrast come first; for images without that step the number means nothing.
+        color: Steps before the contrast are applied first; for images without contrast the number has no meaning.
         layout: As in :func:`normalize`.
         using: As in :func:`normalize`.
     """
@@ -115,9 +115,9 @@ def gray_mean(
 
 
 def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
-    """The rounded mean, halves up, float32, of whole numbers with these sums (int64).
+    """Returns the rounded mean, halves up, float32, of whole numbers with these sums (int64).
 
-    In whole numbers: on a GPU torch divides by a number through its reciprocal, and some halves come out lower.
+    Computed in whole numbers: on a GPU torch divides through the reciprocal, and some halves would come out lower.
     """
     return torch.div(2 * sums + count, 2 * count, rounding_mode="floor").float()
 
@@ -135,7 +135,7 @@ def normalize_reference(
     erase: Erase | None,
     mix: Mix | None,
 ) -> None:
-    """The reference of :func:`normalize`, in torch ops on any device."""
+    """Runs the reference of :func:`normalize`, in torch ops on any device."""
     pixels = _turned(images, size, layout, turn)
     if color is not None:
         nothing = torch.zeros(len(pixels), device=images.device)
@@ -185,14 +185,14 @@ def finish_reference(
 
 
 def stored_reference(images: torch.Tensor, size: tuple[int, int], layout: str) -> torch.Tensor:
-    """Images that are not turned, as uint8 [N, H, W, 3]."""
+    """Returns images without a turn, as uint8 [N, H, W, 3]."""
     if layout == "nhwc":
         return images.reshape(len(images), *size, 3)
     return images.reshape(len(images), 3, *size).permute(0, 2, 3, 1)
 
 
 def _turned(images: torch.Tensor, size: tuple[int, int], layout: str, turn: torch.Tensor | None) -> torch.Tensor:
-    """uint8 [N, H, W, 3], turned."""
+    """Returns turned images, uint8 [N, H, W, 3]."""
     if turn is None:
         return stored_reference(images, size, layout)
     result = torch.empty((len(images), *size, 3), dtype=torch.uint8, device=images.device)
@@ -208,14 +208,14 @@ def _turned(images: torch.Tensor, size: tuple[int, int], layout: str, turn: torc
 
 
 def _gray(pixels: torch.Tensor) -> torch.Tensor:
-    """Pillow's gray level, int32: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
+    """Returns Pillow's gray level, int32: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
     red, green, blue = pixels.int().unbind(-1)
     weighted: torch.Tensor = red * 19595 + green * 38470 + blue * 7471 + 32768
     return weighted >> 16
 
 
 def _step(pixels: torch.Tensor, color: Color, column: int, mean: torch.Tensor) -> torch.Tensor:
-    """One step of color, as uint8."""
+    """Applies one step of color, to uint8."""
     step = color.steps[:, column, None, None, None]
     factor = color.factors[:, column, None, None, None].float()
     gray = _gray(pixels)[..., None].float()

@@ -1,4 +1,4 @@
-"""The Triton side of kernel 1; its reference and its tolerance stand in ``normalize.py``."""
+"""The Triton side of kernel 1; its reference and tolerance are in ``normalize.py``."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
 _BLOCK = 1024
 # Four a thread: with more, a warp's loads of NHWC's bytes touch more lines each, and registers run out.
 _PIXELS = 512
-# Of which a program of the elements' kernel does the same elements: what depends on the place alone is a third of its
-# instructions for one image.
+# Images whose same elements a program of the elements' kernel does: work that depends on the place alone is a third of
+# its instructions for one image.
 _IMAGES = 4
-# a * b + c may be rounded once. Said at every launch, because the default changes between versions of Triton.
+# a * b + c may be rounded once. Set at every launch, as the default changes between versions of Triton.
 COMPILE: dict[str, Any] = {"enable_fp_fusion": True}
 
 
 @triton.jit
 def turned(turn, height, width):
-    """Place of an output pixel (y, x) in the stored image, see Note [Turns]: origin + per_y * y + per_x * x.
+    """Returns (origin, per_y, per_x): output pixel (y, x) is stored at origin + per_y * y + per_x * x (Note [Turns]).
 
-    Each of the eight turns is such a sum, so that an image's turn is three numbers and no branch.
+    Each of the eight turns is such a sum, so an image's turn is three numbers and no branch.
     """
     swap = (turn & 4) != 0
     stored_height = tl.where(swap, width, height)
@@ -94,7 +94,7 @@ def finish_value(value, channel, scale, bias, inside, erase_value, AFFINE: tl.co
 
 @triton.jit
 def by_channel(values, channel, WANTED: tl.constexpr):
-    """The value of each element's channel, from three in memory; 0 where it is not wanted."""
+    """Returns the value of each element's channel, from three in memory; 0 if not wanted."""
     found = 0.0
     if WANTED:
         found = tl.where(
@@ -105,7 +105,7 @@ def by_channel(values, channel, WANTED: tl.constexpr):
 
 @triton.jit
 def inside_box(box, y, x):
-    """True if (y, x) lies in the (top, left, bottom, right) that ``box`` points to."""
+    """Returns whether (y, x) is inside the (top, left, bottom, right) that ``box`` points to."""
     rows = (y >= tl.load(box)) & (y < tl.load(box + 2))
     return rows & (x >= tl.load(box + 1)) & (x < tl.load(box + 3))
 
@@ -135,7 +135,7 @@ def _pixel(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, TURN: tl.constexpr,
     STEPS: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
 ):  # fmt: skip
-    """R, G and B of one sample's output pixels, before mixing."""
+    """Returns R, G and B of one sample's output pixels, before mixing."""
     if TURN:
         origin, per_y, per_x = turned(tl.load(turns + image).to(tl.int32), HEIGHT, WIDTH)
         pixel = origin + per_y * y + per_x * x
@@ -185,16 +185,16 @@ def _pixels_kernel(
     store_pixel(out, image, pixel, HEIGHT * WIDTH, mask, red, green, blue, CHANNELS_LAST)
 
 
-# An epoch's last batch has another count, and nobody should wait for a kernel compiled for it.
+# An epoch's last batch has another count, and must not cause another compilation.
 @triton.jit(do_not_specialize=["count"])
 def _elements_kernel(
     images, out, count, scale, bias, turns, boxes, erase_value,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NCHW: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr,
     ERASE: tl.constexpr, BLOCK: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
-    """To channels_last where no channel needs another: one thread an element, so stores are whole vectors.
+    """Writes channels_last if no channel needs another: one thread an element, so stores are whole vectors.
 
-    A program does the same elements of a few images, so that what depends on the place alone is computed once.
+    A program does the same elements of a few images, so that values that depend on the place alone are computed once.
     """
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = element < HEIGHT * WIDTH * 3

@@ -1,4 +1,4 @@
-"""Parameters of the fused ops for each sample besides normalizing: turns, color steps, erasing, mixing."""
+"""Parameters of the fused ops besides normalizing: turns, color steps, erasing, mixing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feeder.errors import ArgumentError
 __all__ = ["BRIGHTNESS", "CONTRAST", "DTYPES", "SATURATION", "Color", "Erase", "Mix", "output_tensor"]
 
 # Note [Turns]
-#     An image is stored as its file has it, and turned on the way out: bit 0 of its turn mirrors the stored image
+#     An image is stored as in its file, and turned at the output: bit 0 of its turn mirrors the stored image
 #     left to right, bit 1 top to bottom, and bit 2 then swaps rows and columns. Every EXIF orientation with or without
 #     a flip is one of these eight. With bit 2 the stored image is as high as the output is wide.
 
@@ -22,15 +22,15 @@ DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Color:
-    """Steps of brightness, contrast and saturation, in the order of each sample; as Pillow's ImageEnhance.
+    """Steps of brightness, contrast and saturation, in the order of each sample; as in Pillow's ImageEnhance.
 
-    A step blends a pixel p with t: floor(clamp(t + factor * (p - t), 0, 255)), where t is 0 for brightness, the mean
-    gray level of the image as it is then for contrast, and the pixel's own gray level for saturation.
+    A step blends a pixel p with t: floor(clamp(t + factor * (p - t), 0, 255)), where t is 0 for brightness, the current
+    image's mean gray level for contrast, and the pixel's own gray level for saturation.
 
     Args:
         steps: integers [N, K]: 0 (none), BRIGHTNESS, CONTRAST or SATURATION; at most one CONTRAST a sample.
         factors: float32 [N, K]; 1 changes nothing.
-        has_contrast: Whether any step is CONTRAST; False saves the pass that takes the means.
+        has_contrast: True if any step may be CONTRAST; False saves the pass for the means.
     """
 
     steps: torch.Tensor
@@ -53,12 +53,12 @@ class Erase:
 
 @dataclass(frozen=True)
 class Mix:
-    """Partners to mix with, as the last step: inside the box the output is lam * own + (1 - lam) * partner's.
+    """The last step, a mix of pairs: inside the box the output is lam * own + (1 - lam) * partner's.
 
     MixUp's box is the whole image; CutMix has lam = 0.
 
     Args:
-        partner: integers [N]: which sample of the batch it is mixed with.
+        partner: integers [N], number of each sample's partner in the batch.
         lam: 0 to 1.
         box: (top, left, bottom, right) in pixels of the output; None is the whole image.
     """
@@ -76,10 +76,10 @@ def output_tensor(
     device: torch.device,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The tensor to write to, made unless it is given.
+    """Returns the tensor to write to: ``out``, or a new one.
 
     Raises:
-        ArgumentError: if the given one does not fit.
+        ArgumentError: if ``out`` does not fit.
     """
     if dtype not in DTYPES:
         raise ArgumentError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype}")

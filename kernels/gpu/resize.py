@@ -18,14 +18,14 @@ __all__ = ["Ragged", "crop_resize", "crop_resize_reference"]
 
 @dataclass(frozen=True)
 class Ragged:
-    """Images of different sizes, each where it lies. They stay there until the kernels that are queued have read them.
+    """Images of different sizes, in place. They must stay there until the queued kernels have read them.
 
     Args:
-        images: N images uint8 [H, W, 3], dense, all on one device: tensors, or what gives them by DLPack. Only the
-            reference looks at them: 256 tensors by DLPack take 1.5 ms of Python, their addresses 0.1 ms.
-        addresses: int64 [N], on the CPU: where each starts in the device's memory.
+        images: N images uint8 [H, W, 3], dense, all on one device: tensors, or objects with DLPack. Only the
+            reference uses them: 256 tensors by DLPack take 1.5 ms of Python, their addresses 0.1 ms.
+        addresses: int64 [N], on the CPU: each image's address in the device's memory.
         sizes: integers [N, 2], on the CPU: (height, width) of each.
-        device: Where they are.
+        device: The images' device.
     """
 
     images: Sequence[Any]
@@ -38,10 +38,10 @@ class Ragged:
 
     @classmethod
     def of(cls, images: Sequence[torch.Tensor]) -> Ragged:
-        """From tensors uint8 [H, W, 3], all on one device, N of them and at least one.
+        """Makes one of N tensors uint8 [H, W, 3] on one device, N at least 1.
 
         Raises:
-            ArgumentError: naming the first tensor that is none of these.
+            ArgumentError: naming the first tensor that does not fit.
         """
         device = images[0].device
         for row, image in enumerate(images):
@@ -55,7 +55,7 @@ class Ragged:
         return cls(dense, addresses, torch.tensor([image.shape[:2] for image in dense], dtype=torch.int32), device)
 
     def check(self, source: torch.Tensor, support: torch.Tensor) -> None:
-        """Checks that boxes lie in the images, without a wait for their device.
+        """Checks that boxes are inside the images, without waiting for their device.
 
         Args:
             source: float [N, 4], (left, top, right, bottom).
@@ -109,7 +109,7 @@ def crop_resize(
 
     Args:
         images: N images as stored.
-        source: float [N, 4], on the CPU, (left, top, right, bottom) in stored pixels: what maps onto the output.
+        source: float [N, 4], on the CPU, (left, top, right, bottom) in stored pixels: the area mapped onto the output.
         support: integers [N, 4], on the CPU, the stored pixels that the filter may read.
         size: (H, W) of the output.
         scale: float32 [3]; None is 1.
@@ -154,12 +154,12 @@ def crop_resize_reference(
     turn: torch.Tensor | None,
     erase: Erase | None,
 ) -> None:
-    """The reference of :func:`crop_resize`, in torch ops on any device: the filter as two matrices an image."""
+    """Runs the reference of :func:`crop_resize` in torch ops on any device: the filter is two matrices an image."""
     pixels = torch.empty((len(images), *size, 3), device=images.device)
     codes = [0] * len(images) if turn is None else turn.tolist()
     boxes = zip(source.tolist(), support.tolist(), codes, strict=True)
     for row, (outer, (left, top, right, bottom), code) in enumerate(boxes):
-        # float64, as torch multiplies float32 matrices as precisely as the caller's settings allow: bfloat16, TF32.
+        # float64: torch multiplies float32 matrices with the precision of the caller's settings (bfloat16, TF32).
         window = torch.utils.dlpack.from_dlpack(images.images[row])[top:bottom, left:right].double()
         stored = size[::-1] if code & 4 else size
         rows = _weights(outer[1] - top, outer[3] - top, bottom - top, stored[0]).to(window)
@@ -175,7 +175,7 @@ def crop_resize_reference(
 
 
 def _weights(low: float, high: float, length: int, size: int) -> torch.Tensor:
-    """Weights of each input pixel in each output pixel, float64 [size, length]; Pillow's precompute_coeffs."""
+    """Returns each input pixel's weight in each output pixel, float64 [size, length]; Pillow's precompute_coeffs."""
     step = (high - low) / size
     support = max(step, 1.0)
     center = low + (torch.arange(size, dtype=torch.float64) + 0.5) * step

@@ -1,4 +1,4 @@
-"""The Triton side of kernel 2; its reference and its tolerance stand in ``resize.py``."""
+"""The Triton side of kernel 2; its reference and tolerance are in ``resize.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors on numpy arrays' memory, and their way to a device."""
+"""Tensors on numpy arrays' memory, and copies of them on a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["as_samples", "as_tensor", "to_device"]
 
 
 def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
-    """The tensor on an array's memory.
+    """Returns a tensor on an array's memory.
 
     Args:
         array: Of a recipe's ``storage_dtype``.
@@ -26,13 +26,13 @@ def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
 def as_samples(
     images: Iterable[npt.NDArray[Any]], labels: npt.NDArray[Any], fields: Sequence[Sequence[Any]], dtype: str
 ) -> list[tuple[Any, ...]]:
-    """Finished samples: ``(image, label, *fields)`` each.
+    """Returns finished samples, each ``(image, label, *fields)``.
 
     Args:
-        images: N images [C, H, W] of a recipe's ``storage_dtype``; the tensors stand on them.
+        images: N images [C, H, W] of a recipe's ``storage_dtype``; the tensors share their memory.
         labels: int64 [N], which become ints, or float32 [N] or [N, K], which become tensors: Python's floats would be
             collated as float64.
-        fields: Of each further field the N values.
+        fields: The N values of each further field.
         dtype: The recipe's ``output_dtype``.
     """
     targets = labels.tolist() if labels.dtype.kind == "i" else torch.from_numpy(labels).clone().unbind()
@@ -41,6 +41,6 @@ def as_samples(
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of the values on a device; the copy is queued on the current stream and not waited for."""
+    """Copies an array to a device; the copy is queued on the current stream and not waited for."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,4 +1,4 @@
-"""DALI's images to stored images of the output's size: by kernel 2 on a GPU, else by feeder's CPU kernels."""
+"""Crop and resize of DALI's images: with kernel 2 on a GPU, else with feeder's CPU kernels."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["resize_crops"]
 
 
 def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device: torch.device) -> torch.Tensor:
-    """Crops and resizes what :meth:`feeder.decode.dali.pipeline.DaliPipeline.collect` gave, without a wait for a GPU.
+    """Crops and resizes the images from :meth:`feeder.decode.dali.pipeline.DaliPipeline.collect`, without waiting.
 
-    The images are read where DALI has them, on the current stream, which has to be the one that they were collected
-    for; they have to be kept until it is that far.
+    The images are read in DALI's memory, on the current stream, which must be the one that they were collected for;
+    they must be kept until the stream has read them.
 
     Args:
         images: DALI's list of N images.
         rows: [N] of :data:`feeder.decode.staged.staged.ROW`, whose sizes have one area.
-        cropped: Whether the images are the rows' windows already.
-        device: Where the images are.
+        cropped: True if the images are the rows' windows already.
+        device: The images' device.
 
     Returns:
-        uint8 [N, H * W * 3], as stored (not turned), in memory of its own.
+        uint8 [N, H * W * 3], as stored (not turned), in its own memory.
 
     Raises:
         PipelineError: if the images don't hold the rows' windows.
@@ -68,7 +68,7 @@ def _on_cpu(
     supports: npt.NDArray[np.int32],
     sizes: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.uint8] | None:
-    """By feeder's CPU kernels, many times as fast as kernel 2's reference; None where they are not built."""
+    """Resizes with feeder's CPU kernels, many times as fast as kernel 2's reference; None if they are not built."""
     try:
         from feeder import _native
     except ImportError:

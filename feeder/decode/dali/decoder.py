@@ -1,4 +1,4 @@
-"""The DALI backend: NVIDIA DALI decodes, feeder's fused kernels do the rest; with a GPU, both there."""
+"""The DALI backend: NVIDIA DALI decodes, and feeder's fused kernels do the rest, both on the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class DaliDecoder(TrainerDecoder):
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
     JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
     :func:`feeder._gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
-    :func:`feeder._gpu.normalize`. What that pass can't do, such as hue, blur, warps and RandAugment, runs before it as
+    :func:`feeder._gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run before it as
     batched torch ops (:mod:`feeder.decode.device.ops`), and noise is written after it. Images that DALI does not decode
-    as Pillow does (other formats, CMYK), outliers in size, and files whose header or markers are damaged are decoded by
-    the CPU backend and join the batch. A batch that DALI fails on is redone on the CPU, and the pipeline rebuilt for
-    the next one. So a sample is bad only where the CPU backend says so, too. Damage that DALI conceals, inside the
-    compressed data, is not noticed.
+    as Pillow does (other formats, CMYK), outliers in size, and files with a damaged header or markers are decoded by
+    the CPU backend and join the batch. A batch on which DALI fails is redone on the CPU, and the pipeline is rebuilt
+    for the next one, so a sample is bad only if the CPU backend finds it bad too. Damage inside the compressed data
+    that DALI conceals is not noticed.
 
     Args:
         max_pixels: Larger images are refused.
@@ -48,17 +48,17 @@ class DaliDecoder(TrainerDecoder):
         fidelity: "fast", or "exact", which decodes seekable images without cutting them: at a cut's edge the chroma of
             its neighbours is missing.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
-        outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the usual limit.
-        gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, from when DALI gets them until they
-            are resized. Larger batches are done in parts, and a batch is started ahead of its turn only where it fits
-            beside what is there. DALI's own pools and what the images are resized to are not in it.
-        hw_decoder_load: The share of images that goes to the hardware JPEG engine, 0 to 1; None for DALI's, 0.65.
+        outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the default limit.
+        gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, from their start in DALI until they
+            are resized. Larger batches are split, and a batch is started ahead of its turn only if it fits beside the
+            others. DALI's own pools and the resized images do not count.
+        hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for DALI's default, 0.65.
         preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
 
     Attributes:
-        dali_images: How many images DALI has decoded.
-        cpu_images: How many the CPU backend has.
-        redone_images: How many were decoded on the CPU because DALI had failed on their batch.
+        dali_images: Number of images that DALI has decoded.
+        cpu_images: Number of images that the CPU backend has decoded.
+        redone_images: Number of images decoded on the CPU because DALI had failed on their batch.
 
     Raises:
         BackendError: with the remedy, if DALI, or CUDA for it, is missing.
@@ -116,11 +116,11 @@ class DaliDecoder(TrainerDecoder):
     def prepare(
         self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
     ) -> None:
-        """Says what is to come, so that the pipeline need not be built again for it.
+        """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
 
         Args:
             batch_size: The largest batch.
-            preallocate: As in the constructor; None leaves it.
+            preallocate: As in the constructor; None changes nothing.
             outlier_pixels: Likewise; a memory limit may lower it.
         """
         self._queue.prepare(batch_size, preallocate)
@@ -130,7 +130,7 @@ class DaliDecoder(TrainerDecoder):
                 self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // PIXEL_BYTES)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuses a recipe with an op that doesn't run in batches: a function, or one whose images differ in size.
+        """Refuses a recipe with an op that can't run in batches: a function, or an op whose images differ in size.
 
         Raises:
             BackendError: naming the op and the backend that can run it.
@@ -162,15 +162,15 @@ class DaliDecoder(TrainerDecoder):
         return [error or late for error, late in zip(errors, failed, strict=True)]
 
     def start(self, staged: Staged) -> bool:
-        """Starts to decode a batch, where there is room; :meth:`finish` of it then waits for what is left to do.
+        """Starts to decode a batch if there is memory for it; :meth:`finish` then waits for the remaining work.
 
-        There is room for two batches that are not finished, and for what a memory limit allows.
+        At most two batches may be unfinished, within the memory limit.
 
         Args:
-            staged: N samples, whose payloads must stay as they are until they are finished or dropped.
+            staged: N samples, whose payloads must not change until they are finished or dropped.
 
         Returns:
-            Whether it is under way, or has nothing for DALI. If not, it may be tried again; ``finish`` starts it else.
+            True if the batch is under way or has nothing for DALI. If not, it may be tried again or left to ``finish``.
         """
         return self._queue.start(staged)
 
@@ -191,16 +191,16 @@ class DaliDecoder(TrainerDecoder):
     ) -> tuple[torch.Tensor, list[DecodeError | None]]:
         """Decodes and augments a staged batch on this backend's device.
 
-        On a GPU everything is queued on the current stream, which need not be waited for; the result is the caller's
-        own memory and is never written again.
+        On a GPU all work is queued on the current stream, which need not be waited for; the result belongs to the
+        caller and is never written again.
 
         Args:
             staged: N samples, at least one, all of one output size.
-            recipe: What is done to every image.
-            rest: What was drawn for the ops after the base path, N rows each.
-            size: (H, W) of the output; None takes the recipe's, which must not depend on the image then.
+            recipe: The ops for every image.
+            rest: Drawn parameters of the ops after the base path, N rows each.
+            size: (H, W) of the output; None for the recipe's, which must not depend on the image.
             channels_last: Memory format of the output.
-            mix: The partner of each sample; needs a float output. Where one can't be decoded nothing is mixed.
+            mix: The partner of each sample; needs a float output. If any image can't be decoded, none is mixed.
             out: [N, 3, H, W] of the recipe's output dtype on this device, filled; None makes one.
 
         Returns:
@@ -218,15 +218,15 @@ class DaliDecoder(TrainerDecoder):
         return result, errors
 
     def meters(self) -> dict[str, int]:
-        """Images by what decoded them: dali_images, cpu_images (for DALI), redone_images."""
+        """Returns the number of images by decoder: dali_images, cpu_images (for DALI), redone_images."""
         return {name: getattr(self, name) for name in ("dali_images", "cpu_images", "redone_images")}
 
     def close(self) -> None:
-        """Ends DALI's pipeline, once what it gave is no longer in use."""
+        """Ends DALI's pipeline, once its images are no longer in use."""
         self._queue.close()
 
     def _decode(self, staged: Staged, length: int) -> tuple[torch.Tensor, list[DecodeError | None]]:
-        """The resized images, uint8 [N, length] on the device, and errors."""
+        """Returns the resized images, uint8 [N, length] on the device, and errors."""
         errors: list[DecodeError | None] = [None] * len(staged)
         done = [(part, self._images(staged, part, errors)) for part in self._queue.parts(staged)]
         if len(done) == 1 and len(done[0][0].rows) == len(staged):
@@ -242,7 +242,7 @@ class DaliDecoder(TrainerDecoder):
         return whole, errors
 
     def _images(self, staged: Staged, part: Part, errors: list[DecodeError | None]) -> torch.Tensor:
-        """A part's resized images, by DALI or, if it fails, by the CPU; what fails there, too, gets its error."""
+        """Returns a part's resized images, by DALI or, if it fails, by the CPU, whose failures go to ``errors``."""
         try:
             images = self._queue.images(staged, part)
         except PipelineError as error:
@@ -275,7 +275,7 @@ def _check_cuda() -> None:
 
 
 def _brief(error: Exception) -> str:
-    """The first lines of DALI's message, without its traceback of the pipeline's definition."""
+    """Returns the first lines of DALI's message, without its traceback of the pipeline's definition."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(("File ", "which was used"))]
     return "; ".join(told[:3])

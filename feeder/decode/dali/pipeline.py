@@ -1,4 +1,4 @@
-"""The one DALI pipeline of a process: staged JPEGs in, uint8 images or crops out. Knows nothing of recipes."""
+"""The DALI pipeline: staged JPEGs in, uint8 images or crops out. Knows nothing of recipes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from feeder.errors import BackendError
 
 __all__ = ["DaliPipeline", "PipelineError", "PipelineOptions", "check_device", "import_dali"]
 
-# A run may have so many times the images of a pipeline's first one.
+# Largest run, relative to a pipeline's first one.
 _MOST_OF_THE_FIRST = 2
 _REMEDY = "install it: pip install 'feeder-data[dali-cuda13]', or [dali-cuda12] with a driver for CUDA 12"
 
 
 class PipelineError(Exception):
-    """DALI failed, or what it gives can't be told from what was asked for: what was under way is lost.
+    """DALI failed, or its output can't be matched to a request: the runs under way are lost.
 
-    Its message is all that is kept of DALI's own error, whose traceback would keep the pipeline alive.
+    Only the message of DALI's own error is kept: its traceback would keep the pipeline alive.
     """
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How the pipeline is built.
+    """The pipeline's options.
 
     Args:
         device_id: The GPU's number, or None for a pipeline without one.
         threads: DALI's CPU threads.
-        batch_size: Most images of one run.
-        crops: Whether it gives the rows' windows alone, not whole images; see Note [Whole images on a GPU].
-        hw_decoder_load: The share of images that goes to the hardware JPEG engine, where there is one, 0 to 1.
+        batch_size: Largest number of images in a run.
+        crops: True to decode the rows' windows only, not whole images; see Note [Whole images on a GPU].
+        hw_decoder_load: Share of images for the hardware JPEG engine, if there is one, 0 to 1.
         preallocate: (height, width) of the largest image to reserve decoding memory for, or None.
     """
 
@@ -52,25 +52,25 @@ class PipelineOptions:
 
 
 class DaliPipeline:
-    """Decodes JPEGs, and crops them if wanted.
+    """Decodes JPEGs, and crops them on request.
 
     Note [Whole images on a GPU]
-        On the CPU only what a crop needs is decoded. GPUs decode whole images here: their JPEG engine can't crop, and
+        On the CPU only the crop is decoded. GPUs decode whole images here: their JPEG engine can't crop, and
         nvImageCodec 0.9 is reported to end the process, on GPUs with such an engine, when asked for a region
-        (NVIDIA/nvImageCodec#55). The resize then reads the window alone. Images from seekable shards were cut before.
+        (NVIDIA/nvImageCodec#55). The resize then reads the window only. Images from seekable shards were cut before.
 
-    DALI could resize, too, but at an image's edge it repeats the last pixel where Pillow leaves out what is not there.
+    DALI could resize, too, but at an image's edge it repeats the last pixel, where Pillow shortens the filter.
 
     Note [The first run]
-        nvImageCodec (0.8 and 0.9) leaves a GPU's JPEG engine so many images of every run as were its share of the first
-        one, see adjustBatchSizes in its image_generic_codec.h. After a first run of a few, such as the substitute of a
-        bad image or the rest of an epoch, the CPU would decode nearly all of the runs that follow.
+        nvImageCodec (0.8 and 0.9) gives a GPU's JPEG engine as many images of every run as its share of the first one,
+        see adjustBatchSizes in its image_generic_codec.h. After a small first run, such as the substitute of a bad
+        image or the rest of an epoch, the CPU would decode nearly all images of the later runs.
 
-    A pipeline that has failed is of no more use, so a failure rebuilds it; what was under way is then lost and is to be
-    submitted again. Building takes milliseconds without a GPU.
+    A pipeline that has failed is useless, so a failure rebuilds it; runs under way are then lost and must be submitted
+    again. Building takes milliseconds without a GPU.
 
     Args:
-        options: How to build it.
+        options: The pipeline's options.
 
     Raises:
         BackendError: with the remedy, if DALI is missing or can't use this machine.
@@ -81,12 +81,12 @@ class DaliPipeline:
         import_dali()
         _live.add(self)
         self._pipeline: Any = None
-        # Tickets, and inputs: DALI reads them where they are, so they live until their run is collected.
+        # Tickets and inputs: DALI reads inputs in place, so they live until their run is collected.
         self._under_way: deque[tuple[object, list[npt.NDArray[Any]]]] = deque()
         self._first_count = 0
 
     def is_outgrown_by(self, count: int) -> bool:
-        """Whether runs of so many images are better done by another pipeline, see Note [The first run]."""
+        """Returns whether runs of ``count`` images need another pipeline, see Note [The first run]."""
         return self.options.device_id is not None and count > _MOST_OF_THE_FIRST * self._first_count > 0
 
     def submit(self, rows: npt.NDArray[np.void], payloads: Sequence[Buffer], ticket: object) -> None:
@@ -95,10 +95,10 @@ class DaliPipeline:
         Args:
             rows: [N] of :data:`feeder.decode.staged.staged.ROW`, N at least 1.
             payloads: N JPEGs; kept until collected.
-            ticket: To collect them with; no other run's.
+            ticket: A unique object, for :meth:`collect`.
 
         Raises:
-            PipelineError: if DALI fails; the pipeline is rebuilt then, and what was under way is lost.
+            PipelineError: if DALI fails; the pipeline is rebuilt then, and the runs under way are lost.
         """
         window = rows["window"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
@@ -116,9 +116,9 @@ class DaliPipeline:
             for name, values in inputs.items():
                 self._pipeline.feed_input(name, values)
             self._pipeline.schedule_run()
-        except Exception as error:  # of whatever kind an operator raises
+        except Exception as error:  # any kind that an operator raises
             failure = str(error)
-        except BaseException:  # an interrupt: nobody knows what DALI has got
+        except BaseException:  # an interrupt: DALI's state is unknown
             self.rebuild()
             raise
         if failure is not None:
@@ -126,18 +126,18 @@ class DaliPipeline:
             raise PipelineError(failure)
 
     def collect(self, ticket: object, stream: Any = None) -> Any:
-        """The oldest run's images.
+        """Returns the oldest run's images.
 
         Args:
             ticket: The run's.
-            stream: The CUDA stream that will read them, made to wait for them; None without a GPU.
+            stream: The CUDA stream that will read them, and waits for them; None without a GPU.
 
         Returns:
-            DALI's list of N tensors uint8 [H, W, 3], dense. The memory is DALI's, and ours as long as the list lives.
+            DALI's list of N tensors uint8 [H, W, 3], dense, in DALI's memory, which is reserved while the list lives.
 
         Raises:
             PipelineError: if an image can't be decoded, or another run is the oldest, as after an interrupt; the
-                pipeline is rebuilt then, and what was under way is lost.
+                pipeline is rebuilt then, and the runs under way are lost.
         """
         if not self._under_way or self._under_way[0][0] is not ticket:
             self.rebuild()
@@ -158,7 +158,7 @@ class DaliPipeline:
         return images
 
     def rebuild(self) -> None:
-        """Forgets the pipeline and what is under way; the next submit builds another."""
+        """Drops the pipeline and the runs under way; the next submit builds another."""
         if self._pipeline is not None:
             self._pipeline.feeder_inputs = self._under_way  # for as long as it lives: it may be reading them
         self._pipeline, self._first_count = None, 0
@@ -174,13 +174,13 @@ _live: weakref.WeakSet[DaliPipeline] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """DALI's pipelines have to end before the interpreter takes its modules apart."""
+    """Ends DALI's pipelines before the interpreter tears down its modules."""
     for pipeline in list(_live):
         pipeline.close()
 
 
 def import_dali() -> Any:
-    """DALI's module.
+    """Returns DALI's module.
 
     Raises:
         BackendError: with the remedy, if it can't be imported.
@@ -206,7 +206,7 @@ def build_pipeline(options: PipelineOptions) -> Any:
         batch_size=options.batch_size,
         num_threads=options.threads,
         device_id=options.device_id,
-        prefetch_queue_depth=1,  # the first schedule_run runs so many; the dynamic executor queues what comes after
+        prefetch_queue_depth=1,  # for the first schedule_run; the dynamic executor queues later ones
         exec_dynamic=True,
         set_affinity=False,
     )
@@ -240,7 +240,7 @@ def build_pipeline(options: PipelineOptions) -> Any:
 
 
 def check_device(device_id: int) -> None:
-    """Runs a trifle on a GPU, as what DALI can't use shows at the first run only.
+    """Runs a trivial pipeline on a GPU, as an unsuitable one shows at the first run only.
 
     Raises:
         BackendError: with the remedy, if it fails.

@@ -1,4 +1,4 @@
-"""Batches that are with DALI: started ahead where there is room, asked for in any order, their memory counted."""
+"""Batches in DALI: started ahead of time, asked for in any order, within a memory limit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from feeder.decode.staged.staged import Kind, Staged
 
 __all__ = ["PIXEL_BYTES", "DaliQueue", "Part"]
 
-# What a decoded pixel takes on the GPU.
+# Memory of a decoded pixel on the GPU.
 PIXEL_BYTES = 3
-# Batches that may be started and not asked for: one that is waited for, and the next.
+# Batches that may be started and not yet asked for: the current one and the next.
 _STARTED = 2
-# Nearly every JPEG says its size within so many bytes.
+# Nearly every JPEG has its size within these bytes.
 _HEADER_BYTES = 1 << 14
 
 
@@ -33,7 +33,7 @@ class Part:
 
     Args:
         rows: Their numbers, int64 [N].
-        size_bytes: What they take when they are decoded.
+        size_bytes: Their size when decoded.
     """
 
     rows: npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(eq=False)
 class _Started:
-    """A batch that was started, all of it in one part; then what became of it."""
+    """A batch that was started as one part, and then its result."""
 
     staged: Staged
     part: Part
@@ -55,22 +55,22 @@ class _Started:
 
 
 class _Resized(NamedTuple):
-    """Images, and, on a GPU, the event after what makes them."""
+    """Images and, on a GPU, the event after the work that makes them."""
 
     images: torch.Tensor
     event: Any
 
 
 class DaliQueue:
-    """Decodes staged JPEGs by a pipeline, and resizes them.
+    """Decodes staged JPEGs with a pipeline, and resizes them.
 
-    DALI gives batches in the order that it got them in. One that is asked for before its turn has those before it
-    collected and resized, which takes little memory, to be asked for later.
+    DALI returns batches in the order of submission. If one is asked for before its turn, those before it are collected
+    and resized, which takes little memory, and kept until asked for.
 
     Args:
-        options: How the pipeline is built; anew for a batch that is larger than theirs.
-        limit_bytes: Limit for all decoded images at a time, from when they are submitted until kernels have resized
-            them; None for no limit. An image that is larger by itself is decoded alone.
+        options: The pipeline's options; a larger batch builds another pipeline.
+        limit_bytes: Limit for all decoded images at a time, from their submission until kernels have resized them; None
+            for no limit. An image larger than that is decoded alone.
     """
 
     def __init__(self, options: PipelineOptions, limit_bytes: int | None = None) -> None:
@@ -83,17 +83,17 @@ class DaliQueue:
         self._borrowed = Borrowed()
 
     def prepare(self, batch_size: int, preallocate: tuple[int, int] | None = None) -> None:
-        """Says what is to come, so that the pipeline need not be built again for it.
+        """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
 
         Args:
             batch_size: The largest batch.
-            preallocate: As in the options; None leaves it.
+            preallocate: As in the options; None changes nothing.
         """
         batch_size = max(self.options.batch_size, batch_size)
         self.options = replace(self.options, batch_size=batch_size, preallocate=preallocate or self.options.preallocate)
 
     def parts(self, staged: Staged) -> list[Part]:
-        """A batch's JPEGs in runs of which each is within the limit."""
+        """Divides a batch's JPEGs into runs within the limit."""
         rows = np.flatnonzero(staged.rows["kind"] == Kind.JPEG)
         if len(rows) == 0:
             return []
@@ -109,13 +109,13 @@ class DaliQueue:
         return [*parts, Part(rows[start:], taken)]
 
     def start(self, staged: Staged) -> bool:
-        """Starts a batch if there is room, and waits for nothing.
+        """Starts a batch if the limits allow it, without waiting.
 
         Args:
-            staged: Its payloads must stay as they are until it was asked for or dropped.
+            staged: Its payloads must not change until it is asked for or dropped.
 
         Returns:
-            Whether it is under way, or there is nothing to start.
+            True if the batch is under way, or has nothing to start.
         """
         if self._find(staged) is not None:
             return True
@@ -132,7 +132,7 @@ class DaliQueue:
         try:
             self._submit(staged, part)
         except PipelineError:
-            return False  # met again when it is asked for
+            return False  # reported when the batch is asked for
         self._started.append(_Started(staged, part))
         return True
 
@@ -146,7 +146,7 @@ class DaliQueue:
         """Decodes a part of a batch, started or not, and resizes it on the current stream.
 
         Returns:
-            uint8 [N, H * W * 3], as stored (not turned), in memory of its own.
+            uint8 [N, H * W * 3], as stored (not turned), in its own memory.
 
         Raises:
             PipelineError: if DALI fails.
@@ -163,14 +163,14 @@ class DaliQueue:
             raise PipelineError(started.failure)
         assert started.resized is not None
         images, event = started.resized
-        if event is not None:  # they may have been resized on another stream, when another batch was asked for
+        if event is not None:  # they may have been resized on another stream, for another batch's sake
             stream: Any = torch.cuda.current_stream(self._device)
             stream.wait_event(event)
             images.record_stream(stream)
         return images
 
     def close(self) -> None:
-        """Ends the pipeline, once what it gave is no longer in use; the next batch builds another."""
+        """Ends the pipeline, once its images are no longer in use; the next batch builds another."""
         self._borrowed.wait_for_all()
         if self._pipeline is not None:
             self._pipeline.close()
@@ -182,11 +182,11 @@ class DaliQueue:
     def _forget(self, staged: Staged) -> None:
         self._started = deque(each for each in self._started if each.staged is not staged)
 
-    def _lose_what_is_under_way(self) -> None:
+    def _drop_under_way(self) -> None:
         self._started = deque(each for each in self._started if not each.under_way)
 
     def _submit(self, staged: Staged, part: Part) -> None:
-        """Hands a part to the pipeline; a failure loses what is under way."""
+        """Submits a part to the pipeline; a failure loses the batches under way."""
         self.prepare(len(part.rows))
         if self._pipeline is not None and (
             self._pipeline.options.batch_size < self.options.batch_size or self._pipeline.is_outgrown_by(len(part.rows))
@@ -199,24 +199,24 @@ class DaliQueue:
         try:
             self._pipeline.submit(staged.rows[part.rows], [staged.payloads[row] for row in part.rows.tolist()], part)
         except PipelineError:
-            self._lose_what_is_under_way()
+            self._drop_under_way()
             raise
 
     def _collect_until(self, last: Staged | None) -> None:
-        """Collects what is under way up to a batch, or all of it."""
+        """Collects the batches under way up to one of them, or all."""
         for each in list(self._started):
             if each.under_way:
                 try:
                     each.resized = self._collect(each.staged, each.part)
                 except PipelineError as error:
                     each.failure = str(error)
-                    self._lose_what_is_under_way()
+                    self._drop_under_way()
                     return
             if each.staged is last:
                 return
 
     def _collect(self, staged: Staged, part: Part) -> _Resized:
-        """The oldest run's images, resized."""
+        """Collects and resizes the oldest run's images."""
         assert self._pipeline is not None
         stream: Any = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         decoded = self._pipeline.collect(part, stream)
@@ -224,7 +224,7 @@ class DaliQueue:
         try:
             images = resize_crops(decoded, staged.rows[part.rows], self.options.crops, self._device)
         except PipelineError:
-            self._pipeline.rebuild()  # a failure loses what is under way, whatever failed
+            self._pipeline.rebuild()  # any failure loses the batches under way
             raise
         finally:
             if stream is not None:
@@ -233,7 +233,7 @@ class DaliQueue:
         return _Resized(images, event)
 
     def _decoded_pixels(self, staged: Staged, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """What DALI makes of each row, int64 [N]."""
+        """Returns the number of pixels that DALI decodes for each row, int64 [N]."""
         if self._limit_bytes is None:
             return np.zeros(len(rows), np.int64)
         if self.options.crops:
@@ -244,7 +244,7 @@ class DaliQueue:
 
 
 def _info(payload: Buffer) -> ImageInfo:
-    """Of a JPEG, most of which is not looked at."""
+    """Reads a JPEG's header from its first bytes if possible."""
     try:
         return image_info(bytes(memoryview(payload)[:_HEADER_BYTES]))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Memory that is not torch's and that kernels on a GPU still read: kept until they have."""
+"""Foreign memory that kernels on a GPU still read: kept until they have read it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Borrowed", "Event"]
 
 
 class Event(Protocol):
-    """What is used of a CUDA event."""
+    """The part of a CUDA event's interface used here."""
 
     def query(self) -> bool:
-        """Whether it has come."""
+        """Returns whether the event has occurred."""
         ...
 
     def synchronize(self) -> None:
-        """Waits for it."""
+        """Waits for the event."""
 
 
 class _Held(NamedTuple):
@@ -27,34 +27,34 @@ class _Held(NamedTuple):
 
 
 class Borrowed:
-    """What is held, each with the event after its last reader.
+    """Owners of memory, each held until the event after its last reader.
 
-    It has to be held rather than forgotten: its owner takes no notice of torch's streams, and would use it again.
+    They must be held: they know nothing of torch's streams, and would use the memory again.
     """
 
     def __init__(self) -> None:
         self._held: deque[_Held] = deque()
-        weakref.finalize(self, _wait_for_all, self._held)  # where nobody closes, and at the interpreter's end
+        weakref.finalize(self, _wait_for_all, self._held)  # if nobody closes, and at the interpreter's end
 
     @property
     def size_bytes(self) -> int:
-        """Of all that is held; what need not be is let go first. Waits for nothing."""
-        self._let_go()
+        """Size of the memory held, after releasing what is no longer in use. Does not wait."""
+        self._release()
         return sum(held.size_bytes for held in self._held)
 
     def hold(self, owner: Any, size_bytes: int, event: Event) -> None:
-        """Keeps an owner alive until an event has come; those whose events have are let go. Waits for nothing.
+        """Keeps an owner alive until an event has occurred, and releases the owners whose event has. Does not wait.
 
         Args:
-            owner: Whose end gives the memory back.
-            size_bytes: Of the memory.
+            owner: The object whose end frees the memory.
+            size_bytes: Size of the memory.
             event: Recorded after the last reader.
         """
-        self._let_go()
+        self._release()
         self._held.append(_Held(owner, size_bytes, event))
 
     def wait(self, most_bytes: int) -> None:
-        """Waits until no more than so many bytes are held."""
+        """Waits until at most ``most_bytes`` are held."""
         while self.size_bytes > max(0, most_bytes):
             self._held[0].event.synchronize()
 
@@ -62,7 +62,7 @@ class Borrowed:
         """Waits until nothing is held."""
         _wait_for_all(self._held)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         while self._held and self._held[0].event.query():
             self._held.popleft()
 

@@ -1,8 +1,8 @@
 """Ops on colors and sharpness as batched torch ops on uint8 images, on any device, with a strength for each image.
 
-Each does Pillow's own arithmetic step by step (float32 for blends, float64 for hue and tables), so the pixels are
-Pillow's to the bit. Where a Pillow fuses a product and a sum (some builds for ARM) or rounds its blends (pillow-simd),
-a blend that lies on the edge between two levels may be one level away.
+Each repeats Pillow's arithmetic step by step (float32 for blends, float64 for hue and tables), so the pixels are
+Pillow's to the bit. Where a build of Pillow fuses a product and a sum (some for ARM) or rounds its blends
+(pillow-simd), a blend on the edge between two levels may differ by one level.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _Strengths = npt.NDArray[Any]
 
 
 def _gray(images: torch.Tensor) -> torch.Tensor:
-    """Pillow's gray level, int32 [n, 1, H, W]: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
+    """Returns Pillow's gray level, int32 [n, 1, H, W]: (19595 R + 38470 G + 7471 B) / 65536, rounded."""
     red, green, blue = images.int()[:, :, None].unbind(1)
     weighted: torch.Tensor = red * 19595 + green * 38470 + blue * 7471 + 32768
     return weighted >> 16
 
 
 def _over(values: torch.Tensor, divisor: float) -> torch.Tensor:
-    """Divided by a number, float64; given as such, torch would multiply by its reciprocal on a GPU."""
+    """Divides by a number, in float64. With a plain number torch would multiply by its reciprocal on a GPU."""
     return values.double() / torch.full((), divisor, dtype=torch.float64, device=values.device)
 
 
 def _blend(other: torch.Tensor, images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
-    """Pillow's ``Image.blend``: other + factor * (image - other), cut to uint8.
+    """Does Pillow's ``Image.blend``: other + factor * (image - other), cut to uint8.
 
     Args:
         other: float32, whole numbers, broadcast to the images.
         images: uint8 [n, 3, H, W].
-        factors: [n]; 1 is the image.
+        factors: [n]; 1 gives the image.
     """
     difference = images.float().sub_(other)
     return difference.mul_(per_image(factors.astype(np.float32), images)).add_(other).clamp_(0.0, 255.0).to(torch.uint8)
@@ -61,7 +61,7 @@ def _saturation(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
 
 
 def _sharpness(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
-    """Blends with Pillow's ``SMOOTH``: 3 x 3 pixels, the middle one five times, over 13; the edge stays as it is."""
+    """Blends with Pillow's ``SMOOTH``: 3 x 3 pixels, the middle one five times, over 13; edges are unchanged."""
     smooth = images.float()
     if min(images.shape[2:]) > 2:
         wide = images.to(torch.int16)
@@ -72,7 +72,7 @@ def _sharpness(images: torch.Tensor, factors: _Strengths) -> torch.Tensor:
 
 
 def _hue(images: torch.Tensor, turns: _Strengths) -> torch.Tensor:
-    """Shifts the hue of Pillow's uint8 HSV, which wraps around.
+    """Shifts the hue in Pillow's uint8 HSV, with wraparound.
 
     Args:
         images: uint8 [n, 3, H, W].
@@ -84,7 +84,7 @@ def _hue(images: torch.Tensor, turns: _Strengths) -> torch.Tensor:
 
 
 def _to_hsv(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pillow's ``rgb2hsv_row``: hue (int64), saturation and value (float32), 0-255, each [n, H, W]."""
+    """Does Pillow's ``rgb2hsv_row``: hue (int64), saturation and value (float32), 0-255, each [n, H, W]."""
     colors = images.float()
     high, low = colors.amax(1), colors.amin(1)
     red, green, _ = colors.unbind(1)
@@ -103,7 +103,7 @@ def _to_hsv(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def _to_rgb(hue: torch.Tensor, saturation: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Pillow's ``hsv2rgb``: uint8 [n, 3, H, W]."""
+    """Does Pillow's ``hsv2rgb``: uint8 [n, 3, H, W]."""
     sixths = _over(hue.double() * 6.0, 255.0)
     sector = sixths.floor()
     within = (sixths - sector).float()
@@ -123,12 +123,12 @@ def _to_rgb(hue: torch.Tensor, saturation: torch.Tensor, value: torch.Tensor) ->
 
 
 def _rounded(values: torch.Tensor) -> torch.Tensor:
-    """C's round() of numbers that are 0 or more, as uint8."""
+    """Rounds numbers of 0 or more like C's round(), to uint8."""
     whole = values.floor()
     return (whole + (values - whole >= 0.5)).clamp_(0, 255).to(torch.uint8)
 
 
-# By name, as Pillow's ImageEnhance: images and a factor for each, 1 of which changes nothing; hue takes turns.
+# By name, as in Pillow's ImageEnhance: take images and a factor for each, where 1 changes nothing; hue takes turns.
 ADJUSTMENTS: dict[str, Callable[[torch.Tensor, _Strengths], torch.Tensor]] = {
     "brightness": _brightness,
     "contrast": _contrast,
@@ -139,7 +139,7 @@ ADJUSTMENTS: dict[str, Callable[[torch.Tensor, _Strengths], torch.Tensor]] = {
 
 
 def grayscale(images: torch.Tensor) -> torch.Tensor:
-    """The gray level in three channels."""
+    """Returns the gray level in three channels."""
     return _gray(images).to(torch.uint8).expand_as(images)
 
 
@@ -155,7 +155,7 @@ def solarize(images: torch.Tensor, thresholds: _Strengths) -> torch.Tensor:
 
 
 def invert(images: torch.Tensor) -> torch.Tensor:
-    """255 - the value."""
+    """Returns 255 minus each value."""
     return 255 - images
 
 
@@ -182,12 +182,12 @@ def equalize(images: torch.Tensor) -> torch.Tensor:
 
 
 def _look_up(images: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Every value replaced by its entry in uint8 [n, 3, 256]."""
+    """Replaces every value by its entry in uint8 [n, 3, 256]."""
     return tables.gather(2, images.flatten(2).long()).view_as(images)
 
 
 def blur(images: torch.Tensor, sigmas: _Strengths, kernel_size: tuple[int, int]) -> torch.Tensor:
-    """A Gaussian blur, reflected at the edges.
+    """Applies a Gaussian blur, with reflection at the edges.
 
     Args:
         images: uint8 [n, 3, H, W].
@@ -201,7 +201,7 @@ def blur(images: torch.Tensor, sigmas: _Strengths, kernel_size: tuple[int, int])
         length = blurred.shape[axis]
         reflected = np.pad(np.arange(length), (size // 2, size // 2), mode="reflect")
         padded = blurred.index_select(axis, to_device(reflected, images.device))
-        # One by one, and not as a convolution, which would round otherwise, or to fewer bits on some GPUs.
+        # One by one: a convolution would round differently, or to fewer bits on some GPUs.
         blurred = weights[0] * padded.narrow(axis, 0, length)
         for start in range(1, size):
             blurred += weights[start] * padded.narrow(axis, start, length)

@@ -1,4 +1,4 @@
-"""Erasing on a device: of uint8 images before other ops, and of the output after kernel 1, with noise if asked for."""
+"""Erasing on a device: in uint8 images before other ops, and in the output after kernel 1, with a value or noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feeder.decode.device.fused import Erasing
 
 __all__ = ["erase"]
 
-# So much noise is made at a time; each number takes about 100 bytes in between.
+# Numbers of noise made at a time; each takes about 100 bytes meanwhile.
 NUMBERS_AT_ONCE = 1 << 21
 
 _MASK32 = 0xFFFFFFFF
@@ -24,7 +24,7 @@ def erase(images: torch.Tensor, erasing: Erasing) -> None:
 
     Args:
         images: [N, 3, H, W] of any memory format, float for noise.
-        erasing: Where, and what.
+        erasing: The rectangles and their content.
     """
     if erasing.value is not None:
         _write_value(images, erasing.boxes, erasing.value)
@@ -51,7 +51,7 @@ def _write_value(images: torch.Tensor, boxes: npt.NDArray[np.int32], value: npt.
 def _write_noise(
     images: torch.Tensor, rows: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64], erasing: Erasing
 ) -> None:
-    """The numbers of all rectangles lie one after the other, each [3, h, w]."""
+    """Writes noise; the numbers of all rectangles follow each other, each [3, h, w]."""
     device = images.device
     sizes = 3 * (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     ends = np.cumsum(sizes)
@@ -76,8 +76,10 @@ def _write_noise(
 
 
 def _normal(key_low: torch.Tensor, key_high: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-    """Standard normal numbers, float64, by Box and Muller from the two uniform ones that ``order.uniform`` gives for
-    (seed = key, epoch 0, sample id = number, stream 0)."""
+    """Returns standard normal numbers, float64, by Box and Muller.
+
+    They come from the two uniform numbers of ``order.uniform`` for (seed = key, epoch 0, sample id = number, stream 0).
+    """
     words = _philox(key_low, key_high, number)
     first, second = ((high << 21 | low >> 11).double() * 2.0**-53 for high, low in (words[:2], words[2:]))
     return torch.sqrt(-2.0 * torch.log1p(-first)) * torch.cos(2.0 * np.pi * second)
@@ -86,9 +88,9 @@ def _normal(key_low: torch.Tensor, key_high: torch.Tensor, number: torch.Tensor)
 def _philox(
     key_low: torch.Tensor, key_high: torch.Tensor, number: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Philox4x32-10 as :func:`feeder.order.random.philox` has it, of a counter that is one number below 2**32.
+    """Computes Philox4x32-10 as :func:`feeder.order.random.philox`, for a counter of one number below 2**32.
 
-    Products of 32-bit words wrap around in int64, and their two halves are right all the same.
+    Products of 32-bit words wrap around in int64, and their halves are right nevertheless.
     """
     zero = torch.zeros_like(number)
     a, b, c, d = number, zero, zero, zero

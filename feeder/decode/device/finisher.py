@@ -1,6 +1,6 @@
 """The last step on the device: uint8 images turned, colored, normalized, erased and mixed in one pass of kernel 1.
 
-What it can't do comes before it, on uint8 images (:mod:`feeder.decode.device.ops`), and further erasing after it.
+Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decode.device.ops`), and further erasing after it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["Finisher", "mixing_partner"]
 
 
 class Finisher:
-    """Does to uint8 images what a recipe does after its base path, and its normalization.
+    """Runs a recipe's normalization, and its ops after the base path, on uint8 images.
 
     Args:
-        recipe: What is done to every image.
-        device: Where the images are.
+        recipe: The ops for every image.
+        device: The images' device.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -49,15 +49,15 @@ class Finisher:
         mix: _gpu.Mix | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Queues it on the current stream.
+        """Queues the work on the current stream.
 
         Args:
             images: uint8, contiguous, N images of the size after the base path, as :func:`feeder._gpu.normalize` takes
-                them. They stay as they are.
+                them; not written to.
             size: (H, W) of the output.
-            rest: What was drawn for the ops after the base path; None: they have been done.
-            layout: "nhwc" or "nchw": how the images' bytes lie.
-            turn: uint8 [N], how each image is turned; see Note [Turns] in ``feeder._gpu.parameters``.
+            rest: Drawn parameters of the ops after the base path; None if these have been done.
+            layout: Order of the images' bytes, "nhwc" or "nchw".
+            turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder._gpu.parameters``.
             channels_last: Memory format of the output.
             mix: The partner of each sample; needs a float output.
             out: [N, 3, H, W] of the recipe's output dtype, filled; None makes one.
@@ -75,12 +75,12 @@ class Finisher:
                 codes = np.zeros(len(images), np.uint8)
             fused = fused_parameters(self._recipe.rest[first:], rest[first:], len(images), size[1])
             later = fused.later
-            # Mirroring what has been swapped is mirroring the other axis before.
+            # Mirroring after rows and columns were swapped is mirroring the other axis before.
             codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
             further = fused.tensors(self._device)
         if self._affine is None:
             affine = self._recipe.affine
-            # Once, and waited for: a later call may be on another stream.
+            # Copied once, with a wait: a later call may be on another stream.
             scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
             self._affine = scale, bias
         result = _gpu.normalize(
@@ -105,7 +105,7 @@ class Finisher:
     def _run(
         self, images: torch.Tensor, layout: str, codes: npt.NDArray[np.uint8], rest: Sequence[Params]
     ) -> torch.Tensor:
-        """The ops before those of kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
+        """Runs the ops before kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
         size = self._recipe.base_size
         assert size is not None  # or the recipe was refused
         turn = to_device(codes, self._device) if codes.any() else None
@@ -116,7 +116,7 @@ class Finisher:
 
 
 def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
-    """What kernel 1 does last, where something comes between: in place."""
+    """Mixes in place, for kernel 1, where erasing comes between."""
     top, left, bottom, right = mix.box or (0, 0, *images.shape[2:])
     own = images[:, :, top:bottom, left:right]
     partner = own.index_select(0, mix.partner)

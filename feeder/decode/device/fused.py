@@ -1,4 +1,4 @@
-"""The ops that kernel 1 runs in its one pass, with erasing after it, and their parameters for a batch."""
+"""The ops that kernel 1 runs in one pass, with erasing after it, and their parameters for a batch."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Erasing:
 
     Args:
         boxes: int32 [N, 4], see :class:`feeder._gpu.Erase`.
-        value: float32 [3], what is written there; None for noise.
-        keys: uint64 [N], which the noise is a function of.
-        mirrored: bool [N], where the noise is mirrored left to right.
-        scale: float32 [3], what the ops that follow make of the noise, with ``bias``.
+        value: float32 [3], the value written; None for noise.
+        keys: uint64 [N], the seeds of the noise.
+        mirrored: bool [N], True where the noise is mirrored left to right.
+        scale: float32 [3], effect of the later ops on the noise: noise * scale + bias.
         bias: float32 [3].
     """
 
@@ -55,14 +55,14 @@ class Erasing:
 
 
 class FusedParameters(NamedTuple):
-    """What :func:`feeder._gpu.normalize` takes for N samples, as numpy arrays, and what is left after it.
+    """Arguments of :func:`feeder._gpu.normalize` for N samples, as numpy arrays, and the erasing after it.
 
     Attributes:
         flip: uint8 [N], 1 where the ops mirror the image.
         steps: uint8 [N, K], see :class:`feeder._gpu.Color`; None without color ops.
         factors: float32 [N, K]; None without color ops.
-        erasing: The first op that erases, if it writes a value.
-        later: The others, in order.
+        erasing: The first erasing op, if it writes a value.
+        later: The other erasing ops, in order.
     """
 
     flip: npt.NDArray[np.uint8]
@@ -72,7 +72,7 @@ class FusedParameters(NamedTuple):
     later: tuple[Erasing, ...]
 
     def tensors(self, device: torch.device) -> dict[str, object]:
-        """The keyword arguments ``color`` and ``erase``, on a device."""
+        """Returns the keyword arguments ``color`` and ``erase``, on a device."""
         from feeder import _gpu
         from feeder._gpu.tensors import to_device
 
@@ -87,12 +87,12 @@ class FusedParameters(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceSplit:
-    """A recipe cut in two: what makes uint8 images on the CPU, and what kernel 1 does to them on the device.
+    """A recipe in two parts: one makes uint8 images on the CPU, the other runs in kernel 1 on the device.
 
     Args:
         cpu: The ops on the CPU.
         kept: Their numbers in the whole recipe.
-        fuses_rest: Whether the ops after the base path are done on the device, and not only the normalization.
+        fuses_rest: True if the device runs the ops after the base path too, not only the normalization.
     """
 
     cpu: Recipe
@@ -100,14 +100,14 @@ class DeviceSplit:
     fuses_rest: bool
 
     def draws(self, whole: Draws) -> Draws:
-        """What was drawn for the ops on the CPU, of what was drawn for the whole recipe."""
+        """Returns the draws of the ops on the CPU, from those of the whole recipe."""
         return replace(whole, ops=tuple(whole.ops[number] for number in self.kept))
 
 
 def split_for_device(recipe: Recipe) -> DeviceSplit | None:
-    """How to cut a recipe whose batches are wanted on a device; None if all of it is best done on the CPU.
+    """Splits a recipe for batches on a device; None if all of it is best done on the CPU.
 
-    uint8 is a quarter of float32 to copy, and what comes after the copy is one pass.
+    uint8 is a quarter of float32 to copy, and the work after the copy is one pass.
     """
     values = [isinstance(op, (ToDtype, Normalize)) for op in recipe.ops]
     if recipe.output_dtype == "uint8" and not recipe.rest:
@@ -125,9 +125,9 @@ def split_for_device(recipe: Recipe) -> DeviceSplit | None:
 
 
 def fused_from(ops: Sequence[Op]) -> int:
-    """From which op on all are done by kernel 1, and by erasing after it.
+    """Returns the number of the first op from which on kernel 1, and erasing after it, can run all.
 
-    That is color without hue, with one change of contrast at most, then erasing; flips and values anywhere.
+    These are color without hue, with at most one change of contrast, then erasing; flips and value ops anywhere.
 
     Args:
         ops: A recipe's :attr:`~feeder.transforms.Recipe.rest`.
@@ -156,13 +156,13 @@ def _is_one_pass(ops: Sequence[Op]) -> bool:
 
 
 def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, width: int) -> FusedParameters:
-    """The parameters of a recipe's last ops.
+    """Returns the parameters of a recipe's last ops.
 
     Args:
-        ops: Those from :func:`fused_from` on.
-        drawn: What was drawn for each of them.
-        count: For how many samples.
-        width: Of the output, pixels.
+        ops: The ops from :func:`fused_from` on.
+        drawn: Their drawn parameters.
+        count: Number of samples.
+        width: Width of the output, pixels.
     """
     flip = np.zeros(count, np.uint8)
     steps: list[npt.NDArray[np.uint8]] = []
@@ -194,7 +194,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
 
 
 def _jitter(params: Params, steps: list[npt.NDArray[np.uint8]], factors: list[npt.NDArray[np.float32]]) -> None:
-    """The steps of each sample in its own order; what the op leaves alone is no step."""
+    """Adds the steps of each sample in its own order; 0 for what the op leaves unchanged."""
     order = params["order"]
     kinds = np.array([k + 1 if name in params else 0 for k, name in enumerate(_JITTER)] + [0], np.uint8)
     nothing = np.ones(len(order))
@@ -206,7 +206,7 @@ def _jitter(params: Params, steps: list[npt.NDArray[np.uint8]], factors: list[np
 
 
 def _erase(op: RandomErasing, params: Params, later: Sequence[Op], is_float: bool) -> Erasing:
-    """Rectangles, and their value as the ops that follow leave it."""
+    """Returns the rectangles, with their value after the ops that follow."""
     top, left = params["i"], params["j"]
     boxes = np.stack([top, left, top + params["h"], left + params["w"]], axis=1)
     boxes = np.where(params["erase"][:, None], boxes, 0).astype(np.int32)

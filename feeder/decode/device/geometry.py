@@ -1,6 +1,6 @@
 """Ops that move pixels as batched torch ops on uint8 images, on any device, each image by its own numbers.
 
-Warps do Pillow's own arithmetic (fixed point for "nearest", float64 for the others), so the pixels are Pillow's to the
+Warps repeat Pillow's arithmetic (fixed point for "nearest", float64 for the others), so the pixels are Pillow's to the
 bit; resizes are kernel 2's, within a level of Pillow's.
 """
 
@@ -28,15 +28,15 @@ def warp(
     interpolation: str,
     fill: _Fill,
 ) -> None:
-    """Pillow's ``Image.transform`` to the same size, of some of the images, in place.
+    """Does Pillow's ``Image.transform``, to the same size, for some of the images, in place.
 
     Args:
         images: uint8 [N, 3, H, W].
-        rows: Which ones, [R].
+        rows: The images' rows, [R].
         matrices: float64 [R, 6], each a :data:`feeder.decode.op_math.Matrix`, or [R, 8] of
             :func:`feeder.decode.op_math.perspective_matrix`.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
-        fill: What comes from outside the image.
+        fill: RGB of pixels from outside the image.
     """
     height, width = images.shape[2:]
     around = to_device(np.array(fill, np.uint8), images.device).reshape(1, 3, 1, 1)
@@ -46,7 +46,7 @@ def warp(
     if filtered is not None:
         change_rows(images, rows, lambda some, part: filtered(some, matrices[part], around))
         return
-    # What neither turns nor shears goes by the column and the row alone, in floats that Pillow adds up.
+    # Without turning and shearing a pixel depends on its column and row alone, in floats that Pillow adds up.
     straight = (matrices[:, 1] == 0.0) & (matrices[:, 3] == 0.0)
     columns = _places(matrices[straight, 0], matrices[straight, 2], width)
     lines = _places(matrices[straight, 4], matrices[straight, 5], height)
@@ -67,7 +67,7 @@ def warp(
 
 
 def _places(steps: npt.NDArray[np.float64], starts: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int64]:
-    """Where each pixel along an axis comes from, int64 [n, length], -1 before the image."""
+    """Returns each pixel's source along an axis, int64 [n, length], -1 before the image."""
     first = starts + steps * 0.5
     along = np.concatenate([first[:, None], np.broadcast_to(steps[:, None], (len(steps), length - 1))], axis=1)
     along = np.cumsum(along, axis=1)
@@ -76,7 +76,7 @@ def _places(steps: npt.NDArray[np.float64], starts: npt.NDArray[np.float64], len
 
 
 def _fixed_point(matrices: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """In 65536ths, for the middle of the upper left pixel: int64 [n, 6]."""
+    """Converts to 65536ths, for the middle of the upper left pixel: int64 [n, 6]."""
     moved = matrices.copy()
     moved[:, 2] = matrices[:, 2] + matrices[:, 0] * 0.5 + matrices[:, 1] * 0.5
     moved[:, 5] = matrices[:, 5] + matrices[:, 3] * 0.5 + matrices[:, 4] * 0.5
@@ -85,21 +85,21 @@ def _fixed_point(matrices: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 
 def _grid(images: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers of columns [1, 1, W] and of rows [1, H, 1]."""
+    """Returns the numbers of columns [1, 1, W] and of rows [1, H, 1]."""
     x = torch.arange(images.shape[3], dtype=dtype, device=images.device)
     y = torch.arange(images.shape[2], dtype=dtype, device=images.device)
     return x[None, None, :], y[None, :, None]
 
 
 def _picked(images: torch.Tensor, x: torch.Tensor, y: torch.Tensor, around: torch.Tensor) -> torch.Tensor:
-    """The pixel at column x of row y for each of the output; x and y int64, broadcast to [n, H, W]."""
+    """Returns the pixel at column x of row y for each output pixel; x and y int64, broadcast to [n, H, W]."""
     height, width = images.shape[2:]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     return torch.where(inside[:, None], _at(images, x, y), around)
 
 
 def _at(images: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The same, [n, 3, H, W], with what lies outside moved to the edge."""
+    """Returns these pixels, [n, 3, H, W]; places outside are moved to the edge."""
     height, width = images.shape[2:]
     place = y.clamp(0, height - 1) * width + x.clamp(0, width - 1)
     return images.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, 3, -1)).view_as(images)
@@ -108,7 +108,7 @@ def _at(images: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _sources(
     images: torch.Tensor, matrices: npt.NDArray[np.float64]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where each pixel comes from, x and y, float64 [n, H, W], and whether that is inside the image."""
+    """Returns each pixel's source, x and y, float64 [n, H, W], and whether it is inside the image."""
     height, width = images.shape[2:]
     xx, xy, x0, yx, yy, y0, *tilts = to_device(matrices.T, images.device)[:, :, None, None].unbind(0)
     x, y = (axis + 0.5 for axis in _grid(images, torch.float64))
@@ -117,7 +117,7 @@ def _sources(
         distance = tilts[0] * x + tilts[1] * y + 1.0
         from_x, from_y = from_x / distance, from_y / distance
     inside = (from_x >= 0.0) & (from_x < width) & (from_y >= 0.0) & (from_y < height)
-    # Far outside, where it means nothing, the numbers need not fit an int64.
+    # Far outside, where they mean nothing, numbers might not fit an int64.
     return from_x.clamp_(-9.0, width + 9.0) - 0.5, from_y.clamp_(-9.0, height + 9.0) - 0.5, inside
 
 
@@ -150,13 +150,13 @@ def _bicubic(images: torch.Tensor, matrices: npt.NDArray[np.float64], around: to
 
 
 def _cubic(points: list[torch.Tensor], d: torch.Tensor) -> torch.Tensor:
-    """Pillow's cubic through the second and third of four points."""
+    """Evaluates Pillow's cubic through the second and third of four points."""
     a, b, c, e = points
     return b + d * ((-a + c) + d * ((2 * (a - b) + c - e) + d * (-a + b - c + e)))
 
 
 def pad(images: torch.Tensor, padding: tuple[int, int, int, int], fill: _Fill, mode: str) -> torch.Tensor:
-    """Images with ``padding`` (left, top, right, bottom) pixels more; see :class:`feeder.transforms.Pad`."""
+    """Adds ``padding`` (left, top, right, bottom) pixels; see :class:`feeder.transforms.Pad`."""
     left, top, right, bottom = padding
     count, _, height, width = images.shape
     if mode != "constant":
@@ -175,7 +175,7 @@ def pad(images: torch.Tensor, padding: tuple[int, int, int, int], fill: _Fill, m
 def crop(
     images: torch.Tensor, top: npt.NDArray[np.int64], left: npt.NDArray[np.int64], size: tuple[int, int]
 ) -> torch.Tensor:
-    """A window of each image; what lies outside is 0.
+    """Crops a window of each image; pixels outside the image are 0.
 
     Args:
         images: uint8 [N, 3, H, W].
@@ -196,7 +196,7 @@ def crop(
 
 
 def resize(images: torch.Tensor, windows: npt.NDArray[np.int64], size: tuple[int, int]) -> torch.Tensor:
-    """A window of each image, resized by kernel 2, which has Pillow's bilinear filter.
+    """Resizes a window of each image with kernel 2, which has Pillow's bilinear filter.
 
     Args:
         images: uint8 [N, 3, H, W].

@@ -1,7 +1,7 @@
-"""The ops that run on a device as batched torch ops, on uint8 images, before kernel 1: what its one pass can't do.
+"""The ops that kernel 1 can't run, as batched torch ops on uint8 images on a device, before kernel 1.
 
-All numbers are the recipe's draws, which lie on the CPU: which images an op changes is known there, so images of one
-kind are taken together, and nothing waits for a GPU.
+All numbers are the recipe's draws on the CPU, where it is known which images an op changes: images of one kind are
+processed together, and nothing waits for a GPU.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def run_on_device(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tenso
     Args:
         images: uint8 [N, 3, H, W], contiguous, all of one size, on any device; may be written to.
         op: One of :data:`DEVICE_OPS`.
-        params: What was drawn for it.
+        params: Its drawn parameters.
 
     Returns:
-        uint8 [N, 3, H', W'], as the Pillow backend makes them but for what the ops' modules say.
+        uint8 [N, 3, H', W'], equal to the Pillow backend's except as noted in the ops' modules.
     """
     return DEVICE_OPS[type(op)](images, op, params) if len(images) else images
 
@@ -146,7 +146,7 @@ def _sharpen(images: torch.Tensor, op: T.RandomAdjustSharpness) -> torch.Tensor:
 
 def _erase(images: torch.Tensor, op: T.RandomErasing, params: Params) -> torch.Tensor:
     (_, _, _, erasing, _) = fused_parameters([op], [params], len(images), images.shape[3])
-    assert erasing is not None  # noise means nothing on uint8 images
+    assert erasing is not None  # noise has no meaning in uint8 images
     erase(images, erasing)
     return images
 

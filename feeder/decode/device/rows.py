@@ -1,4 +1,4 @@
-"""Some images of a batch on a device, changed in place: which ones is known on the CPU, so nothing waits for a GPU."""
+"""Changes to some images of a batch on a device, in place. Their rows are known on the CPU: nothing waits for a GPU."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from feeder._gpu.tensors import to_device
 
 __all__ = ["change_rows", "per_image"]
 
-# So many pixels are changed at a time: what ops take in between (float64 for some) stays under a few hundred MiB.
+# Pixels changed at a time: the ops' intermediate values (float64 in some) stay under a few hundred MiB.
 PIXELS_AT_ONCE = 1 << 21
 
 
 def change_rows(
     images: torch.Tensor, rows: npt.NDArray[np.int64], change: Callable[[torch.Tensor, slice], torch.Tensor]
 ) -> None:
-    """Puts other images in the place of some.
+    """Replaces some images.
 
     Args:
         images: uint8 [N, 3, H, W], written to.
-        rows: Which ones, [R] on the CPU, each once.
-        change: Makes uint8 [r, 3, H, W] of as many images, given with the part of ``rows`` that they are.
+        rows: The rows to replace, [R] on the CPU, each once.
+        change: Takes images uint8 [r, 3, H, W] and their slice of ``rows``, and returns as many.
     """
     step = max(1, PIXELS_AT_ONCE // (images.shape[2] * images.shape[3]))
     for start in range(0, len(rows), step):
@@ -38,5 +38,5 @@ def change_rows(
 
 
 def per_image(values: npt.NDArray[Any], images: torch.Tensor) -> torch.Tensor:
-    """A number for each image, [n], as [n, 1, 1, 1] on their device."""
+    """Returns a number for each image, [n], as [n, 1, 1, 1] on their device."""
     return to_device(values, images.device).reshape(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""The reference backend: Pillow decodes, and the ops run one by one as torchvision runs them."""
+"""The reference backend: Pillow decodes, and the ops run one by one, as in torchvision."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from feeder.transforms.values import compose_affine
 
 __all__ = ["PillowDecoder", "is_clipped"]
 
-# Nothing else is opened: some of Pillow's formats start other programs (EPS), others are rarely tested.
+# No other format is opened: some of Pillow's start other programs (EPS), others are rarely tested.
 # (MPO, several JPEGs in a file, opens as JPEG.)
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 
-# EXIF orientation -> what makes the stored image upright.
+# EXIF orientation -> the operation that makes the stored image upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -49,13 +49,13 @@ class PillowDecoder(Decoder):
 
     Args:
         max_pixels: Larger images, before or after any op, are refused. Pillow's own limit,
-            ``2 * PIL.Image.MAX_IMAGE_PIXELS``, holds as well.
-        threads: Accepted because every backend takes it; this one uses the calling thread only.
-        fidelity: Accepted because every backend takes it; this one is the reference in any case.
+            ``2 * PIL.Image.MAX_IMAGE_PIXELS``, applies as well.
+        threads: Accepted like every backend does; this one uses the calling thread only.
+        fidelity: Accepted like every backend does; this one is the reference in any case.
 
     Attributes:
-        spent_ns: int64 [N, 3], what each image of the last call took: decode, transform, write.
-        clipped: How many images of the last call lost range, because their samples have more than 8 bits.
+        spent_ns: int64 [N, 3], nanoseconds that each image of the last call took in decode, transform and write.
+        clipped: Number of images in the last call that lost range, as their samples have more than 8 bits.
     """
 
     name = "pillow"
@@ -69,7 +69,7 @@ class PillowDecoder(Decoder):
         self.clipped = 0
 
     def check(self, recipe: Recipe) -> None:
-        """Refuses a recipe with an op that feeder doesn't know.
+        """Refuses a recipe with an op that is not feeder's.
 
         Raises:
             BackendError: naming the op.
@@ -119,14 +119,14 @@ class PillowDecoder(Decoder):
     def decode_one(
         self, buffer: Buffer, orientation: int, recipe: Recipe, draws: Draws, row: int = 0
     ) -> npt.NDArray[np.generic]:
-        """Decodes and augments one image of whatever size comes out.
+        """Decodes and augments one image, to any output size.
 
         Args:
             buffer: The encoded image.
             orientation: EXIF orientation 1-8 to apply.
-            recipe: What is done to the image.
+            recipe: The ops.
             draws: Drawn parameters.
-            row: Which of the drawn samples it is.
+            row: The image's row in the draws.
 
         Returns:
             [3, H, W] of ``recipe.storage_dtype``.
@@ -150,13 +150,13 @@ class PillowDecoder(Decoder):
         row: int,
         out: npt.NDArray[np.generic],
     ) -> None:
-        """Runs the ops after the base path on an image that another backend has brought so far.
+        """Runs the ops after the base path on an image from another backend.
 
         Args:
             base: uint8 [H, W, 3], 0-255: the base path's output, C-contiguous.
-            recipe: What is done to the image.
+            recipe: The ops.
             draws: Drawn parameters.
-            row: Which of the drawn samples it is.
+            row: The image's row in the draws.
             out: [3, H', W'] of ``recipe.storage_dtype``.
 
         Raises:
@@ -165,7 +165,7 @@ class PillowDecoder(Decoder):
         self._store(self._run(Image.fromarray(base), recipe, draws, row, recipe.base_length), recipe, out)
 
     def _upright(self, buffer: Buffer, orientation: int, draws: Draws, row: int) -> Image.Image:
-        """The whole image as RGB (as torchvision's ``pil_loader`` makes it) and upright."""
+        """Returns the whole image as RGB (like torchvision's ``pil_loader``) and upright."""
         if not buffer:
             raise DecodeError("empty file; expected an encoded image")
         image: Image.Image
@@ -188,7 +188,7 @@ class PillowDecoder(Decoder):
         return image
 
     def _open(self, buffer: Buffer, orientation: int) -> tuple[Image.Image, Image.Transpose | None]:
-        """The stored image as RGB, and what makes it upright."""
+        """Returns the stored image as RGB, and the operation that makes it upright."""
         if bytes(buffer[:6]) == _NPY_MAGIC:
             pixels = _npy_pixels(buffer)
             self._check_pixels("the array", pixels.shape[1], pixels.shape[0])
@@ -206,7 +206,7 @@ class PillowDecoder(Decoder):
             raise DecodeError(f"{what} has {width}x{height} pixels, more than {most}; make it smaller")
 
     def _run(self, image: Image.Image, recipe: Recipe, draws: Draws, row: int, start: int) -> Image.Image | FloatImage:
-        """Runs the ops from number ``start`` on: an RGB image, or float32 [3, H, W] after ToDtype."""
+        """Runs the ops from number ``start`` on, and returns an RGB image, or float32 [3, H, W] after ToDtype."""
         current: Image.Image | FloatImage = image
         steps = zip(recipe.ops[start:], draws.ops[start:], strict=True)
         for is_values, group in itertools.groupby(steps, key=lambda step: isinstance(step[0], _VALUE_OPS)):
@@ -251,7 +251,7 @@ class PillowDecoder(Decoder):
 
 
 def is_clipped(image: Image.Image) -> bool:
-    """Whether an image loses range when it is made RGB: floats, and integers outside 0-255."""
+    """Returns whether an image loses range in RGB: floats, and integers outside 0-255."""
     if image.mode == "F":
         return True
     if not image.mode.startswith("I"):
@@ -261,7 +261,7 @@ def is_clipped(image: Image.Image) -> bool:
 
 
 def _npy_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
-    """The pixels of an .npy file, uint8 [H, W, 3] or [H, W]. Its header sizes nothing: only the file's bytes do."""
+    """Returns an .npy file's pixels, uint8 [H, W, 3] or [H, W]. Memory is sized by the file, never by its header."""
     file = io.BytesIO(buffer)
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -277,13 +277,13 @@ def _npy_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
 
 @lru_cache(maxsize=64)
 def _table(values: tuple[Op, ...]) -> FloatImage:
-    """float32 [3, 256]: what every pixel value becomes."""
+    """Returns float32 [3, 256]: the output of every pixel value."""
     scale, bias = compose_affine(values, is_float=False)
     return np.arange(256, dtype=np.float32) * scale[:, None] + bias[:, None]
 
 
 def _through_table(image: Image.Image, table: FloatImage) -> FloatImage:
-    """float32 [3, H, W]; looking up is faster than arithmetic, and rounds alike whatever the CPU."""
+    """Returns float32 [3, H, W]; a table is faster than arithmetic, and rounds alike on every CPU."""
     pixels = np.asarray(image)
     array = np.empty((3, *pixels.shape[:2]), np.float32)
     for channel in range(3):
@@ -296,7 +296,7 @@ def _keeps_uint8(op: Op) -> bool:
 
 
 def bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """The upper halves of float32 numbers, rounded to nearest even."""
+    """Returns the upper halves of float32 numbers, rounded to nearest even."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = bits >> np.uint32(16) | np.uint32(0x40)

@@ -48,7 +48,7 @@ _WARPS: dict[str, _Warp] = {
 
 
 def _window(image: Image.Image, row: Row) -> Image.Image:
-    """The drawn window; Pillow fills with zeros what lies outside the image."""
+    """Returns the drawn window; Pillow fills the part outside the image with zeros."""
     top, left, height, width = (int(row[name]) for name in ("top", "left", "height", "width"))
     return image.crop((left, top, left + width, top + height))
 
@@ -121,7 +121,7 @@ def _random_affine(image: Image.Image, op: T.RandomAffine, row: Row) -> Image.Im
 
 
 def _affine(image: Image.Image, interpolation: str, fill: tuple[int, int, int], **options: Any) -> Image.Image:
-    """With the options of :func:`feeder.decode.op_math.affine_matrix`."""
+    """Warps an image, with the options of :func:`feeder.decode.op_math.affine_matrix`."""
     matrix = affine_matrix(image.width, image.height, **options)
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
 
@@ -197,8 +197,8 @@ def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.
 
 @contextlib.contextmanager
 def _seeded(key: int) -> Iterator[None]:
-    """The global generators start from a key of 64 bits, and go on afterwards from where they were."""
-    torch = sys.modules.get("torch")  # who has not imported it does not draw from it
+    """Seeds the global generators with a key of 64 bits, and restores them afterwards."""
+    torch = sys.modules.get("torch")  # code that has not imported it does not draw from it
     numbers, arrays = random.getstate(), np.random.get_state()
     tensors = None if torch is None else torch.default_generator.get_state()
     random.seed(key)
@@ -218,7 +218,7 @@ def _call_array(array: npt.NDArray[Any], op: T.Lambda, row: Row) -> npt.NDArray[
     had_torch = "torch" in sys.modules
     with _seeded(int(row["key"])):
         result: Any = op.lambd(np.array(array, order="C"))
-    if not had_torch and "torch" in sys.modules:  # imported within: its numbers were not keyed yet
+    if not had_torch and "torch" in sys.modules:  # imported inside: its numbers were not keyed yet
         with _seeded(int(row["key"])):
             result = op.lambd(np.array(array, order="C"))
     if not isinstance(result, np.ndarray) or result.shape != array.shape or result.dtype != array.dtype:
@@ -231,7 +231,7 @@ def _call_array(array: npt.NDArray[Any], op: T.Lambda, row: Row) -> npt.NDArray[
 
 
 def _as_array(change: Callable[[npt.NDArray[Any], Any, Row], npt.NDArray[Any]]) -> Callable[..., Image.Image]:
-    """An op on [3, H, W] arrays as an op on images."""
+    """Returns an op on images, from one on [3, H, W] arrays."""
 
     def run(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
         array = change(np.asarray(image).transpose(2, 0, 1), op, row)
