@@ -189,8 +189,8 @@ def test_the_documented_decode_table_is_the_committed_one() -> None:
             if shown and shown != "1":
                 assert shown == f"{beside.get((name, rival), rates[name] / rates[rival]):.1f}x"
     speed = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{beside['feeder-seekable', 'torch']:.1f} times torch's `DataLoader` with Pillow" in speed
-    assert f"{beside['feeder-seekable', 'dali']:.1f} times DALI on the CPU" in speed
+    assert f"{beside['feeder-seekable', 'torch']:.1f} times as fast as torch's `DataLoader` with Pillow" in speed
+    assert f"{beside['feeder-seekable', 'dali']:.1f} times as fast as DALI on the CPU" in speed
 
 
 def test_kernels_readme_has_the_committed_tables() -> None:
