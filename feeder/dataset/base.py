@@ -69,7 +69,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         if isinstance(i, slice):
             numbers = range(*i.indices(len(self)))
             raise TypeError(
-                f"a slice of a dataset is torch.utils.data.Subset(dataset, {numbers!r}), which a loader takes as it is"
+                f"a dataset can't be sliced; torch.utils.data.Subset(dataset, {numbers!r}) has these samples"
             )
         return self._samples([i])[0]
 

@@ -78,7 +78,7 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
     starts = index.column("member_start").astype(np.int64)
     sizes = np.diff(starts)
     if starts[0] != 0 or (sizes < 0).any():
-        raise FormatError(f"{index.path}: damaged: column 'member_start' falls; rebuild it with `feeder index`")
+        raise FormatError(f"{index.path}: damaged: column 'member_start' decreases; rebuild it with `feeder index`")
     owners = np.repeat(np.arange(samples), sizes)
     place = {name: np.array(index.column(name)) for name in ("field", "offset", "length", "width", "height")}
     place["orientation"] = np.array(index.orientation)

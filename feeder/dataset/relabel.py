@@ -81,8 +81,8 @@ def refuse_unread_labels(reader: ShardReader) -> None:
         raise ArgumentError(
             f"{reader.index.path}: no sample has a label, though they have cls fields, such as {text[:40]!r}: name the "
             "classes with classes=[...] if these are names, a key of the samples' json with labels='key', or give "
-            "labels=False for a dataset without labels; `feeder index`, run again on tars of others, makes classes "
-            "of names"
+            "labels=False for a dataset without labels; `feeder index`, run again on other programs' tars, makes "
+            "classes of names"
         )
 
 

@@ -122,6 +122,19 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     return source
 
 
+class _Unusable(Exception):
+    """A row that can't be a sample.
+
+    Attributes:
+        reason: The reason.
+        path: The image's file, if it is to blame; else None.
+    """
+
+    def __init__(self, reason: str, path: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.path = reason, path
+
+
 class _Listing:
     """Turns rows into samples."""
 
@@ -135,9 +148,15 @@ class _Listing:
         self._target = array("f")
 
     def add(self, number: int, row: Row) -> None:
-        """Adds one row; a row that can't be a sample is rejected."""
-        columns = self._columns
+        """Adds one row, or rejects it if it can't be a sample."""
         name = f"{os.path.basename(self._manifest)}#{number}"
+        try:
+            self._add(name, number, row)
+        except _Unusable as error:
+            self._source.reject(error.path or name, error.reason)
+
+    def _add(self, name: str, number: int, row: Row) -> None:
+        columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
         image = row.get(columns.image) if columns.image else None
@@ -146,55 +165,56 @@ class _Listing:
             image_path = image_path or image.get("path")
             image = image.get("bytes")
         parts: list[Part] = []
-        file_bytes, mtime = 0, NO_FILE
+        size, mtime_ns = 0, NO_FILE
         if columns.image:
-            try:
-                data = base64.b64decode(image, validate=True) if isinstance(image, str) else image
-            except (binascii.Error, ValueError) as error:
-                self._source.reject(name, f"column {columns.image!r} is not base64: {error}")
-                return
-            if not isinstance(data, bytes) or not data:
-                self._source.reject(name, f"no image bytes in column {columns.image!r}")
-                return
-            parts.append(self._spool.add("", data))
+            parts.append(self._spool.add("", self._image_bytes(image)))
+            shown = f"{name}/{image_path}" if image_path else name
         else:
-            if isinstance(image_path, int) and not isinstance(image_path, bool):  # an id
-                image_path = str(image_path)
-            if not isinstance(image_path, str) or not image_path:
-                self._source.reject(name, f"no path in column {columns.path!r}")
-                return
-            image_path += columns.suffix
-            try:
-                status = os.stat(os.path.join(self._source.root, image_path))
-            except FileNotFoundError:
-                self._source.reject(image_path, "not found")
-                return
-            except (OSError, ValueError) as error:
-                if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.ENOTDIR):
-                    raise
-                self._source.reject(image_path, str(error))
-                return
-            if not stat.S_ISREG(status.st_mode):
-                self._source.reject(image_path, "not a regular file")
-                return
-            file_bytes, mtime = status.st_size, status.st_mtime_ns
+            shown, status = self._image_file(image_path)
+            size, mtime_ns = status.st_size, status.st_mtime_ns
         try:
             target = [target_number(row.get(column), f"column {column!r}") for column in columns.targets]
         except ValueError as error:
-            self._source.reject(name, str(error))
-            return
+            raise _Unusable(str(error)) from None
         if extras:
             try:
                 text = json.dumps(extras, ensure_ascii=False, default=_plain, allow_nan=False, separators=(",", ":"))
                 parts.append(self._spool.add("json", text.encode("utf-8", "surrogateescape")))
             except ValueError as error:  # NaN, or half of a surrogate pair
-                self._source.reject(name, f"its further columns can't be written as JSON: {error}")
-                return
-        shown = str(image_path) if not columns.image else f"{name}/{image_path}" if image_path else name
-        size = file_bytes + sum(part.length for part in parts)
+                raise _Unusable(f"its further columns can't be written as JSON: {error}") from None
+        size += sum(part.length for part in parts)
         label = -1 if self._labels is None else self._labels.add(row.get(columns.label or ""))
         self._target.extend(target)
-        self._source.table.add(os.fsencode(shown), size, mtime, label, parts, row=number - 1)
+        self._source.table.add(os.fsencode(shown), size, mtime_ns, label, parts, row=number - 1)
+
+    def _image_bytes(self, image: Any) -> bytes:
+        column = self._columns.image
+        try:
+            data = base64.b64decode(image, validate=True) if isinstance(image, str) else image
+        except (binascii.Error, ValueError) as error:
+            raise _Unusable(f"column {column!r} is not base64: {error}") from None
+        if not isinstance(data, bytes) or not data:
+            raise _Unusable(f"no image bytes in column {column!r}")
+        return data
+
+    def _image_file(self, path: Any) -> tuple[str, os.stat_result]:
+        """The path of an image's file, its suffix included, and the file's status."""
+        if isinstance(path, int) and not isinstance(path, bool):  # an id
+            path = str(path)
+        if not isinstance(path, str) or not path:
+            raise _Unusable(f"no path in column {self._columns.path!r}")
+        path += self._columns.suffix
+        try:
+            status = os.stat(os.path.join(self._source.root, path))
+        except FileNotFoundError:
+            raise _Unusable("not found", path) from None
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.ENOTDIR):
+                raise
+            raise _Unusable(str(error), path) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise _Unusable("not a regular file", path)
+        return path, status
 
     def finish(self) -> None:
         """Gives the samples their labels or targets, now that all are known.

@@ -136,7 +136,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
         if file.read(2) != _GZIP_MAGIC:
             return path
     if work is None:
-        raise SourceError(f"{path}: is compressed, and can't be indexed as it is; unpack it, or shard it anew")
+        raise SourceError(f"{path}: is compressed, so it can't be indexed; unpack it, or shard it")
     limit = unpacked_limit(os.path.getsize(path), UNPACKED_BYTES)
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, atomic_file(unpacked) as plain:

@@ -161,7 +161,7 @@ class OutputFolder:
             "rejected": sorted([r.path, r.reason] for r in source.rejected),
             "targets": list(source.table.targets),
         }
-        replaced = os.path.exists(self.file(MANIFEST_NAME))  # only with force, or there is none
+        replaced = os.path.exists(self.file(MANIFEST_NAME))  # with force only, as a finished set is not begun again
         if os.path.exists(self._plan_path) and not replaced:
             try:
                 self._compare_plan(plan, source)
