@@ -62,19 +62,8 @@ class ShardWriter:
                 "--workers, or reject large files with --max-file-bytes, and run again"
             ) from None
         except (OSError, ValueError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
-            if isinstance(error, OSError) and error.errno not in (*UNREADABLE, errno.EISDIR):
-                # Not the sample's fault, so it must not get lost; but a bad block of a disk may stay bad.
-                if error.errno != errno.EIO:
-                    raise
-                if not self._source.skip_unreadable:
-                    raise ShardError(
-                        f"{error.filename or self._path(i)}: can't be read: {error.strerror}; nothing is lost: mend "
-                        "the disk and run the same command again, or reject such files with --skip-unreadable"
-                    ) from None
-            reason = f"unreadable: {error.strerror}" if isinstance(error, OSError) else str(error)
             path = self._path(i)
+            reason = self._unreadable(error, path) if isinstance(error, OSError) else str(error)
             bad = looks_like_image(path) or not self._source.kind.endswith(("folder", "folders"))
             self.rejected.append(Rejection(path, reason, bad))
             return table.size(i)
@@ -116,6 +105,23 @@ class ShardWriter:
             source_row=table.row(i) if table.is_numbered else 0,
         )
         return table.size(i)
+
+    def _unreadable(self, error: OSError, path: str) -> str:
+        """The reason to reject a sample that can't be read.
+
+        Raises:
+            OSError, ShardError, SourceError: if the error is not the sample's fault, so that it must not get lost.
+        """
+        if isinstance(error, FileNotFoundError):
+            raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
+        if error.errno == errno.EIO and not self._source.skip_unreadable:  # a bad block of a disk may stay bad
+            raise ShardError(
+                f"{error.filename or path}: can't be read: {error.strerror}; nothing is lost: mend the disk and run "
+                "the same command again, or reject such files with --skip-unreadable"
+            ) from None
+        if error.errno not in (*UNREADABLE, errno.EISDIR, errno.EIO):
+            raise error
+        return f"unreadable: {error.strerror}"
 
     def _path(self, i: int) -> str:
         return os.fsdecode(self._source.table.path(i))
