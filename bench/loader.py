@@ -52,7 +52,8 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import get_decoder
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast.position import Place
+from feeder.loader.fast.batch_queue import requests
+from feeder.loader.fast.position import Place, Progress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.order.epoch import Order
@@ -321,19 +322,15 @@ def trainer(path: str, extent: Extent) -> dict[str, Any]:
         before = time.process_time()
         count = sum(1 for _ in iterator)
         values.append(1000 * (time.process_time() - before) / count)
-    order_ms = [_order_ms(path, size) for _ in range(extent.repeats)]
+    order_ms = [_order_ms(size) for _ in range(extent.repeats)]
     return {f"cpu_ms_per_batch_of_{size}": spread(values), f"order_ms_per_batch_of_{size}": spread(order_ms)}
 
 
-def _order_ms(path: str, size: int) -> float:
-    """CPU time of a batch's ids, in the loader's own shuffled order of as many samples as ImageNet has."""
-    loader = DataLoader(ShardDataset(path, RECIPE), size, shuffle=True)
-    fast = loader._path
-    assert fast is not None
-    fast.order = Order(_IMAGENET, 0, True)
-    requests = fast.requests(Place(), Split(_IMAGENET, size), None)
+def _order_ms(size: int) -> float:
+    """CPU time of a batch's ids, in a shuffled order of as many samples as ImageNet has."""
+    batches = requests(Order(_IMAGENET, 0, True), Progress(Place(), Split(_IMAGENET, size)))
     before = time.process_time()
-    count = sum(1 for _ in itertools.islice(requests, 512))
+    count = sum(1 for _ in itertools.islice(batches, 512))
     return 1000 * (time.process_time() - before) / count
 
 

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import Encoded, Reader
+from feeder.dataset.reader import Reader
 from feeder.decode.image_header import clipped_warning
 from feeder.decode.registry import get_decoder
-from feeder.errors import DecodeError
 from feeder.system.callers import warn
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["DecodeCounts", "SampleDecoder", "counted", "problem_of"]
+__all__ = ["DecodeCounts", "SampleDecoder", "counted"]
 
 _counting = threading.local()
 
@@ -86,7 +85,7 @@ class SampleDecoder:
         encoded = reader.read(ids)
         images = []
         for row, i in enumerate(ids.tolist()):
-            problem = problem_of(encoded, row)
+            problem = encoded.errors[row]
             if problem is None:
                 one = slice(row, row + 1)
                 draws = recipe.draw(seed, epoch, keys[one], encoded.sizes[one])
@@ -106,11 +105,3 @@ class SampleDecoder:
             if problem is not None:
                 raise reader.at(problem, i)
         return images, encoded.labels, [[reader.field(i, name) for i in ids.tolist()] for name in self._fields]
-
-
-def problem_of(encoded: Encoded, row: int) -> DecodeError | None:
-    """The error for which a sample that was read can't be decoded; None if there is none."""
-    if encoded.errors[row] is None and encoded.sizes[row].min() < 1:
-        height, width = encoded.sizes[row].tolist()
-        return DecodeError(f"the index gives its size as {width}x{height}; rebuild it with `feeder index`")
-    return encoded.errors[row]

@@ -210,6 +210,12 @@ class ShardReader(ShardFields):
         orientations[turned_wrongly] = 1
         sizes = np.empty((len(ids), 2), np.int32)
         sizes[:, 0], sizes[:, 1] = index.height[ids], index.width[ids]
+        for i in np.flatnonzero(sizes.min(axis=1, initial=1) < 1).tolist():
+            height, width = sizes[i].tolist()
+            errors[i] = self.at(
+                DecodeError(f"the index gives its size as {width}x{height}; rebuild it with `feeder index`"),
+                int(ids[i]),
+            )
         swapped = orientations >= SWAPPING_ORIENTATIONS[0]
         if swapped.any():
             sizes[swapped] = sizes[swapped, ::-1]

@@ -146,7 +146,7 @@ def test_an_index_whose_offsets_are_off_changes_no_pixel_and_is_named(
     (tmp_path / "set" / "manifest.json").unlink()
     damages = verify(str(tmp_path / "set"))
     assert len(damages) == sum(len(index.row_data(i)) > 0 for i in range(len(index)))
-    assert {each.reason[:12] for each in damages} == {"says wrongly"}
+    assert {each.reason[:12] for each in damages} == {"has wrong pl"}
 
 
 def test_damage_beyond_the_rows_is_found_by_the_crops_that_need_it(sets: tuple[Path, Path], tmp_path: Path) -> None:

@@ -13,16 +13,35 @@ import numpy as np
 
 from feeder.loader.fast.batches import Finished, Request
 from feeder.loader.fast.part_report import Report
-from feeder.loader.fast.parts import HELD_BATCHES
+from feeder.loader.fast.position import Progress
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.ring import SlotView
+from feeder.loader.slots.ring import HELD_BATCHES, SlotView
+from feeder.order.epoch import Order
+from feeder.order.split import ordered_batches
 from feeder.system.callers import warn
 
 if TYPE_CHECKING:
     from feeder.loader.fast.engine import Engine
     from feeder.loader.workers.iterator_lock import Use
 
-__all__ = ["BatchQueue", "make_here"]
+__all__ = ["BatchQueue", "make_here", "requests"]
+
+
+def requests(order: Order, progress: Progress) -> Iterator[Request]:
+    """Yields the batches to make, from the place that an iterator starts at.
+
+    Args:
+        order: Feeder's own order; not for an explicit sampler.
+        progress: Progress of the iterator.
+    """
+    epoch, split, replay = progress.place.epoch, progress.split, progress.replay
+    if split is not None:
+        for positions, ids in ordered_batches(order, epoch, split):
+            yield Request(epoch, positions, ids)
+        return
+    assert replay is not None
+    for first, ids in replay.batches():
+        yield Request(epoch, first + np.arange(len(ids), dtype=np.int64), ids)
 
 
 @dataclass

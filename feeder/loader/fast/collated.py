@@ -23,8 +23,8 @@ from torch.utils.data import get_worker_info
 from feeder._gpu.tensors import as_samples
 from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import Report
-from feeder.loader.fast.parts import part_rows
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
 from feeder.loader.workers.seeding import seeded
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
-from feeder.loader.fast.parts import HELD_BATCHES, part_rows
 from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
+from feeder.loader.fast.task_board import part_rows
 from feeder.loader.observe.meter import METER_WORDS
-from feeder.loader.slots.ring import Layout, Ring, plan_slots
-from feeder.loader.workers.sockets import check_owner
+from feeder.loader.slots.ring import HELD_BATCHES, Layout, Ring, plan_slots
+from feeder.loader.workers.supervisor import check_owner
 
 if TYPE_CHECKING:
     from feeder.loader.fast.sample_maker import Work

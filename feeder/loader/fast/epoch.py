@@ -32,7 +32,7 @@ class Epoch:
         decoder: Decodes staged images in the calling process; None: work does.
         finishing: The last steps on a batch.
         ledger: Counts what is handed out.
-        agree: Compares the epoch with those of other ranks before a batch is handed out.
+        agree: Compares the epoch with those of other ranks before a batch is handed out; None: nothing to compare.
         channels_last: Memory format of images that the decoder makes.
     """
 
@@ -45,5 +45,5 @@ class Epoch:
     decoder: TrainerDecoder | None
     finishing: Finishing
     ledger: Ledger
-    agree: Callable[[Progress], None]
+    agree: Callable[[Progress], None] | None
     channels_last: bool

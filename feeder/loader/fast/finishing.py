@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feeder._gpu.tensors import as_tensor
 from feeder.decode.device.finisher import Finisher, mixing_partner
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
@@ -42,6 +41,8 @@ class Finishing:
             _check_labels(mix[0], work)
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._is_on_device = device is not None
+        # numpy has no bfloat16: its bits are stored as uint16.
+        self._stored_dtype = torch.uint8 if work.split is not None else getattr(torch, work.recipe.output_dtype)
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
     def host_batch(self, finished: Finished) -> tuple[Any, ...]:
@@ -56,9 +57,7 @@ class Finishing:
         if isinstance(finished, Decoded):
             images = finished.images
         else:
-            images = as_tensor(
-                finished.arrays.images, "uint8" if self._work.split is not None else self._work.recipe.output_dtype
-            )
+            images = torch.from_numpy(finished.arrays.images).view(self._stored_dtype)
         labels = finished.arrays.labels
         return (images, torch.from_numpy(labels.copy() if self._is_on_device else labels), *fields)
 

@@ -80,7 +80,7 @@ class FastIterator:
         if self._given_ns:
             epoch.ledger.meter.add("consumer", time.monotonic_ns() - self._given_ns)
         try:
-            if progress.steps or not was_asked:
+            if epoch.agree is not None and (progress.steps or not was_asked):
                 epoch.agree(progress)
             finished, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:

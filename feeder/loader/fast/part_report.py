@@ -57,9 +57,3 @@ class Report:
     encoded_bytes: int = 0
     clipped: int = 0
     slow: int = 0
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is anything in it that the slot and the meters do not say."""
-        further = self.fields or self.substitutions or self.left_over or self.collated
-        return bool(further or self.clipped or self.slow)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.decode.decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.agreement import Agreement, recipe_digest
-from feeder.loader.fast.batches import Request
+from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
@@ -33,7 +33,7 @@ from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.epoch import Order, Window
-from feeder.order.split import Split, ordered_batches
+from feeder.order.split import Split
 from feeder.system.callers import warn
 from feeder.transforms.mixing import check_mix
 
@@ -112,14 +112,14 @@ class FastPath:
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,
-            requests=self.requests(place, split, replay),
+            requests=requests(self.order, progress),
             options=options,
             work=self.work,
             engine=self._idle_engine(place.epoch) if options.num_workers else None,
             decoder=self.decoder,
             finishing=self._finishing,
             ledger=self._ledger,
-            agree=self._agree,
+            agree=self._agree if split is not None and is_in_group(options.ranks) else None,
             channels_last=self._fixed.channels_last,
         )
 
@@ -135,7 +135,7 @@ class FastPath:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
         last; see :mod:`feeder.loader.agreement`."""
         split, steps = progress.split, progress.steps
-        if split is None or steps not in (0, 1, len(split) - 1) or not is_in_group(self._options.ranks):
+        if split is None or steps not in (0, 1, len(split) - 1):
             return
         if steps:
             self._agreement.check(steps)
@@ -328,16 +328,6 @@ class FastPath:
             return None
         rank, _ = current_ranks(self._options.ranks)
         return Replay(self._fixed.batch_sampler, len(self.dataset), rank, place.start, place.sampler)
-
-    def requests(self, place: Place, split: Split | None, replay: Replay | None) -> Iterator[Request]:
-        """The batches from a place on."""
-        if split is not None:
-            for positions, chosen in ordered_batches(self.order, place.epoch, split):
-                yield Request(place.epoch, positions, chosen)
-            return
-        assert replay is not None
-        for first, chosen in replay.batches():
-            yield Request(place.epoch, first + np.arange(len(chosen), dtype=np.int64), chosen)
 
     def close(self) -> None:
         """Ends all iterators and the workers, see Note [Closing]."""

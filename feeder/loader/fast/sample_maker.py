@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.decoding import problem_of
 from feeder.dataset.reader import Encoded, Reader
 from feeder.decode.registry import get_decoder
 from feeder.decode.staged.stored_boxes import stored_rows
@@ -34,7 +33,7 @@ __all__ = ["SUBSTITUTES", "Work"]
 
 SUBSTITUTES = 16
 _WRONG_ROWS = (
-    "the index says wrongly where the rows of an image lie, so that it was read a second time; "
+    "the index has wrong places for the rows of an image, so the image was read a second time; "
     "`feeder inspect --verify` names all such images"
 )
 
@@ -261,7 +260,7 @@ class _Drawing:
 
 def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
     """Gives what was read to the sink; one entry each: None, or what is wrong."""
-    errors = [problem_of(encoded, row) for row in range(len(rows))]
+    errors = list(encoded.errors)
     buffers, orientations, first_rows = encoded.buffers, encoded.orientations, encoded.first_rows
     if not any(errors):
         return sink.add(rows, buffers, orientations, draws, first_rows)

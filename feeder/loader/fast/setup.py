@@ -16,10 +16,11 @@ from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
-from feeder.loader.fast.parts import HELD_BATCHES, part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.task_board import part_rows
 from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.slots.ring import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 
 __all__ = ["make_engine", "make_work"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import signal
 import struct
@@ -30,7 +31,10 @@ import numpy.typing as npt
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.slots.region import Region
 
-__all__ = ["Board", "Part"]
+__all__ = ["Board", "Part", "part_rows"]
+
+_LARGEST_PART = 64
+_SMALLEST_PART = 4
 
 _NONE = -1
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, length, pid
@@ -268,3 +272,14 @@ class _Lock:
 
     def __exit__(self, *exc_info: object) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+
+def part_rows(rows: int, workers: int) -> list[tuple[int, int]]:
+    """Splits a batch into parts as (first row, number of rows): one for each worker or more, none of them large.
+
+    A part costs a worker about 0.2 ms besides decoding, and the trainer about 0.1 ms.
+    """
+    largest = min(_LARGEST_PART, max(_SMALLEST_PART, -(-rows // workers)))
+    count = -(-rows // largest)
+    edges = [rows * k // count for k in range(count + 1)]
+    return [(a, b - a) for a, b in itertools.pairwise(edges)]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import FeederError, WorkerError
+from feeder.loader.fast.part_report import Report
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.region import Region
@@ -105,7 +106,7 @@ def _do(channel: socket.socket, board: Board, number: int, part: Part, view: Slo
             lambda: board.beat(number),
         )
         read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
-        if not message.has_news:
+        if not _has_news(message):
             message = None  # the trainer has enough to do
     except Exception as error:
         message = _portable(error)
@@ -142,3 +143,9 @@ def _send(channel: socket.socket, part: int, message: Any, board: Board | None =
         channel.sendall(memoryview(data)[done:])
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)
+
+
+def _has_news(report: Report) -> bool:
+    """Returns True if a report says anything that the slot and the meters do not."""
+    further = report.fields or report.substitutions or report.left_over or report.collated
+    return bool(further or report.clipped or report.slow)

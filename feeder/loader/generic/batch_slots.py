@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from feeder.loader.device.page_lock import page_lock
 from feeder.loader.generic.pending import Pending
+from feeder.loader.slots.ring import HELD_BATCHES
 from feeder.loader.slots.slots import Guard, Slots
 from feeder.system.memory import available_bytes
 
 __all__ = ["BatchSlots"]
 
-_HELD_BATCHES = 2
 _SMALLEST_SLOT = 1 << 16
 _PAGE = 4096
 
@@ -30,7 +30,7 @@ class BatchSlots:
 
     def __init__(self, ahead: int, limit_bytes: int | None, guard: Guard | None) -> None:
         self.current: Slots | None = None
-        self._count, self._limit_bytes, self._guard = ahead + _HELD_BATCHES, limit_bytes, guard
+        self._count, self._limit_bytes, self._guard = ahead + HELD_BATCHES, limit_bytes, guard
 
     def assign(self, pending: Pending, others: Iterable[Pending]) -> None:
         """Gives a batch a slot, if there is one.

@@ -14,7 +14,10 @@ from feeder.errors import ArgumentError
 from feeder.loader.slots.slots import Guard, Slots
 from feeder.system.memory import available_bytes
 
-__all__ = ["Layout", "Ring", "SlotView", "plan_slots"]
+__all__ = ["HELD_BATCHES", "Layout", "Ring", "SlotView", "plan_slots"]
+
+# Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
+HELD_BATCHES = 2
 
 _PAGE = 4096
 

@@ -17,9 +17,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-from feeder.errors import WorkerError
-
-__all__ = ["check_owner", "handing_over", "pair"]
+__all__ = ["handing_over", "pair"]
 
 _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _making = threading.RLock()
@@ -59,22 +57,6 @@ def handing_over(kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator[tuple
         raise
     finally:
         _handed.ends = before
-
-
-def check_owner(pid: int) -> None:
-    """Refuses workers that another process started.
-
-    Args:
-        pid: The process that started them.
-
-    Raises:
-        WorkerError: if this is another one.
-    """
-    if pid != os.getpid():
-        raise WorkerError(
-            f"these workers are those of process {pid}, which this one was forked from, and so is the "
-            "iterator; make one of its own here with iter(loader)"
-        )
 
 
 def _close_in_child() -> None:

@@ -29,9 +29,9 @@ from typing import Any, Generic, TypeVar
 
 from feeder.errors import WorkerError
 from feeder.loader.workers.process import Process, wait_for
-from feeder.loader.workers.sockets import check_owner, handing_over
+from feeder.loader.workers.sockets import handing_over
 
-__all__ = ["Supervisor", "Worker"]
+__all__ = ["Supervisor", "Worker", "check_owner"]
 
 _START_S = 60.0
 END_S = 5.0
@@ -327,3 +327,19 @@ _live: weakref.WeakSet[Supervisor[Any]] = weakref.WeakSet()
 def _close_all() -> None:
     for supervisor in list(_live):
         supervisor.end_at_exit()
+
+
+def check_owner(pid: int) -> None:
+    """Refuses workers that another process started.
+
+    Args:
+        pid: The process that started them.
+
+    Raises:
+        WorkerError: if this is another one.
+    """
+    if pid != os.getpid():
+        raise WorkerError(
+            f"these workers are those of process {pid}, which this one was forked from, and so is the "
+            "iterator; make one of its own here with iter(loader)"
+        )
