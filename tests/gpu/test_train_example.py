@@ -25,9 +25,9 @@ OPTIONS = [*example.SMALL, "1", "--device", "cuda"]
 def test_it_learns_and_goes_on(data: list[str], tmp_path: Path, script: Any, amp: list[str]) -> None:
     for epochs in ("3", "5"):
         script.main([*data, "--out", str(tmp_path), *OPTIONS, *amp, "--epochs", epochs])
-    assert example._load(tmp_path / "best.pt")["accuracy"] >= 0.8
-    assert len(example._log(tmp_path)) == 45
-    last = example._load(tmp_path / "last.pt")
+    assert example.load(tmp_path / "best.pt")["accuracy"] >= 0.8
+    assert len(example.log(tmp_path)) == 45
+    last = example.load(tmp_path / "last.pt")
     assert all(bool(tensor.isfinite().all()) for tensor in last["model"].values())
     assert ("scale" in last["scaler"]) == ("fp16" in amp)
 
@@ -51,7 +51,7 @@ def test_dp_has_the_loss_curve_of_one_device(
         options = [*OPTIONS, "--epochs", "1", "--norm", "group", "--parallel", parallel]
         script.main([*data, "--out", str(tmp_path / parallel), *options])
     # Convolutions in TF32 round to ten bits.
-    np.testing.assert_allclose(example._log(tmp_path / "dp"), example._log(tmp_path / "none"), rtol=0.05, atol=0.051)
+    np.testing.assert_allclose(example.log(tmp_path / "dp"), example.log(tmp_path / "none"), rtol=0.05, atol=0.051)
 
 
 @pytest.mark.parametrize("amp", ["off", "fp16"])

@@ -17,7 +17,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.device.feed import DeviceFeed
-from feeder.loader.device.nested import move
+from feeder.loader.device.nested import map_tensors, move
 from feeder.loader.device.page_lock import CudaGuard, page_lock, slot_guard
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.observe.meter import Meter
@@ -222,13 +222,20 @@ LAST_OPS = [
 
 @pytest.mark.parametrize("ops", LAST_OPS, ids=lambda ops: type(ops[0]).__name__)
 @pytest.mark.parametrize("mix", [None, MixUp(), CutMix()], ids=str)
-def test_last_ops_are_done_on_the_device_from_uint8(shards: Path, ops: list[Any], mix: Any) -> None:
+def test_last_ops_are_done_on_the_device_from_uint8(
+    shards: Path, ops: list[Any], mix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops])
     dataset = ShardDataset(shards, recipe)
     plain = DataLoader(dataset, batch_size=16, shuffle=True, mix=mix)
     loader = DataLoader(dataset, batch_size=16, shuffle=True, mix=mix, device="cpu", channels_last=True, num_workers=1)
-    assert loader._fast is not None
-    assert loader._fast.work.sample_dtype == np.uint8
+    copied: list[torch.dtype] = []
+
+    def recorded(value: Any, device: torch.device) -> Any:
+        map_tensors(value, lambda tensor: copied.append(tensor.dtype) or tensor)
+        return move(value, device)
+
+    monkeypatch.setattr("feeder.loader.device.feed.move", recorded)
     affine = dataset.recipe.affine
     level = 1.0 if affine is None else float(affine[0].max())
     for (images, labels), (expected, wanted) in zip(loader, plain, strict=True):
@@ -238,6 +245,7 @@ def test_last_ops_are_done_on_the_device_from_uint8(shards: Path, ops: list[Any]
         assert difference.max() <= 2.01 * level  # each blend on the edge between two levels may take the other
         assert difference.mean() <= 0.1 * level  # float16 is no finer
         assert str(labels) == str(wanted)
+    assert copied.count(torch.uint8) == len(loader)
 
 
 def test_last_ops_of_a_substitute_are_its_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import itertools
@@ -173,15 +174,18 @@ def test_resume_after_every_step(shards: Path, workers: int) -> None:
         assert _same(_epoch(resumed), epoch[step:])
 
 
-def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path) -> None:
+def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow(*arguments: Any) -> Any:
+        return dataclasses.replace(plan_capacity(*arguments), share_bytes=share)
+
     dataset = ShardDataset(shards, RECIPE)
     expected = _epoch(DaliLoader(dataset, batch_size=16))
     for workers, share in ((0, 128), (2, 128), (2, 640)):
         loader = DaliLoader(dataset, batch_size=16, num_workers=workers)
-        path: Any = loader._fast
-        path.work.share_bytes = share
         assert share >= ROW.itemsize
-        assert _same(_epoch(loader), expected)
+        with monkeypatch.context() as patched:
+            patched.setattr("feeder.loader.fast.setup.plan_capacity", narrow)
+            assert _same(_epoch(loader), expected)
 
 
 def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
@@ -445,12 +449,17 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
 
 @pytest.mark.parametrize(("given", "built"), [(None, 0.65), (0.0, 0.0), (0.3, 0.3)])
 def test_the_load_of_the_hardware_engine_is_the_loaders_or_dalis_own(
-    shards: Path, given: float | None, built: float
+    shards: Path, given: float | None, built: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path: Any = DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, hw_decoder_load=given)._fast
-    decoder = path.decoder
-    assert isinstance(decoder, dali_backend.DaliDecoder)
-    assert decoder._queue.options.hw_decoder_load == built
+    from feeder.decode.dali import pipeline as dali_pipeline
+
+    asked: list[float] = []
+    build = dali_pipeline.build_pipeline
+    monkeypatch.setattr(
+        dali_pipeline, "build_pipeline", lambda options: asked.append(options.hw_decoder_load) or build(options)
+    )
+    next(iter(DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, hw_decoder_load=given)))
+    assert asked == [built]
 
 
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:

@@ -86,7 +86,7 @@ def script() -> Iterator[Any]:
     torch.set_num_threads(threads)
 
 
-def _log(out: Path) -> list[list[float]]:
+def log(out: Path) -> list[list[float]]:
     """Loss and accuracy of each step."""
     with open(out / "log.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -94,7 +94,7 @@ def _log(out: Path) -> list[list[float]]:
     return [[float(row["loss"]), float(row["accuracy"])] for row in rows]
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = torch.load(path, weights_only=True)
     return loaded
 
@@ -116,8 +116,8 @@ def test_it_is_short() -> None:
 def test_it_learns(data: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     printed = _subprocess([str(SCRIPT), *data, "--out", str(out), *SMALL, "1", "--epochs", "5"])
-    assert _load(out / "best.pt")["accuracy"] >= 0.9, printed
-    losses = [loss for loss, _ in _log(out)]
+    assert load(out / "best.pt")["accuracy"] >= 0.9, printed
+    losses = [loss for loss, _ in log(out)]
     assert len(losses) == 45
     assert np.mean(losses[-9:]) < 0.6 * np.mean(losses[:9])
     assert "best accuracy" in printed.splitlines()[-1]
@@ -179,7 +179,7 @@ for arguments, ranks, (mortal, *death) in runs:
 
 def _assert_alike(killed: Path, unbroken: Path, deaths: list[Any]) -> None:
     for name in ("last.pt", "best.pt"):
-        assert _plain(_load(killed / name)) == _plain(_load(unbroken / name)), deaths
+        assert _plain(load(killed / name)) == _plain(load(unbroken / name)), deaths
     assert (killed / "log.csv").read_text() == (unbroken / "log.csv").read_text()
     assert sorted(path.name for path in killed.iterdir()) == ["best.pt", "last.pt", "log.csv"]
 
@@ -229,9 +229,9 @@ def test_dp_has_the_loss_curve_of_one_device(data: list[str], tmp_path: Path, sc
     options = [*SMALL, "0", "--epochs", "1", "--norm", "group"]
     for parallel in ("none", "dp"):
         script.main([*data, "--out", str(tmp_path / parallel), *options, "--parallel", parallel])
-    np.testing.assert_allclose(_log(tmp_path / "dp"), _log(tmp_path / "none"), rtol=1e-3)
+    np.testing.assert_allclose(log(tmp_path / "dp"), log(tmp_path / "none"), rtol=1e-3)
     torch.testing.assert_close(
-        _load(tmp_path / "dp/last.pt")["model"], _load(tmp_path / "none/last.pt")["model"], rtol=1e-3, atol=1e-3
+        load(tmp_path / "dp/last.pt")["model"], load(tmp_path / "none/last.pt")["model"], rtol=1e-3, atol=1e-3
     )
 
 
@@ -254,8 +254,8 @@ def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, 
     options = [*SMALL, "0", "--epochs", "1", "--norm", "group", "--accumulate", "2"]
     script.main([*data, "--out", str(tmp_path / "one"), *options])
     _subprocess([*TORCHRUN, *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
-    np.testing.assert_allclose(_log(tmp_path / "two"), _log(tmp_path / "one"), rtol=1e-3)
-    one, two = _load(tmp_path / "one/last.pt"), _load(tmp_path / "two/last.pt")
+    np.testing.assert_allclose(log(tmp_path / "two"), log(tmp_path / "one"), rtol=1e-3)
+    one, two = load(tmp_path / "one/last.pt"), load(tmp_path / "two/last.pt")
     torch.testing.assert_close(two["model"], one["model"], rtol=1e-3, atol=1e-3)
     assert (two["loader"], two["best"]) == (one["loader"], pytest.approx(one["best"], abs=1e-9))
 
@@ -266,7 +266,7 @@ def test_frozen_layers_and_their_statistics_stay_as_loaded(data: list[str], tmp_
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     options = [*SMALL, "0", "--epochs", "1", "--weights", str(tmp_path / "weights.pt"), "--freeze"]
     script.main([*data, "--out", str(tmp_path / "run"), *options])
-    after = _load(tmp_path / "run/last.pt")["model"]
+    after = load(tmp_path / "run/last.pt")["model"]
     head = [name for name, tensor in after.items() if tensor.shape != before[name].shape]
     assert [after[name].shape[0] for name in head] == [3, 3]
     rest = after.keys() - set(head)
@@ -277,14 +277,14 @@ def test_frozen_layers_and_their_statistics_stay_as_loaded(data: list[str], tmp_
 def test_it_stops_when_nothing_gets_better_and_keeps_the_best(data: list[str], tmp_path: Path, script: Any) -> None:
     options = [*data, "--out", str(tmp_path), *SMALL, "0", "--epochs", "9", "--patience", "2"]
     script.main([*options, "--lr", "0", "--norm", "group"])
-    assert (_load(tmp_path / "last.pt")["epoch"], _load(tmp_path / "best.pt")["epoch"]) == (3, 0)
+    assert (load(tmp_path / "last.pt")["epoch"], load(tmp_path / "best.pt")["epoch"]) == (3, 0)
 
 
 def test_autocast_and_channels_last_learn_the_same(data: list[str], tmp_path: Path, script: Any) -> None:
     options = [*SMALL, "0", "--epochs", "1"]
     script.main([*data, "--out", str(tmp_path / "plain"), *options])
     script.main([*data, "--out", str(tmp_path / "fast"), *options, "--amp", "bf16", "--channels-last"])
-    losses = [np.array(_log(tmp_path / name))[:, 0] for name in ("plain", "fast")]
+    losses = [np.array(log(tmp_path / name))[:, 0] for name in ("plain", "fast")]
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.1)
     assert not np.array_equal(losses[0], losses[1])
 
@@ -296,10 +296,10 @@ def test_scaled_losses_learn_the_same_and_the_scale_is_kept(data: list[str], tmp
         trainer.module.dtype = torch.bfloat16  # float16 takes the CPU half a minute
         trainer.last_path = tmp_path / f"{amp}.pt"
         trainer.run()
-    scaled = _load(tmp_path / "fp16.pt")
+    scaled = load(tmp_path / "fp16.pt")
     assert (scaled["scaler"]["scale"], scaled["scaler"]["_growth_tracker"]) == (65536.0, 5)
     # Powers of two change no digit.
-    assert _plain(scaled["model"]) == _plain(_load(tmp_path / "bf16.pt")["model"])
+    assert _plain(scaled["model"]) == _plain(load(tmp_path / "bf16.pt")["model"])
 
 
 def test_sets_of_other_classes_are_refused(data: list[str], tmp_path: Path, script: Any) -> None:

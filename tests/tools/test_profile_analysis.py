@@ -227,8 +227,8 @@ def test_decoding_in_the_training_process_is_told_apart(in_trainer: bool, tmp_pa
             return {"stages": stages, "bottleneck": None} | ({"dali_images": 7} if in_trainer else {})
 
     meter, each, record = Meter(str(tmp_path)), Loader(), loader([30.0] * 3, 10)
-    meter._records[each] = record
-    meter._note_stats(each)
+    meter.records[each] = record
+    meter.note_stats(each)
     assert record.stage_ns == {"read": 3, TRAINER_DECODE if in_trainer else "decode": 3}
 
 
@@ -241,8 +241,8 @@ def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
             return {"stages": {}, "path": "generic", "path_reason": "batch_size is None: give batch_size"}
 
     meter, each, record = Meter(str(tmp_path)), Loader(), loader([wait_ms] * 21, 10, workers=8)
-    meter._records[each] = record
-    meter._note_stats(each)
+    meter.records[each] = record
+    meter.note_stats(each)
     found = analyse(process(record), cores=8)
     (advice,) = [advice for advice in found.advice if advice.title == "feeder's fast path"]
     assert advice.text.endswith("batch_size is None: give batch_size.")

@@ -26,7 +26,7 @@ from feeder.loader.slots.ring import SlotView
 from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
 
-__all__ = ["FAILED_START", "HEAD", "work_loop"]
+__all__ = ["FAILED_START", "HEAD", "make_part", "work_loop"]
 
 # Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
 HEAD = struct.Struct("<qq")
@@ -80,7 +80,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         part = board.claim(number)
         if part is not None:
             work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
-            _do(channel, board, number, part, views[part.slot], work)
+            make_part(channel, board, number, part, views[part.slot], work)
             idle_from = time.perf_counter_ns()
 
 
@@ -91,7 +91,8 @@ def _stay_alone() -> None:
         torch.set_num_threads(1)
 
 
-def _do(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:
+def make_part(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:
+    """Makes a part, and sends the trainer what does not fit in its slot."""
     started = time.perf_counter_ns()
     rows = slice(part.first, part.first + part.rows)
     read_ns = decode_ns = encoded_bytes = 0

@@ -80,7 +80,7 @@ class Meter:
             loader.fetches += read_fetches(os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-"))
             loader.fetches.sort(key=lambda fetch: fetch.start_ns)
         for loader in list(self._loaders):
-            self._note_stats(loader)
+            self.note_stats(loader)
         return self.record
 
     def _begin(self) -> None:
@@ -89,7 +89,7 @@ class Meter:
         self._backwards = 0
         self._count = 0
         self._local = threading.local()
-        self._records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
+        self.records: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
         self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
         self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
@@ -178,7 +178,7 @@ class Meter:
             record.fetches.append(fetch)
 
     def _record_of(self, loader: Any, frame: FrameType | None) -> LoaderRecord:
-        record = self._records.get(loader)
+        record = self.records.get(loader)
         if record is None:
             kind = type(loader)
             root = kind.__module__.partition(".")[0]
@@ -194,11 +194,11 @@ class Meter:
             record = self._successor_of(loader, fresh)
             if record is fresh:
                 self.record.loaders.append(record)
-            self._records[loader] = record
+            self.records[loader] = record
             if root == "feeder":
                 self._loaders.add(loader)
         if hasattr(loader, "stats"):
-            self._note_stats(loader)
+            self.note_stats(loader)
         return record
 
     def _successor_of(self, loader: Any, fresh: LoaderRecord) -> LoaderRecord:
@@ -219,9 +219,9 @@ class Meter:
         self._likes[likeness] = weakref.ref(loader), record
         return record
 
-    def _note_stats(self, loader: Any) -> None:
+    def note_stats(self, loader: Any) -> None:
         """Takes note of the current meters of a feeder loader."""
-        record = self._records.get(loader)
+        record = self.records.get(loader)
         with contextlib.suppress(Exception):  # a meter must not end the training
             found = loader.stats()
             stages = found.get("stages", {})

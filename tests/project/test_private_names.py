@@ -1,0 +1,97 @@
+"""Tests hold behaviour by public names: of feeder's and the benchmarks' private ones, they use those in a list alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support import ROOT
+
+# Faults in the middle of a step, to which no public name leads: a lock that is held while a process dies or a signal
+# comes, a step that fails, a page-locked slot. An entry that no test needs any more is an error.
+_EXCEPTIONS = {
+    "tests/decode/test_dali.py": {"_borrowed", "_queue"},  # on the CPU, as if images were decoded whole on a GPU
+    "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked
+    "tests/loader/test_device.py": {"_engine", "_fast"},  # addresses of the slots
+    # _iterator and _workers are names of torch's own loader, too: the way to the worker processes.
+    "tests/loader/test_generic.py": {"_iterator", "_processes", "_workers"},
+    "tests/loader/test_iterator_lock.py": {"_closed", "_epoch", "_use", "_workers"},
+    "tests/loader/test_prometheus.py": {"_Server", "_lock", "_server", "_servers", "_thread"},
+    "tests/loader/test_sockets.py": {"_workers"},
+    "tests/loader/test_task_board.py": {"_locked", "_workers"},
+    "tests/loader/test_workers.py": {
+        "_board", "_epoch", "_lock", "_locked", "_patience_s", "_shared_lock", "_start", "_supervisor",
+    },
+}  # fmt: skip
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in ("_native", "_gpu", "_replace")
+
+
+def _parsed(folder: str) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if not path.is_relative_to(ROOT / "tests" / "scripts"):
+            yield path.relative_to(ROOT), ast.parse(path.read_text())
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Private names of functions, classes, module variables, fields, and attributes set on self."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in ("self", "cls"):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return {name for name in found if _private(name)}
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """(local name, module, name there) of every import of something in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.asname or alias.name.partition(".")[0], alias.name, "") for alias in node.names)
+
+
+def _strings_patched(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(patched name, attribute) of each setattr, delattr and getattr with a literal; a dotted path has no name."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(("setattr", "delattr", "getattr")):
+            continue
+        for place, argument in enumerate(node.args[:2]):
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield (_root(node.args[0]) if place else ""), argument.value
+
+
+def _used(tree: ast.Module, ours: set[str]) -> set[str]:
+    """Private names of feeder's or the benchmarks' that a test file uses; ``ours``: all that are defined there."""
+    own = _defined(tree)
+    imported = list(_imported(tree))
+    others = {local for local, module, _ in imported if module.partition(".")[0] not in ("feeder", "bench", "tests")}
+    found = {name for _, module, name in imported if module.startswith(("feeder", "bench")) and _private(name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _root(node) not in {"self", "cls", *others}:
+            found.add(node.attr)
+    for root, path in _strings_patched(tree):
+        found |= {part for part in path.split(".") if root not in others}
+    return {name for name in found if _private(name) and name in ours - own}
+
+
+def test_private_names_stay_in_their_rooms() -> None:
+    ours = {name for folder in ("feeder", "bench") for _, tree in _parsed(folder) for name in _defined(tree)}
+    assert len(ours) > 500
+    used = {str(path): _used(tree, ours) for path, tree in _parsed("tests")}
+    assert {path: sorted(names) for path, names in used.items() if names} == {
+        path: sorted(names) for path, names in _EXCEPTIONS.items()
+    }
