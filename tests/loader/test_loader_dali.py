@@ -176,16 +176,18 @@ def test_resume_after_every_step(shards: Path, workers: int) -> None:
 
 def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def narrow(*arguments: Any) -> Any:
-        return dataclasses.replace(plan_capacity(*arguments), share_bytes=share)
+        narrowed.append(share)
+        return plan_capacity(*arguments)._replace(share_bytes=share)
 
+    narrowed: list[int] = []
     dataset = ShardDataset(shards, RECIPE)
     expected = _epoch(DaliLoader(dataset, batch_size=16))
     for workers, share in ((0, 128), (2, 128), (2, 640)):
-        loader = DaliLoader(dataset, batch_size=16, num_workers=workers)
         assert share >= ROW.itemsize
         with monkeypatch.context() as patched:
             patched.setattr("feeder.loader.fast.setup.plan_capacity", narrow)
-            assert _same(_epoch(loader), expected)
+            assert _same(_epoch(DaliLoader(dataset, batch_size=16, num_workers=workers)), expected)
+    assert narrowed == [128, 128, 640]
 
 
 def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests hold behaviour by public names: of feeder's and the benchmarks' private ones, they use those in a list alone."""
+"""Tests hold behaviour by public names: of feeder's and the benchmarks' private ones, they use the listed alone."""
 
 from __future__ import annotations
 
