@@ -10,7 +10,7 @@ import numpy.typing as npt
 _Buffer = bytes | bytearray | memoryview
 
 class Status(enum.IntEnum):
-    """What became of one image."""
+    """Status of one image."""
 
     OK = 0
     DAMAGED = 1
@@ -65,14 +65,14 @@ def cut(data: _Buffer, support_box: tuple[int, int, int, int], first_row: int = 
     """
 
 def row_places(data: _Buffer) -> bytes | None:
-    """Finds the rows of a complete seekable JPEG, in bands of 32 pixels, or as near as may be.
+    """Finds the rows of a complete seekable JPEG, in bands of about 32 pixels.
 
     Args:
         data: The JPEG.
 
     Returns:
         uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset of each (of
-        the first one: the length of the header), and that of the end of the last one's marker. None where the file is
+        the first one: the length of the header), and that of the end of the last one's marker. None if the file is
         not seekable, or not complete.
     """
 
@@ -84,11 +84,11 @@ def row_extents(
     heights: npt.NDArray[np.uint32],
     rows: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.int64]:
-    """Which bytes of N images are needed for some of their rows.
+    """Returns the bytes of N images that are needed for some of their rows.
 
     Args:
-        row_data: uint32, what :func:`row_places` gave for many images, one after the other.
-        starts: uint64 [N], where each image's values stand there; not checked beforehand.
+        row_data: uint32, the results of :func:`row_places` for many images, one after the other.
+        starts: uint64 [N], the places of each image's values in it; not checked beforehand.
         ends: uint64 [N], likewise.
         lengths: uint64 [N], of the images, bytes.
         heights: uint32 [N], of the images, pixels as stored.

@@ -1,4 +1,4 @@
-// Where the time of a decode goes: random resized crops to 224 of the JPEGs in a folder, float32 NCHW, on one thread.
+// Times the stages of a decode: random resized crops to 224 of the JPEGs in a folder, float32 NCHW, on one thread.
 //
 //   bench_decode FOLDER [PASSES [LEVEL]]     LEVEL: 0 portable, 1 AVX2, 2 AVX-512
 //

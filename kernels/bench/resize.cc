@@ -1,5 +1,5 @@
-// Times resample() per SIMD level: the least of many runs, each on another image of a batch, so that the output is as
-// cold as a loader's. Usage: bench_resize [crop_px] [output_px] [rounds]
+// Times resample() by SIMD level: the least of many runs, each on another image of a batch, so that the output is as cold
+// as a loader's. Usage: bench_resize [crop_px] [output_px] [rounds]
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -25,7 +25,7 @@ nb::object row_places(nb::handle data) {
     return nb::bytes(places.data(), places.size() * sizeof(places[0]));
 }
 
-// Whether there are as many bands as an image of this height has.
+// True if there are as many bands as an image of this height has.
 bool covers(std::span<const uint32_t> places, uint64_t height) {
     return places.size() >= 3 && places[0] != 0 && (height + places[0] - 1) / places[0] == places.size() - 2;
 }
@@ -60,19 +60,19 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Co
 
 void add_bands(nb::module_& module) {
     module.def("row_places", &row_places, "data"_a,
-               "Finds the rows of a complete seekable JPEG, in bands of 32 pixels, or as near as may be.\n\n"
+               "Finds the rows of a complete seekable JPEG, in bands of about 32 pixels.\n\n"
                "Args:\n"
                "    data: The JPEG, bytes-like.\n\n"
                "Returns:\n"
                "    uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset\n"
                "    of each (of the first one: the length of the header), and that of the end of the last one's marker.\n"
-               "    None where the file is not seekable, or not complete.");
+               "    None if the file is not seekable, or not complete.");
     module.def("row_extents", &row_extents, "row_data"_a, "starts"_a, "ends"_a, "lengths"_a, "heights"_a,
                "rows"_a,
-               "Which bytes of N images are needed for some of their rows.\n\n"
+               "Returns the bytes of N images that are needed for some of their rows.\n\n"
                "Args:\n"
-               "    row_data: uint32 values, what row_places() gave for many images, one after the other.\n"
-               "    starts, ends: uint64 [N], where each image's values stand there; not checked beforehand.\n"
+               "    row_data: uint32 values, the results of row_places() for many images, one after the other.\n"
+               "    starts, ends: uint64 [N], the places of each image's values in it; not checked beforehand.\n"
                "    lengths: uint64 [N], of the images in bytes.\n"
                "    heights: uint32 [N], of the images in pixels as stored.\n"
                "    rows: int32 [N, 2], first and end row, in pixels as stored.\n\n"

@@ -1,4 +1,4 @@
-// A Python object's bytes, held for as long as this lives.
+// A Python object's bytes, held during this object's life.
 #pragma once
 
 #include <nanobind/nanobind.h>

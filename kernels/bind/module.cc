@@ -7,7 +7,7 @@ namespace nb = nanobind;
 namespace feeder::bind {
 
 void add_status(nb::module_& module) {
-    nb::enum_<Status>(module, "Status", nb::is_arithmetic(), "What became of one image.")
+    nb::enum_<Status>(module, "Status", nb::is_arithmetic(), "Status of one image.")
         .value("OK", Status::ok)
         .value("DAMAGED", Status::damaged, "Pixels were made, but compressed data is missing or wrong.")
         .value("NOT_JPEG", Status::not_jpeg, "Neither a JPEG nor an .npy array.")

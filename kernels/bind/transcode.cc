@@ -48,8 +48,7 @@ nb::bytes transcode(nb::handle data, bool keep_metadata, int orientation, int se
     return nb::bytes(out.data(), out.size());
 }
 
-// Whether the marker that ends the last of the segments is the one that belongs there. Where the rows behind it were left
-// out there is none to look at.
+// True if the last segment ends with the right marker, or if the rows behind it, and so the marker, were left out.
 bool ends_rightly(ByteSpan file, const JpegHeader& header, int file_row, const std::vector<Segment>& segments) {
     const size_t marker = segments.back().end;
     if (marker + 1 >= file.size()) return true;
@@ -60,7 +59,7 @@ bool ends_rightly(ByteSpan file, const JpegHeader& header, int file_row, const s
     return file[marker + 1] == (last ? 0xD9 : 0xD0 + (number - 1) % 8);
 }
 
-// The smallest JPEG of whole segments around a box, and where it lies in the stored image.
+// The smallest JPEG of whole segments around a box, and its place in the stored image.
 nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box, int first_row) {
     const BufferView file(data);
     const auto [left, top, right, bottom] = support_box;
@@ -96,7 +95,7 @@ nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box, int 
 void add_transcode(nb::module_& module) {
     nb::object type = nb::steal(PyErr_NewExceptionWithDoc(
         "feeder._native.Unsupported",
-        "A JPEG that can't be transcoded; keep it as it is. `status` says what kind of reason the message is.",
+        "A JPEG that can't be transcoded; keep it as it is. `status` is the kind of the reason.",
         PyExc_ValueError, nullptr));
     if (!type.is_valid()) throw nb::python_error();
     module.attr("Unsupported") = type;

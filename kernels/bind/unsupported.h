@@ -1,4 +1,4 @@
-// The exception for a JPEG that something can't be done with.
+// The exception for a JPEG that an operation does not support.
 #pragma once
 
 #include "cpu/status.h"

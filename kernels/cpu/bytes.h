@@ -11,8 +11,8 @@ namespace feeder {
 
 using ByteSpan = std::span<const uint8_t>;
 
-// For what files that are compiled for some CPUs only share with others: no copy of it must be left for the linker to
-// choose.
+// For code shared by files that are compiled for certain CPUs: always inlined, so that the linker has no copies to choose
+// among.
 #define FEEDER_INLINE inline __attribute__((always_inline))
 
 // malloc and a flag rather than std::vector: libjpeg's callbacks grow it, and no exception may cross C frames.
@@ -29,7 +29,7 @@ class Bytes {
     size_t capacity() const { return capacity_; }
     ByteSpan span() const { return {data_, size_}; }
 
-    // Makes room for `capacity` bytes, keeping what is there. False: no memory.
+    // Grows to `capacity` bytes, and keeps the content. False: no memory.
     [[nodiscard]] bool reserve(size_t capacity) {
         if (capacity <= capacity_) return true;
         void* grown = std::realloc(data_, capacity);
@@ -39,7 +39,7 @@ class Bytes {
         return true;
     }
 
-    // The caller has reserved the room.
+    // The caller has reserved the memory.
     void set_size(size_t size) { size_ = size; }
 
     void append(const uint8_t* bytes, size_t count) {

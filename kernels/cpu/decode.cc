@@ -41,7 +41,7 @@ Outcome check_kind(const JpegHeader& header) {
     return {};
 }
 
-// The image must be of the size that the boxes were drawn for, and not too large.
+// The image must have the size for which the boxes were drawn, and not be too large.
 Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptions& options) {
     if (options.max_pixels > 0 && static_cast<int64_t>(width) * height > options.max_pixels) {
         return {Status::too_large, "the image has " + size_text(width, height) +
@@ -61,14 +61,14 @@ Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptio
     return {};
 }
 
-// Of one axis of the support, what the filter really reads: an output pixel's center is at most `radius` from the
-// outermost pixel that counts for it. After Resize and CenterCrop that is far less than the whole image.
+// Narrows one axis of the support to what the filter really reads: an output pixel's center is at most `radius` from the
+// outermost pixel with a weight. After Resize and CenterCrop that is far less than the whole image.
 void narrow_axis(double source_begin, double source_end, int out_size, int& begin, int& end) {
     const double scale = (source_end - source_begin) / out_size;
     const double radius = std::max(scale, 1.0);
     const double first = std::floor(source_begin + 0.5 * scale - radius) - 1;
     const double last = std::ceil(source_end - 0.5 * scale + radius) + 1;
-    if (!(first < last)) return;  // a source box that makes no sense is resample()'s to refuse
+    if (!(first < last)) return;  // an invalid source box: resample() refuses it
     const int narrow_begin = static_cast<int>(std::clamp(first, static_cast<double>(begin), static_cast<double>(end)));
     const int narrow_end = static_cast<int>(std::clamp(last, static_cast<double>(begin), static_cast<double>(end)));
     if (narrow_begin >= narrow_end) return;
@@ -81,7 +81,7 @@ void narrow_support(ImageJob& job) {
     narrow_axis(job.source_box[1], job.source_box[3], job.out.height, job.support_box[1], job.support_box[3]);
 }
 
-// Whether an end-of-image marker follows the header. Nearly always it is at the very end.
+// True if an end-of-image marker follows the header. Nearly always it is at the very end.
 bool has_end(ByteSpan file, size_t entropy_offset) {
     for (size_t at = file.size(); at >= entropy_offset + 2;) {
         if (file[at - 2] == 0xFF && file[at - 1] == 0xD9) return true;
@@ -93,7 +93,7 @@ bool has_end(ByteSpan file, size_t entropy_offset) {
     return false;
 }
 
-// Buffers outlive a batch: decoders go back to this list and come out again, whichever thread asks.
+// Buffers outlive a batch: decoders return to this list, and any thread takes them from it.
 class DecoderPool {
   public:
     std::unique_ptr<ImageDecoder> take() {
@@ -158,8 +158,8 @@ PixelBox stored_box(const int box[4], int orientation, int width, int height) {
 Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
                                   Planes& planes, StageTimes* times) {
     const ByteSpan file = job.file;
-    // The fast path rounds color at another place than Pillow does. Over a photo that averages out; over a few pixels it
-    // does not, and for them the exact path costs next to nothing.
+    // The fast path rounds color at another place than Pillow. Over a photo that averages out; over a few pixels it does
+    // not, and there the exact path costs next to nothing.
     const bool few_pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top) <= kFewPixels;
     const bool resizable = has_resizable_planes(header);
     const Fidelity fidelity = few_pixels || !resizable ? Fidelity::exact : wanted;
@@ -167,7 +167,7 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
     if (file_row < 0) return {Status::corrupt, kWrongRows};
     if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, file_row, pixels_, planes, times)) return {};
 
-    // Whatever our own decoder does not do, or finds damaged.
+    // All that our own decoder does not do, or finds damaged.
     Lap lap(times);
     Outcome outcome;
     CutPlace place;
@@ -209,8 +209,8 @@ Outcome ImageDecoder::decode_planes(ImageJob& job, const DecodeOptions& options,
     narrow_support(job);
     outcome = decode_jpeg(job, header, stored_box(job.support_box, job.orientation, header.width, header.height),
                           options.fidelity, planes, times);
-    // A truncated file is one wherever the box lies: whether an image is good must not depend on the crop. Where rows
-    // were picked from a file, it was complete when it was indexed; what became of the others since is not seen.
+    // A truncated file is damaged wherever the box is: an image's status must not depend on the crop. A file from which
+    // rows were picked was complete when it was indexed; later damage to its other rows is not seen.
     if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};
     return outcome;
 }
@@ -219,7 +219,7 @@ Outcome ImageDecoder::decode(const ImageJob& asked, const DecodeOptions& options
     try {
         ImageJob job = asked;
         Planes planes;
-        const int64_t started = now_ns();  // two stages and no more: a look at the clock costs 30 ns
+        const int64_t started = now_ns();  // only two stages: reading the clock costs 30 ns
         Outcome outcome = decode_planes(job, options, planes, times);
         const int64_t decoded = now_ns();
         outcome.decode_ns = decoded - started;
@@ -245,7 +245,7 @@ void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, in
         try {
             helpers.emplace_back([&] { decode_from_queue(jobs, options, next, outcomes); });
         } catch (const std::system_error&) {
-            break;  // no more threads to be had: the others do its share
+            break;  // no more threads available: the others do its share
         }
     }
     decode_from_queue(jobs, options, next, outcomes);

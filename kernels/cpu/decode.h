@@ -16,17 +16,17 @@
 
 namespace feeder {
 
-// What is to be done with one encoded image. Boxes are in upright pixels (after orientation), as resample() takes them.
+// One encoded image and its output. Boxes are in upright pixels (after orientation), as resample() takes them.
 //
-// The bytes of a seekable JPEG need not be all of it: its header and the MCU rows that the support box needs are enough,
-// from the marker in front of that which starts with `first_row`, in pixels (in front of the first one there is none), to
-// the one behind the last. What can not be decoded that way is corrupt, and the whole file then says what is wrong.
+// Of a seekable JPEG the header and the MCU rows of the support box are enough. The rows then begin at pixel row
+// `first_row`, with the marker in front of it (the first row of all has none), and end with the marker behind the last
+// one. If they can't be decoded, the image counts as corrupt, and the whole file shows what is wrong.
 struct ImageJob {
     ByteSpan file;
     int first_row = kWhole;
     double source_box[4] = {};  // left, top, right, bottom
     int support_box[4] = {};
-    int image_height = 0;  // upright, of the image that the boxes were drawn for; 0: not checked
+    int image_height = 0;  // upright size of the image for which the boxes were drawn; 0: not checked
     int image_width = 0;
     int orientation = 1;  // EXIF, 1-8
     bool flip = false;
@@ -41,13 +41,13 @@ struct DecodeOptions {
     int64_t max_pixels = 0;  // of the whole stored image; 0: no limit
 };
 
-// Decodes images one after the other, keeping its buffers. One per thread. Its state never changes a pixel.
+// Decodes one image after the other and keeps its buffers. One per thread. Its state never changes a pixel.
 class ImageDecoder {
   public:
     Outcome decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times = nullptr);
 
   private:
-    // Narrows the job's support box to what is read, and decodes that.
+    // Narrows the job's support box to the pixels that the filter reads, and decodes these.
     Outcome decode_planes(ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
     Outcome decode_jpeg(const ImageJob& job, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
                         Planes& planes, StageTimes* times);
@@ -59,10 +59,10 @@ class ImageDecoder {
     Scratch scratch_;
 };
 
-// The part of the stored image that `upright_box` shows. Width and height are the stored ones.
+// The part of the stored image that `upright_box` covers. Width and height are those of the stored image.
 PixelBox stored_box(const int upright_box[4], int orientation, int width, int height);
 
-// Decodes every job on `threads` threads, the calling one among them. One Outcome per job; a bad image changes no other.
+// Decodes every job on `threads` threads, including the calling one. One Outcome per job; a bad image affects no other.
 void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, int threads, std::span<Outcome> outcomes);
 
 }  // namespace feeder

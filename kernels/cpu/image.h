@@ -1,4 +1,4 @@
-// The decoded pixels that travel from a decoder to the resize: up to four 8-bit planes and what they mean.
+// Decoded pixels, between a decoder and the resize: up to four 8-bit planes and their meaning.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct Plane {
 };
 
 // A rectangular window of an image, as stored (before EXIF orientation). "Full-resolution pixels" are the pixels
-// of the image that the boxes speak of.
+// that boxes count.
 //
 // One sample of plane i covers h_max / h_factor[i] full-resolution columns and v_max / v_factor[i] rows; both must
 // divide evenly. For a JPEG, h_max is the greatest h_factor. After DCT scaling by 1/s it is s times that: no plane
@@ -32,8 +32,8 @@ struct Plane {
 //
 // The window starts at a multiple of every plane's sample size, so plane i has
 // ceil(window_width * h_factor[i] / h_max) columns, or more. It must hold every pixel of the support box, and one
-// subsampled chroma sample beside it on each side where the image has one: libjpeg's smooth chroma upsampling, which
-// the resize reproduces, reads that far.
+// subsampled chroma sample beside it on each side, within the image: libjpeg's smooth chroma upsampling, which the
+// resize reproduces, reads that far.
 struct Planes {
     Plane plane[4];
     int count = 0;

@@ -10,7 +10,7 @@ constexpr int64_t kMaxSide = 1 << 20;
 
 Outcome corrupt(const char* reason) { return {Status::corrupt, std::string("npy: ") + reason}; }
 
-// What follows `key` and a colon in the header, which is the text of a Python dict as numpy writes it.
+// The text after `key` and a colon in the header, which is a Python dict as numpy writes it.
 std::string_view value_of(std::string_view header, std::string_view key) {
     const size_t at = header.find(key);
     if (at == std::string_view::npos) return {};
@@ -19,7 +19,7 @@ std::string_view value_of(std::string_view header, std::string_view key) {
     return rest;
 }
 
-// "(480, 640, 3)": how many numbers, or 0 where it is anything else, or has more than 3.
+// Number of numbers in a text like "(480, 640, 3)"; 0 for any other text, or more than 3 numbers.
 int parse_shape(std::string_view text, int64_t shape[3]) {
     if (text.empty() || text.front() != '(') return 0;
     text.remove_prefix(1);

@@ -1,4 +1,4 @@
-// Which instruction set the kernels use: chosen once from the CPU, and settable for tests.
+// The instruction set of the kernels: chosen once from the CPU, and settable for tests.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ SimdLevel best_simd_level();
 // The level in use: the best one, unless set_simd_level() chose another.
 SimdLevel simd_level();
 
-// Makes all threads use `level` from now on. False, and nothing changed, when this CPU can't run it. For tests and
+// Makes all threads use `level` from now on. False, and no change, if this CPU can't run it. For tests and
 // benchmarks: every level gives the same bytes.
 bool set_simd_level(SimdLevel level);
 

@@ -1,4 +1,4 @@
-// Where the time of a decode goes.
+// The time of a decode by stage.
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@ struct StageTimes {
     int64_t unstuff = 0;  // copying the entropy-coded bytes without stuffed zeros
     int64_t entropy = 0;  // Huffman decoding
     int64_t idct = 0;     // dequantization and inverse DCT
-    int64_t libjpeg = 0;  // cut and decode of what our own decoder leaves to libjpeg
+    int64_t libjpeg = 0;  // cut and decode of images that our own decoder leaves to libjpeg
     int64_t resize = 0;   // resize, color, flip, normalize, store
 };
 

@@ -1,4 +1,4 @@
-// What became of one image, and why.
+// The status of one image, and its reason.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 namespace feeder {
 
-// The one list of statuses; the binding shows it to Python as feeder._native.Status.
+// The only list of statuses; the binding exposes it to Python as feeder._native.Status.
 enum class Status : int32_t {
     ok = 0,
     damaged = 1,      // pixels were made, but some of the compressed data is missing or wrong
-    not_jpeg = 2,     // neither a JPEG nor an .npy array: another decoder may know it
+    not_jpeg = 2,     // neither a JPEG nor an .npy array: for another decoder
     unsupported = 3,  // a well-formed file of a kind that this code does not do
     corrupt = 4,      // no pixels could be made
     too_large = 5,    // more than max_pixels
@@ -19,7 +19,7 @@ enum class Status : int32_t {
 struct Outcome {
     Status status = Status::ok;
     std::string reason;  // empty when ok
-    bool slow = false;  // Fidelity::fast was asked for, and is not for an image of this kind
+    bool slow = false;  // decoded as for Fidelity::exact, as Fidelity::fast does not support this kind of image
     int64_t decode_ns = 0;     // from the file to planes
     int64_t transform_ns = 0;  // from planes to the output
 

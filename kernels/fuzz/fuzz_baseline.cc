@@ -33,7 +33,7 @@ bool same_samples(const Planes& a, const Planes& b, const PixelBox& box) {
     return true;
 }
 
-// Whether ours reads all the entropy-coded bytes that libjpeg does. libjpeg decodes whole rows of MCUs, from the first
+// True if ours reads all the entropy-coded bytes that libjpeg reads. libjpeg decodes whole rows of MCUs, from the first
 // one on; ours leaves out the restart segments beside and above the box, and what follows the box's last MCU.
 bool same_stream(const JpegHeader& header, const PixelBox& box) {
     if (box.right != header.width) return false;

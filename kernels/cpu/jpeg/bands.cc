@@ -8,9 +8,9 @@
 namespace feeder {
 namespace {
 
-// Of a photo that is some ten kilobytes, less than which it is not worth to leave out.
+// About ten kilobytes of a photo; leaving out less is not worthwhile.
 constexpr int kBandPixels = 32;
-// The chroma sample beside the crop is needed, too, and is for so many pixels at most.
+// The chroma sample beside the crop, which is needed too, covers at most this many pixels.
 constexpr int64_t kMarginPixels = 4;
 // In front of every band but the first.
 constexpr int64_t kMarkerBytes = 2;

@@ -1,4 +1,4 @@
-// Where the rows of a seekable JPEG lie in its file, in bands of a few, and which of its bytes a crop needs.
+// The places of a seekable JPEG's rows in its file, in bands of a few rows, and the bytes that a crop needs.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace feeder {
 // or more.
 bool find_bands(ByteSpan file, const JpegHeader& header, std::vector<uint32_t>& places);
 
-// The MCU row that starts with this row of pixels; -1 where none does.
+// The MCU row that starts with this row of pixels; -1 if none does.
 int mcu_row_at(const JpegHeader& header, int row_px);
 
 // The first `header` bytes of a file, and those from `begin` to `end`. These start with the marker in front of the band
@@ -29,9 +29,9 @@ struct BandExtent {
     int64_t end = 0;
 };
 
-// What is needed for the rows from `top` to `bottom`, in pixels as stored, of a file of `length` bytes. `places` is what
-// find_bands() gave, or anything: what makes no sense, or is not worth it, is answered with the whole file. Fewer bytes
-// than `worth` are not left out but read along, which takes as long.
+// The bytes needed for the rows from `top` to `bottom`, in pixels as stored, of a file of `length` bytes. `places` comes
+// from find_bands(), but may be damaged: if it is invalid, or saves too little, the result is the whole file. Gaps of
+// fewer bytes than `worth` are read along, which takes no longer than leaving them out.
 BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t top, int64_t bottom,
                        int64_t worth = 8192);
 

@@ -13,11 +13,11 @@ constexpr uint8_t kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 3
                                        12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
                                        35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                        58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
-// A run of MCUs changes a DC prediction by less than this, so what is beyond it has not wrapped yet.
+// A run of MCUs changes a DC prediction by less than this, so a prediction beyond it has not wrapped yet.
 constexpr unsigned kMostPrediction = 1u << 30;
 constexpr int kCornerBlocks = 10;  // zigzag indices below it are in the upper left 4 x 4
 
-// What the inverse DCT makes of a block whose AC coefficients are all zero.
+// The inverse DCT of a block whose AC coefficients are all zero.
 inline void fill_block(int dc, uint8_t* out, ptrdiff_t stride_bytes) {
     const int level = std::clamp(((dc + 4) >> 3) + 128, 0, 255);
     const uint64_t eight = 0x0101010101010101u * static_cast<uint64_t>(level);
@@ -53,7 +53,7 @@ bool BaselineDecoder::build_tables(ByteSpan file, const JpegHeader& header) {
     return true;
 }
 
-// False: a JPEG that is not for us.
+// False: a JPEG for libjpeg.
 bool BaselineDecoder::prepare(ByteSpan file, const JpegHeader& original, JpegHeader& header) {
     if (!original.huffman_sequential() || original.precision_bits != 8 || !original.interleaved_scan) return false;
     if (original.components == 4 || original.arithmetic_tables) return false;
@@ -65,7 +65,7 @@ bool BaselineDecoder::prepare(ByteSpan file, const JpegHeader& original, JpegHea
     return build_tables(file, header);
 }
 
-// Finds the segments that hold something of the window, and unstuffs them.
+// Finds the segments that overlap the window, and unstuffs them.
 bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, int file_row,
                                  Lap& lap) {
     const bool whole = header.restart_interval_mcus == 0;
@@ -82,12 +82,12 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
     lap.add_to(&StageTimes::markers);
 
     tasks_.clear();
-    size_t room = kReadAheadBytes;
+    size_t capacity = kReadAheadBytes;
     for (size_t s = first; s < end; ++s) {
         const int first_mcu = static_cast<int>(s) * interval;
         const int end_mcu =
             static_cast<int>(std::min<int64_t>(window.mcus, static_cast<int64_t>(first_mcu) + interval));
-        // The last MCU of the segment that is wanted, if any is.
+        // The last MCU of the segment that is needed, if any.
         const int last_row = std::min((end_mcu - 1) / window.columns, window.end_row - 1);
         int last_wanted = -1;
         for (int row = last_row; row >= std::max(first_mcu / window.columns, window.first_row) && last_wanted < 0;
@@ -99,11 +99,11 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
         if (last_wanted < 0) continue;
         const bool to_the_end = last_wanted + 1 == end_mcu && end_mcu != window.mcus;
         tasks_.push_back({s - first, 0, first_mcu, last_wanted + 1, !to_the_end});
-        room += segments_[s - first].end - segments_[s - first].begin;
+        capacity += segments_[s - first].end - segments_[s - first].begin;
     }
-    if (unstuffed_.capacity() < room) {
-        if (!unstuffed_.reserve(room + room / 2)) return false;
-        std::memset(unstuffed_.data(), 0, unstuffed_.capacity());  // so that reading ahead reads something
+    if (unstuffed_.capacity() < capacity) {
+        if (!unstuffed_.reserve(capacity + capacity / 2)) return false;
+        std::memset(unstuffed_.data(), 0, unstuffed_.capacity());  // bytes read ahead are then initialized
     }
     size_t offset = 0;
     for (Task& task : tasks_) {
@@ -118,7 +118,7 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
     return true;
 }
 
-// A run: the MCUs from lane.mcu on that are all wanted or all not, in one row, as far as there is room.
+// Starts a run: MCUs of one row from lane.mcu on, all needed or all not, as many as fit into the lane's blocks.
 void BaselineDecoder::start_run(Lane& lane, const Window& window) {
     const int row = lane.row, column = lane.column;
     int end = window.columns;
@@ -137,19 +137,19 @@ void BaselineDecoder::start_run(Lane& lane, const Window& window) {
     entropy_kernels().begin_run(stream, plan_);
 }
 
-// Whole bytes left over before a restart marker mean that the segment was not what it should be.
+// Whole bytes left over before a restart marker mean that the segment is damaged.
 bool BaselineDecoder::at_end(const Lane& lane) const {
     return lane.task->may_have_rest || lane.stream.end_bit - lane.stream.position() < 8;
 }
 
-// Whether no DC prediction has grown beyond all reason. libjpeg's versions differ in what they make of one that wraps.
+// False if a DC prediction is absurdly large: libjpeg's versions differ in their treatment of one that wraps.
 bool BaselineDecoder::sane(const EntropyStream& stream) const {
     bool sane = true;
     for (const unsigned prediction : stream.dc) sane = sane && prediction + kMostPrediction <= 2 * kMostPrediction;
     return sane;
 }
 
-// Decodes the tasks, kStreams at a time, and gives take() every run that is wanted.
+// Decodes the tasks, kStreams at a time, and calls take() for every run that is needed.
 template <typename Take>
 bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& lap) {
     const EntropyKernels& kernels = entropy_kernels();
@@ -186,7 +186,7 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
             take(lane);
             lap.add_to(&StageTimes::idct);
         } else {
-            std::memset(lane.blocks[0], 0, sizeof(lane.blocks[0]));  // where what nobody wants was put
+            std::memset(lane.blocks[0], 0, sizeof(lane.blocks[0]));  // which took the coefficients not needed
         }
         lane.mcu += lane.run_mcus;
         lane.column += lane.run_mcus;

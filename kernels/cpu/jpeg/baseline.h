@@ -15,18 +15,18 @@
 
 namespace feeder {
 
-// Decodes only the restart segments that hold something of the box, of those only up to the last MCU needed, several
-// segments at a time, and does the inverse DCT only of what is inside. It gives up on everything unusual: the caller then
-// asks libjpeg, which has the last word on damaged files. Keeps tables and buffers; one per thread.
+// Decodes only the restart segments that overlap the box, each only up to the last MCU needed, several segments at a
+// time, and does the inverse DCT only inside the box. It gives up on everything unusual: the caller then asks libjpeg,
+// which has the last word on damaged files. Keeps tables and buffers; one per thread.
 class BaselineDecoder {
   public:
     // True: `planes` point into `pixels`. False: another kind of JPEG, a damaged one, or no memory. `file_row` is the MCU
-    // row that the file's entropy-coded data begin with; see ImageJob.
+    // row at which the file's entropy-coded data begin; see ImageJob.
     bool decode(ByteSpan file, const JpegHeader& header, const PixelBox& box, int file_row, Bytes& pixels,
                 Planes& planes, StageTimes* times = nullptr);
 
-    // Entropy decoding alone, of the whole image, as `decode` does it. `coefficients` gets 64 for each block, in the order
-    // of the file and, within a block, natural order; nullptr: they are thrown away. Returns the number of blocks, -1 where
+    // Only the entropy decoding of `decode`, of the whole image. `coefficients` gets 64 for each block, in the order
+    // of the file and, within a block, natural order; nullptr: they are discarded. Returns the number of blocks, -1 where
     // decode() would return false.
     int64_t read_coefficients(ByteSpan file, const JpegHeader& header, int16_t* coefficients);
 
@@ -34,7 +34,7 @@ class BaselineDecoder {
     static constexpr int kStreams = EntropyKernels::kMostStreams;
     static constexpr int kRunBlocks = 64;
 
-    // The MCUs whose pixels are wanted, and where they go.
+    // The MCUs whose pixels are needed, in the grid of all.
     struct Window {
         int columns = 0;  // of the whole image
         int first_column = 0;
@@ -51,7 +51,7 @@ class BaselineDecoder {
         int end_mcu = 0;
         bool may_have_rest = false;
     };
-    // A stream with its task, the run of neighbouring MCUs it is at, and the room for their blocks.
+    // A stream with its task, its current run of neighbouring MCUs, and the memory for their blocks.
     struct Lane {
         EntropyStream stream;
         const Task* task = nullptr;

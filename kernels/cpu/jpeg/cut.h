@@ -14,7 +14,7 @@ namespace feeder {
 // renumbered. Only segments at the image's right and bottom edge may hold partial MCUs, and there they stay at the
 // edge.
 
-// Where the cut lies in the stored image.
+// The place of the cut in the stored image.
 struct CutPlace {
     int origin_x = 0;
     int origin_y = 0;
@@ -25,9 +25,9 @@ struct CutPlace {
 enum class CutResult { cut, not_seekable, damaged, no_memory };
 
 // Writes the smallest JPEG of whole segments that holds `box` (inside the image, not empty) and one chroma sample
-// around it. EXIF and other metadata stay behind; what decides the color space goes along. `not_seekable` and
+// around it. EXIF and other metadata are left out, except what decides the color space. `not_seekable` and
 // `damaged` (markers missing or out of order) leave `out` undefined: decode the whole file instead. `file_row` is the
-// MCU row that the file's entropy-coded data begin with, see ImageJob.
+// MCU row at which the file's entropy-coded data begin, see ImageJob.
 CutResult cut_jpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, int file_row,
                    std::vector<Segment>& scratch, Bytes& out, CutPlace& place);
 

@@ -13,8 +13,8 @@ namespace feeder {
 // cycles a symbol, with most of the core idle. Segments between restart markers do not depend on each other. The loop
 // takes a symbol of each of several streams in turn, and the chains overlap.
 //
-// A stream's state between two symbols is a word of bits, the place of the next byte to load, how many of the bits were
-// taken, and the place in the block; the last two are in one word, to which a table entry is added. See Note [Huffman
+// A stream's state between two symbols is a word of bits, the place of the next byte to load, the number of bits taken,
+// and the place in the block; the last two are in one word, to which a table entry is added. See Note [Huffman
 // lookup]. The load of a refill does not wait for the bits taken last: only the shift that puts it in place does.
 
 // The blocks of an MCU, in the order of the file.
@@ -30,17 +30,17 @@ struct McuPlan {
     int blocks = 0;
 };
 
-// One segment at work. A run is as many of its MCUs as the caller has room for.
+// One segment in progress. A run is as many of its MCUs as the caller has memory for.
 struct EntropyStream {
     const uint8_t* begin = nullptr;  // of the unstuffed segment
     int64_t end_bit = 0;             // where it ends; up to kReadAheadBytes beyond that are read
     int16_t (*block)[64] = nullptr;  // of the block at work, natural order; all zero before
     uint8_t* last = nullptr;         // its entry for the zigzag index that no coefficient of it is beyond
-    int step = 1;                    // to the next block's; 0 to get past blocks that nobody wants
+    int step = 1;                    // to the next block's; 0 to skip blocks that are not needed
     int mcus_left = 0;               // of the run
     bool bad = false;
 
-    // The rest is the loop's.
+    // The rest belongs to the loop.
     const uint8_t* next = nullptr;
     uint64_t bits = 0;
     uint32_t state = kEmpty;  // 63 - how many of the bits are counted | place in the block << 8 | anything << 16
@@ -50,7 +50,7 @@ struct EntropyStream {
 
     static constexpr uint32_t kEmpty = 63;
 
-    // Puts it at the beginning of a segment.
+    // Moves to the beginning of a segment.
     void open(const uint8_t* bytes, int64_t bit_count) {
         begin = next = bytes;
         end_bit = bit_count;

@@ -13,8 +13,8 @@ struct Places {
     uint8_t at[AcTable::kPlaces];
 };
 
-// Where in a block the coefficient goes that moves the place to k. From 65 on that is where zeros are written, or what
-// is put right at once: the last one.
+// Index in a block of the coefficient that moves the place to k. From 65 on it is the last one, which gets zeros, or a
+// value that is corrected at once.
 constexpr Places make_places() {
     constexpr uint8_t natural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
                                      12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
@@ -51,7 +51,7 @@ struct Hot {
     }
     FEEDER_INLINE uint32_t place() const { return state >> 8 & 0xFF; }
 
-    // Afterwards at least 56 bits are there, from the top down. More of them may be right; they come in once more.
+    // Afterwards at least 56 bits are valid, from the top down. More may be valid; they are loaded once more.
     FEEDER_INLINE void refill() {
         uint64_t word;
         std::memcpy(&word, next, sizeof(word));
@@ -71,7 +71,7 @@ struct Hot {
     }
 };
 
-// The number that the first `size` of the bits stand for; 0 for none.
+// The number in the first `size` bits; 0 for none.
 FEEDER_INLINE int signed_value(uint64_t bits, uint32_t size) {
     const int value = static_cast<int>(bits >> 1 >> (63 - size));
     const int negative = static_cast<int>(static_cast<int64_t>(~bits) >> 63);
@@ -122,9 +122,9 @@ FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
     return true;
 }
 
-// What happens at a place of 64 or more. False: the stream's run is over, or it is bad.
+// Handles a place of 64 or more. False: the stream's run is over, or it is bad.
 FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
-    // So that nothing of what follows is computed ahead, at every symbol.
+    // Keeps the compiler from computing anything below ahead of the branch, at every symbol.
     asm("" : "+r"(h.state));
     if (h.place() >= AcTable::kUnusual) {
         if (!read_unusual(h, plan.block[s.block_in_mcu].ac->codes)) [[unlikely]] {
@@ -144,7 +144,7 @@ FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
     if (++s.block_in_mcu == plan.blocks) {
         s.block_in_mcu = 0;
         h.save(s);
-        // One look an MCU: until here at most kReadAheadBytes beyond the end were read.
+        // One check an MCU: until here at most kReadAheadBytes beyond the end were read.
         s.bad = s.position() > s.end_bit;
         if (s.bad || --s.mcus_left == 0) return false;
     }
@@ -164,7 +164,7 @@ void begin_run(EntropyStream& s, const McuPlan& plan) {
 
 template <int kStreams>
 int run(EntropyStream* const* streams, const McuPlan& plan) {
-    // Symbols between two refills: as many as the bits are enough for.
+    // Symbols between two refills: as many as the bits are sure to hold.
     constexpr int kRounds = 56 / AcTable::kLookupBits;
     Hot hot[kStreams];
 #pragma GCC unroll 3

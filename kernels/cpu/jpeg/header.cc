@@ -10,7 +10,7 @@ constexpr int kMostSidePx = 65500;  // libjpeg's own limit
 
 int big_endian16(const uint8_t* bytes) { return bytes[0] << 8 | bytes[1]; }
 
-// What is left when all that may precede a scan is taken away: frame headers, tables, DNL, DRI, APPn and comments.
+// All markers but those that may precede a scan: frame headers, tables, DNL, DRI, APPn and comments.
 bool is_reserved(uint8_t code) { return code < 0xC0 || (code > 0xDD && code < 0xE0) || (code > 0xEF && code != 0xFE); }
 
 bool is_sof(uint8_t code) { return code >= 0xC0 && code <= 0xCF && code != 0xC4 && code != 0xC8 && code != 0xCC; }
@@ -117,7 +117,7 @@ bool MarkerWalker::next(MarkerSegment& segment) {
     if (done_ || error_ != nullptr) return false;
     const size_t size = file_.size();
     size_t at = position_;
-    // Libjpeg skips what is not a marker, and so do we: some cameras pad between segments.
+    // Bytes that are no marker are skipped, as in libjpeg: some cameras pad between segments.
     for (;;) {
         while (at < size && file_[at] != 0xFF) ++at;
         while (at < size && file_[at] == 0xFF) ++at;

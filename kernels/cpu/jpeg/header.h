@@ -18,7 +18,7 @@ struct JpegComponent {
     uint8_t ac_table = 0;
 };
 
-// Where a table's payload lies in the file; length 0 where the file does not define it.
+// A table's payload in the file; length 0 if the file does not define the table.
 struct TableRef {
     size_t offset = 0;
     size_t length = 0;
@@ -37,7 +37,7 @@ struct JpegHeader {
     int restart_interval_mcus = 0;  // 0: none
     int adobe_transform = -1;       // -1: no Adobe marker
     bool jfif = false;
-    bool arithmetic_tables = false;  // a DAC marker, whose contents are not looked at
+    bool arithmetic_tables = false;  // a DAC marker, whose contents are ignored
     bool interleaved_scan = false;  // the first scan has all components, in order, and all coefficients
     TableRef quant[4];
     TableRef dc_huffman[4];
@@ -48,7 +48,7 @@ struct JpegHeader {
     bool huffman_sequential() const { return sof == 0xC0 || sof == 0xC1; }
 };
 
-// What one marker segment is: `offset` of its payload, after the two length bytes.
+// One marker segment: `offset` is its payload's, after the two length bytes.
 struct MarkerSegment {
     uint8_t code = 0;
     size_t offset = 0;
@@ -60,9 +60,9 @@ class MarkerWalker {
   public:
     explicit MarkerWalker(ByteSpan file) : file_(file) {}
 
-    // False after SOS was returned, or when the file is damaged (see error()).
+    // False after SOS was returned, or if the file is damaged (see error()).
     bool next(MarkerSegment& segment);
-    // nullptr, or what is wrong.
+    // nullptr, or the fault.
     const char* error() const { return error_; }
 
   private:
@@ -82,7 +82,7 @@ void append_segment(Bytes& out, uint8_t code, const uint8_t* payload, size_t len
 // The same for the JFIF segment with this payload of 14 bytes or more, without the thumbnail that may be in it.
 void append_jfif(Bytes& out, const uint8_t* payload);
 
-// True where the bytes start as every JPEG does.
+// True if the bytes start like a JPEG.
 inline bool looks_like_jpeg(ByteSpan file) {
     return file.size() >= 3 && file[0] == 0xFF && file[1] == 0xD8 && file[2] == 0xFF;
 }

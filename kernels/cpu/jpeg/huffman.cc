@@ -33,8 +33,8 @@ bool HuffmanCodes::are_sizes() const {
 
 namespace {
 
-// Calls entry(symbol, length, first lookup index, how many) for every code of at most `lookup_bits`, in order. Returns how
-// many lookup indices they have in all.
+// Calls entry(symbol, length, first lookup index, how many) for every code of at most `lookup_bits`, in order. Returns
+// their number of lookup indices in all.
 template <typename Entry>
 uint32_t for_codes(const HuffmanCodes& codes, int lookup_bits, const Entry& entry) {
     uint32_t at = 0;

@@ -1,4 +1,4 @@
-// Decoding tables for JPEG's Huffman codes, and the bit reader that goes with them.
+// Decoding tables for JPEG's Huffman codes, and their bit reader.
 #pragma once
 
 #include <cstddef>
@@ -26,10 +26,10 @@ struct HuffmanCodes {
     }
     // False: not a prefix code of at most 16 bits, without the code of all ones.
     bool build(ByteSpan payload);
-    // Whether its symbols can be the sizes of DC differences, as libjpeg asks even of those that do not occur.
+    // True if all symbols are possible sizes of DC differences; libjpeg demands it even of symbols that do not occur.
     bool are_sizes() const;
 
-    // The symbol of the code that the next 16 bits start with, and its length; -1: no such code.
+    // The symbol of the code at the start of the next 16 bits, and its length; -1: no such code.
     FEEDER_INLINE int find(uint32_t next16, int& length) const {
         length = 1;
         while (next16 >= first_code_after[length]) ++length;
@@ -46,19 +46,19 @@ struct DcTable {
     uint32_t lookup[1 << kLookupBits];
     HuffmanCodes codes;
 
-    // False: not a code, or a symbol that makes no sense.
+    // False: not a code, or an invalid symbol.
     bool build(ByteSpan payload);
 };
 
 // Note [Huffman lookup]
-// One load tells, for the next kLookupBits bits, how many of them the symbol and its extra bits take, how far the place
-// in the block moves, and the coefficient. With the codes of photos that covers nearly all symbols; the others (a longer code,
-// or extra bits that do not fit) are decoded step by step. 12 bits make 16 KiB a table: two of them stay in the
+// One load gives, for the next kLookupBits bits, the number of bits of the symbol and its extra bits, the move of the place
+// in the block, and the coefficient. This covers nearly all symbols in photos; the others (a longer code, or extra bits that
+// do not fit) are decoded step by step. 12 bits make 16 KiB a table: two of them stay in the
 // first-level cache together with the blocks at work.
 //
 // An entry: bits taken | move << 8 | value << 16. It is added as a whole to a stream's state, whose lowest byte counts
 // bits and whose second one is the place k of the next coefficient. A place of 64 or more stops the loop, so there is one
-// branch for all that is out of the ordinary, and `move` says what it was:
+// branch for everything unusual, and `move` tells the case:
 //     run + 1     an ordinary coefficient. The block is full at 64; more than that is damage
 //     kEnd        end of the block
 //     kUnusual    nothing decoded yet; the value is code length << 8 | symbol, or 0 for a code not in the table
@@ -74,16 +74,16 @@ struct AcTable {
     bool build(ByteSpan payload);
 };
 
-// The number that `size` extra bits stand for (JPEG's EXTEND).
+// The number in `size` extra bits (JPEG's EXTEND).
 inline int extend(int bits, int size) { return bits < (1 << (size - 1)) ? bits - (1 << size) + 1 : bits; }
 
-// Reads bits, most significant first, from bytes without stuffing. At least 8 bytes must be readable wherever it comes;
-// position() tells whether it went beyond the end.
+// Reads bits, most significant first, from bytes without stuffing. At least 8 bytes must be readable at any place that it
+// reaches; position() shows if that is beyond the end.
 class BitReader {
   public:
     explicit BitReader(const uint8_t* begin) : begin_(begin), next_(begin) {}
 
-    // Afterwards at least 56 bits are there. Branch-free: one load of 8 bytes, of which the whole ones that fit count.
+    // Afterwards at least 56 bits are valid. Branch-free: one load of 8 bytes, of which the whole ones that fit count.
     void refill() {
         uint64_t word;
         std::memcpy(&word, next_, sizeof(word));

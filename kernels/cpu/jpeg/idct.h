@@ -14,10 +14,10 @@ namespace feeder {
 // 128-bit lanes, so one source serves one and two blocks at a time, and no operation crosses lanes.
 //
 // libjpeg-turbo takes a short cut where a block has nothing but its first row, and there wraps at 16 bits what
-// otherwise saturates. No real image gets there: a first row with so great a value is told before, and libjpeg's own
+// otherwise saturates. No real image gets there: a first row with so large a value is detected before, and libjpeg's own
 // function transforms that block.
 
-// A block to transform: 64 coefficients in natural order, aligned to 16 bytes, and where its top left sample goes.
+// A block to transform: 64 coefficients in natural order, aligned to 16 bytes, and the address of its top left sample.
 struct IdctBlock {
     int16_t* coefficients;
     uint8_t* out;
@@ -27,8 +27,8 @@ struct IdctBlock {
 inline constexpr int kSafeLevel = 8192;
 
 struct IdctKernels {
-    // Transforms blocks that share a quantization table (natural order) and a stride. Returns how many of them were done,
-    // from the first on: fewer than `count` where the next one's first row is not safe.
+    // Transforms blocks that share a quantization table (natural order) and a stride. Returns the number of blocks
+    // done, from the first on: fewer than `count` if the next one's first row is not safe.
     int (*full)(const IdctBlock* blocks, int count, const int16_t* quant, ptrdiff_t stride_bytes);
     // The same for blocks with zeros outside the upper left 4 x 4 coefficients.
     int (*corner)(const IdctBlock* blocks, int count, const int16_t* quant, ptrdiff_t stride_bytes);
@@ -39,7 +39,7 @@ const IdctKernels& sse2_idct();
 const IdctKernels& avx2_idct();
 #endif
 
-// The kernels of simd_level(), or nullptr where libjpeg's function has to do it all.
+// The kernels of simd_level(), or nullptr if libjpeg's function has to do all blocks.
 inline const IdctKernels* idct_kernels() {
 #if defined(__x86_64__)
     switch (simd_level()) {

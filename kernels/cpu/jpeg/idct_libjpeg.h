@@ -9,8 +9,8 @@
 
 namespace feeder {
 
-// In the SIMD code that libjpeg chose for this machine. It is reached through a decompressor that has been started and
-// stays so, because that is the one interface to it that all versions share. One per thread.
+// In the SIMD code that libjpeg chose for this machine. It is reached through a decompressor that is started and stays
+// so, which is the only interface to it that all versions share. One per thread.
 class LibjpegIdct {
   public:
     LibjpegIdct();
@@ -18,7 +18,7 @@ class LibjpegIdct {
     LibjpegIdct(const LibjpegIdct&) = delete;
     LibjpegIdct& operator=(const LibjpegIdct&) = delete;
 
-    // False where libjpeg would not start.
+    // False if libjpeg did not start.
     bool ready() const;
     // `quant` in natural order, aligned to 16 bytes as the block's coefficients are.
     void run(const IdctBlock& block, const int16_t* quant, ptrdiff_t stride_bytes);

@@ -1,4 +1,4 @@
-// What every use of libjpeg here shares: errors without exit, a memory source that notices its end, a limit on scans.
+// Parts shared by every use of libjpeg: errors without exit, a memory source that notices its end, a limit on scans.
 #pragma once
 
 #include <csetjmp>
@@ -39,10 +39,10 @@ struct JpegErrors {
     char reason[JMSG_LENGTH_MAX];  // of the fatal error, else of the first damage
 };
 
-// Fills in the callbacks and forgets what happened before. To be called for each image.
+// Fills in the callbacks and clears earlier errors. To be called for each image.
 jpeg_error_mgr* reset_errors(JpegErrors& errors);
 
-// A source over bytes in memory. At their end it hands out EOI markers, and remembers that it did.
+// A source over bytes in memory. At their end it supplies EOI markers, and records that it did.
 struct JpegMemorySource {
     jpeg_source_mgr base;  // first
     bool ran_out;

@@ -1,4 +1,4 @@
-// The decoder that knows every kind of JPEG: libjpeg-turbo, told to do as little as the box allows.
+// The decoder for every kind of JPEG: libjpeg-turbo, with as little work as the box allows.
 #pragma once
 
 #include "cpu/bytes.h"
@@ -10,7 +10,7 @@
 namespace feeder {
 
 // Decodes the part of `file` that `box` (stored pixels, inside the image, not empty) needs. `planes` then points into
-// `pixels`. With Status::damaged the planes are filled as far as the data went; with other failures they are undefined.
+// `pixels`. With Status::damaged the planes are filled as far as the data goes; with other failures they are undefined.
 //
 // fast: raw planes, entropy-decoded down to the box's last row; the inverse DCT is done inside the box only. Unlike
 // jpeg_skip_scanlines and jpeg_crop_scanline this gives chroma at its own resolution.
@@ -18,7 +18,7 @@ namespace feeder {
 Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity fidelity,
                             Bytes& pixels, Planes& planes);
 
-// Entropy decoding alone, of the whole image, and nothing kept: the yardstick of our own.
+// Only the entropy decoding of the whole image, whose result is discarded: the yardstick of our own.
 Outcome read_with_libjpeg(ByteSpan file, const JpegHeader& header);
 
 }  // namespace feeder

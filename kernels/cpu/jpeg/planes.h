@@ -14,11 +14,11 @@ enum class Fidelity : uint8_t {
     exact,  // RGB (or gray, CMYK) as libjpeg makes it, chroma upsampled at full resolution
 };
 
-// JFIF and Adobe markers, then component ids, decide as in libjpeg. Two components have no model: Status::unsupported.
+// Decided by JFIF and Adobe markers, then by component ids, as in libjpeg. Two components have no model: Status::unsupported.
 Outcome color_model(const JpegHeader& header, ColorModel& model);
 
-// Whether resample() takes the components each at its own resolution: gray, YCbCr whose chroma is evenly subsampled, RGB
-// that is not subsampled. Others are upsampled by libjpeg, which is Fidelity::exact.
+// True if resample() takes each component at its own resolution: gray, YCbCr with evenly subsampled chroma, RGB without
+// subsampling. Others are upsampled by libjpeg, as in Fidelity::exact.
 bool has_resizable_planes(const JpegHeader& header);
 
 // Rows and columns of whole MCUs that hold `box` and one chroma sample around it.
@@ -28,7 +28,7 @@ PixelBox mcu_window(const JpegHeader& header, const PixelBox& box);
 // and gives each plane its place in `pixels`, with rows of whole blocks. False: no memory.
 bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes);
 
-// The samples of plane i that show something of `box`, counted from the plane's first one.
+// The samples of plane i that overlap `box`, counted from the plane's first one.
 PixelBox samples_of(const Planes& planes, int i, const PixelBox& box);
 
 }  // namespace feeder

@@ -65,7 +65,7 @@ SegmentWindow segments_for(const JpegHeader& header, const SegmentGrid& grid, co
     window.first_column = std::max(0, box.left - margin_x) / segment_width_px;
     window.last_column = (std::min(header.width, box.right + margin_x) - 1) / segment_width_px;
     // Smooth upsampling needs three chroma samples; a narrower cut (the sliver at the right edge) would be upsampled
-    // otherwise than the whole image.
+    // differently from the whole image.
     if (window.first_column > 0 && header.width - window.first_column * segment_width_px < 3 * header.h_max)
         --window.first_column;
     window.first_row = std::max(0, box.top - margin_y) / grid.mcu.mcu_height_px;

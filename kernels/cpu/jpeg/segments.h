@@ -1,4 +1,4 @@
-// The grid of restart segments of a seekable JPEG, and where each segment lies in the file.
+// The grid of restart segments of a seekable JPEG, and the place of each segment in the file.
 #pragma once
 
 #include <cstddef>
@@ -53,7 +53,7 @@ struct SegmentWindow {
     int last_column = 0;
 };
 
-// The segments that hold `box`, widened by what chroma upsampling reads beyond it.
+// The segments that hold `box` and the pixels beside it that chroma upsampling reads.
 SegmentWindow segments_for(const JpegHeader& header, const SegmentGrid& grid, const PixelBox& box);
 
 struct Segment {
@@ -63,19 +63,19 @@ struct Segment {
 
 enum class MarkerScan {
     complete,      // all asked for were found, in order
-    out_of_order,  // a marker that is not the next one: damage, and the way around it is a decoder's resynchronization
+    out_of_order,  // a marker that is not the next one: damage, for a decoder with resynchronization
     truncated,     // the file, or its entropy-coded data, ended before
 };
 
-// Finds `count` segments from number `first` on. When truncated, `segments` holds those that were begun, the last one
-// perhaps cut short. Where `first` is not 0, `file` lacks the segments before it, but for the marker that ends them.
+// Finds `count` segments from number `first` on. When truncated, `segments` holds those that begin in the file, the last
+// one perhaps cut short. If `first` is not 0, `file` lacks the segments before it, but for the marker that ends them.
 MarkerScan find_segments(ByteSpan file, size_t entropy_offset, size_t first, size_t count,
                          std::vector<Segment>& segments);
 
 // The position of the next marker (its 0xFF, with a byte other than 00 and FF behind it) at or after `from`;
 // file.size() when there is none.
 size_t find_marker(ByteSpan file, size_t from);
-// The same, one byte after the other: the reference, and what runs where there is no SSE2.
+// The same, byte by byte: the reference, which also runs without SSE2.
 size_t find_marker_portable(ByteSpan file, size_t from);
 
 }  // namespace feeder

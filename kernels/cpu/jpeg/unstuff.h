@@ -7,11 +7,11 @@
 
 namespace feeder {
 
-// Bytes behind the end that a BitReader may touch before the end is noticed: 10 blocks of 64 codes and values of 31 bits.
+// Bytes beyond the end that a BitReader may read before the end is noticed: 10 blocks of 64 codes and values of 31 bits.
 inline constexpr size_t kReadAheadBytes = 4096;
 
 // Copies file[begin, end) into `out` up to the first marker. Returns the bytes written; sets `stopped_at` to the marker's
-// position or `end`. `out` has room for end - begin + kReadAheadBytes.
+// position or `end`. `out` holds at least end - begin + kReadAheadBytes.
 size_t unstuff(ByteSpan file, size_t begin, size_t end, uint8_t* out, size_t& stopped_at);
 
 }  // namespace feeder

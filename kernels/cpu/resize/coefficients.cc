@@ -89,7 +89,7 @@ void compose_filter(const Filter& full, const Upsampling& upsampling, int sample
             continue;
         }
         int position = begin / replicate, phase = begin % replicate;
-        // Neighbours of the first and last sample are included here, whether they get a weight or not.
+        // The neighbours of the first and last sample are included here, with or without a weight.
         const int side = smooth ? 1 : 0;
         const int low = std::clamp(position / factor - side, 0, last);
         const int high = std::clamp((begin + count - 1) / (replicate * factor) + side, low, last);

@@ -34,7 +34,7 @@ void triangle_filter(int in_size, float in0, float in1, int outputs, Filter& fil
 // Renumbers the inputs: i becomes base + i, or base - i where mirrored.
 void place_filter(bool mirrored, int base, Filter& filter);
 
-// How a decoder would bring subsampled samples to the resolution that a filter is for.
+// The way a decoder would upsample samples to the resolution of a filter.
 struct Upsampling {
     int replicate = 1;    // first, every sample this many times
     int factor = 1;       // then by this factor, again by replication...

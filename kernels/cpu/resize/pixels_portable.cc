@@ -13,7 +13,7 @@ inline int16_t saturate(int value) {
     return static_cast<int16_t>(value > 32767 ? 32767 : value < -32768 ? -32768 : value);
 }
 inline uint8_t to_sample(int value) { return static_cast<uint8_t>(value < 0 ? 0 : value > 255 ? 255 : value); }
-// Compilers have vector instructions for sums of int16 * int16 in int32; both factors must visibly be that.
+// Compilers use vector instructions for sums of int16 * int16 in int32 if both factors visibly are int16.
 inline int32_t product(int16_t a, int16_t b) { return static_cast<int32_t>(a) * b; }
 inline int32_t scaled(int16_t value, int16_t factor_q15) { return (product(value, factor_q15) + (1 << 14)) >> 15; }
 

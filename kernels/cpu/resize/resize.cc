@@ -14,7 +14,7 @@
 namespace feeder {
 namespace {
 
-// Memory that only grows, aligned to a cache line. New bytes are zero: kernels read padding, and never use it.
+// Memory that only grows, aligned to a cache line. New bytes are zero: kernels read padding, but do not use it.
 template <typename T>
 class Buffer {
   public:
@@ -79,7 +79,7 @@ struct View {
     const uint8_t* row(int y) const { return data + y * stride; }
 };
 
-// The region (in the frame's axes) of a stored plane, copied only where it must be.
+// The region (in the frame's axes) of a stored plane, copied only if necessary.
 View view_of(const Plane& plane, const Region& region, bool transposed, Buffer<uint8_t>& buffer) {
     if (!transposed && plane.step_bytes == 1) return {plane.data, plane.stride_bytes};
     const int width = region.right - region.left, height = region.bottom - region.top;
@@ -167,7 +167,7 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     const int width_in = region.right - region.left, height_in = region.bottom - region.top;
     const int channels = planes.color == ColorModel::gray ? 1 : 3;
 
-    // Interleaved RGB is taken apart a stripe at a time, on the way; other steps and orientations beforehand.
+    // Interleaved RGB is separated a stripe at a time, in the loop; other steps and orientations beforehand.
     Planes separate = planes;
     if (planes.count == 4) {
         const Region stored = frame.transposed ? Region{region.top, region.left, region.bottom, region.right} : region;

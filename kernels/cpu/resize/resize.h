@@ -25,7 +25,7 @@ class Scratch {
     std::unique_ptr<Buffers> buffers_;
 };
 
-// Resizes what the source box holds onto the whole output, and stores it as RGB.
+// Resizes the source box to the whole output, and stores it as RGB.
 //
 // The result is that of Pillow's
 //     upright.convert("RGB").crop(support).resize((width, height), BILINEAR, box=source - support's corner)
@@ -38,7 +38,7 @@ class Scratch {
 //
 // Args:
 //     planes: The decoded window, as stored.
-//     source_box: left, top, right, bottom in upright full-resolution pixels: what maps onto the output.
+//     source_box: left, top, right, bottom in upright full-resolution pixels: the area that maps onto the output.
 //     support_box: left, top, right, bottom in the same coordinates: the pixels that the filter may read. Must hold
 //         the source box and lie inside the window.
 //     orientation: EXIF orientation, 1-8, that makes the stored image upright.

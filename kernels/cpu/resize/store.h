@@ -1,4 +1,4 @@
-// Where finished pixels go: dtype, layout and normalization of one output image.
+// The output: dtype, layout and normalization of one image.
 #pragma once
 
 #include <cstddef>

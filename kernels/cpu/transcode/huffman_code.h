@@ -13,7 +13,7 @@ struct HuffmanCode {
     uint16_t code[256] = {};
     uint8_t length[256] = {};  // 0: the symbol does not occur
 
-    // From how often each symbol occurs; the method of JPEG's Annex K.2.
+    // Built from the symbols' frequencies, by the method of JPEG's Annex K.2.
     void build(const uint32_t frequency[256]);
 };
 

@@ -69,7 +69,7 @@ DcCode dc_code(int difference) {
 
 class Reader {
   public:
-    // All of the scan as tokens, with restarts as the new interval has them. False: damaged, or unusual.
+    // Reads the whole scan as tokens, with restarts at the new interval. False: damaged, or unusual.
     bool read(ByteSpan file, const JpegHeader& header, int new_interval) {
         const McuGrid grid = mcu_grid(header);
         const int64_t total = static_cast<int64_t>(grid.columns) * grid.rows;
@@ -96,7 +96,7 @@ class Reader {
                 --until_restart;
                 if (!read_mcu(bits, header) || bits.position() > 8 * static_cast<int64_t>(bytes)) return false;
             }
-            // All bytes are used, and the right marker follows.
+            // All bytes must be used, and the right marker must follow.
             if (8 * static_cast<int64_t>(bytes) - bits.position() >= 8 || stopped_at + 2 > file.size()) return false;
             const uint8_t expected = end == total ? 0xD9 : static_cast<uint8_t>(0xD0 + segment % 8);
             if (file[stopped_at] != 0xFF || file[stopped_at + 1] != expected) return false;
@@ -203,7 +203,7 @@ class Reader {
     uint32_t frequency_[(kTables + 1) << 8] = {};
 };
 
-// Writes bits, most significant first, with a zero stuffed behind every 0xFF. The caller has reserved the room.
+// Writes bits, most significant first, with a zero stuffed behind every 0xFF. The caller has reserved the memory.
 class BitWriter {
   public:
     explicit BitWriter(uint8_t* out) : out_(out) {}
@@ -258,7 +258,7 @@ class BitWriter {
     int count_ = 0;
 };
 
-// Everything up to the entropy-coded data. Keeps the order of what it keeps.
+// Appends everything up to the entropy-coded data. Segments that are kept stay in order.
 void append_header(ByteSpan file, const JpegHeader& header, const RewriteOptions& options, int interval,
                    const HuffmanCode* codes, Bytes& out) {
     out.append(0xFF);
@@ -334,9 +334,9 @@ bool rewrite_jpeg(ByteSpan file, const JpegHeader& header, const RewriteOptions&
     }
     // Every byte could be stuffed, and every restart takes a marker and a partial byte.
     const size_t restarts = reader->frequency(kTables)[0] + 1;
-    const size_t room = header.entropy_offset + 4 * (17 + 256 + 4) + 64 + 2 * (bits / 8 + restarts) + 3 * restarts + 16;
+    const size_t capacity = header.entropy_offset + 4 * (17 + 256 + 4) + 64 + 2 * (bits / 8 + restarts) + 3 * restarts + 16;
     out.set_size(0);
-    if (!out.reserve(room)) return false;
+    if (!out.reserve(capacity)) return false;
     append_header(file, header, options, interval, codes, out);
 
     BitWriter writer(out.data() + out.size());

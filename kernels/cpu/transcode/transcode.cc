@@ -110,8 +110,8 @@ class Transcoder {
     bool incomplete() const { return incomplete_; }
 
   private:
-    // A progressive file that ends (properly) before its low frequencies are complete. libjpeg then guesses them from
-    // the neighbouring blocks, which it would not do for the sequential file that we would make of it.
+    // A progressive file that ends (properly) before its low frequencies are complete. libjpeg then guesses them from the
+    // neighbouring blocks, which it would not do for a sequential copy.
     bool lacks_scans() const {
         if (!source_.progressive_mode || source_.coef_bits == nullptr) return false;
         for (int i = 0; i < source_.num_components; ++i) {
@@ -158,7 +158,7 @@ Outcome transcode_jpeg(ByteSpan file, const TranscodeOptions& options, Bytes& ou
     const RewriteOptions rewrite{options.keep_metadata, options.orientation, options.segment_px};
     if (rewrite_jpeg(file, header, rewrite, out)) return {};
 
-    // Progressive, several scans, or something wrong with it; then libjpeg says what.
+    // Progressive, several scans, or faulty, in which case libjpeg names the fault.
     Bytes sequential;
     if (!sequential.reserve(2 * file.size() + 4096)) return {Status::corrupt, "JPEG: out of memory"};
     Transcoder transcoder;
