@@ -74,7 +74,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return self._samples([i])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Several samples at once, as torch's loader asks for them.
+        """Makes several samples at once, as torch's loader asks for them.
 
         Raises:
             ArgumentError: if the loader is going to stack them, and their images differ in size.

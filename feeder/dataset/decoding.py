@@ -26,11 +26,11 @@ _counting = threading.local()
 
 @dataclass
 class DecodeCounts:
-    """Images that were decoded otherwise than usual.
+    """Numbers of images that were not decoded in the usual way.
 
     Attributes:
-        clipped: Number that lost range, because their samples have more than 8 bits.
-        slow: Number of JPEGs that took the backend's slow way.
+        clipped: Images that lost range, having more than 8 bits a sample.
+        slow: JPEGs that took the backend's slow way.
     """
 
     clipped: int = 0
@@ -39,7 +39,7 @@ class DecodeCounts:
 
 @contextlib.contextmanager
 def counted() -> Iterator[DecodeCounts]:
-    """Counts what this thread decodes one by one, in any dataset. The first clipped image is not warned of then."""
+    """Counts the images that this thread decodes one by one, in any dataset; clipped ones then cause no warning."""
     before: DecodeCounts | None = getattr(_counting, "counts", None)
     _counting.counts = counts = DecodeCounts()
     try:
@@ -53,7 +53,7 @@ class SampleDecoder:
 
     Args:
         reader: The samples' encoded bytes.
-        recipe: What is done to every image.
+        recipe: The ops that every image goes through.
         fields: Names of the further fields.
     """
 
@@ -94,14 +94,12 @@ class SampleDecoder:
                 problem = self._decoder.decode(buffers, turns, recipe, draws, image)[0]
                 images.append(image[0])
                 if counts is not None:
-                    counts.clipped, counts.slow = (
-                        counts.clipped + self._decoder.clipped,
-                        counts.slow + self._decoder.slow,
-                    )
+                    counts.clipped += self._decoder.clipped
+                    counts.slow += self._decoder.slow
                 elif self._decoder.clipped and not self._has_warned:
                     self._has_warned = True
                     key = reader.field(i, "key")
-                    warn(f"sample {key!r}: {clipped_warning(1)}; images after it are not named")
+                    warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")
             if problem is not None:
                 raise reader.at(problem, i)
         return images, encoded.labels, [[reader.field(i, name) for i in ids.tolist()] for name in self._fields]

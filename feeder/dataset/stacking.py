@@ -1,4 +1,4 @@
-"""Images of different sizes, which a batch can't be stacked of."""
+"""The error for a batch of images of different sizes, which can't be stacked."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def different_sizes(recipe: Recipe) -> ArgumentError:
 
 
 def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe) -> None:
-    """Raises a clearer error than torch's loader will, where that is going to stack images of different sizes.
+    """Raises a clearer error than torch's loader does when it stacks images of different sizes.
 
-    Which function puts samples together only the loader's fetcher knows, so this looks at the caller's caller. Whoever
-    else asks for samples, or has a collate function of his own, gets them as they are.
+    Only the loader's fetcher knows its collate function, so this looks at the frame of the caller's caller. Other
+    callers, and loaders with another collate function, get the samples as they are.
 
     Args:
-        samples: (image, ...) of a batch that ``dataset.__getitems__``, which calls this, is about to return.
-        recipe: Of the dataset.
+        samples: (image, ...) of a batch that ``dataset.__getitems__``, the caller, is about to return.
+        recipe: The dataset's recipe.
 
     Raises:
         ArgumentError: naming the op that the recipe lacks.

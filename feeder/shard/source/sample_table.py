@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_FILE", "Part", "SampleTable"]
+__all__ = ["NO_FILE", "SampleTable", "StoredField"]
 
 NO_FILE = -(2**63)  # the modification time of a sample whose image is no file of its own
 _CHUNK = 1 << 16
 
 
-class Part(NamedTuple):
+class StoredField(NamedTuple):
     """One field of a sample: ``length`` bytes at ``offset`` of a container (a tar, or the spool).
 
     An empty field name stands for the image whose extension its bytes decide.
@@ -62,7 +62,7 @@ class SampleTable:
         size: int,
         mtime_ns: int,
         label: int,
-        parts: Sequence[Part] = (),
+        parts: Sequence[StoredField] = (),
         target: Sequence[float] = (),
         row: int | None = None,
     ) -> None:
@@ -122,13 +122,12 @@ class SampleTable:
         """Bytes of sample ``i`` in the source."""
         return self._sizes[i]
 
-    def parts(self, i: int) -> list[Part]:
+    def parts(self, i: int) -> list[StoredField]:
         """Fields of sample ``i`` that are in containers."""
-        names = list(self.fields)
-        return [
-            Part(names[self._part_fields[k]], self._part_containers[k], self._part_offsets[k], self._part_lengths[k])
-            for k in range(self._part_starts[i], self._part_starts[i + 1])
-        ]
+        names, span = list(self.fields), slice(self._part_starts[i], self._part_starts[i + 1])
+        columns = (self._part_fields, self._part_containers, self._part_offsets, self._part_lengths)
+        rows = zip(*(column[span] for column in columns), strict=True)
+        return [StoredField(names[field], *place) for field, *place in rows]
 
     def by_fields(self) -> dict[frozenset[str], array[int]]:
         """Samples by the names of their fields."""

@@ -14,7 +14,7 @@ from feeder.decode.image_header import is_image_field
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_image
 from feeder.shard.source.labels import Numbering
-from feeder.shard.source.sample_table import Part, SampleTable
+from feeder.shard.source.sample_table import SampleTable, StoredField
 from feeder.system.files import open_regular
 from feeder.text import count
 
@@ -162,7 +162,7 @@ class Source:
             raise _changed(full, f"{size} bytes", f"{len(data)} bytes")
         return data
 
-    def _read_part(self, part: Part) -> bytes:
+    def _read_part(self, part: StoredField) -> bytes:
         container = self.containers[part.container]
         descriptor = self._descriptors.get(part.container)
         if descriptor is not None:
@@ -182,7 +182,7 @@ class Source:
             raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
         return data
 
-    def _pread(self, descriptor: int, part: Part) -> bytes:
+    def _pread(self, descriptor: int, part: StoredField) -> bytes:
         path = self.containers[part.container].path
         try:
             if not part.field or is_image_field(part.field):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from types import TracebackType
 
-from feeder.shard.source.sample_table import Part
+from feeder.shard.source.sample_table import StoredField
 from feeder.shard.source.source import Container, Source
 from feeder.system.files import atomic_file
 
@@ -38,9 +38,9 @@ class Spool:
         self._writing.__exit__(kind, error, traceback)
         self._source.content_digest = self._hash.hexdigest()
 
-    def add(self, field: str, data: bytes) -> Part:
+    def add(self, field: str, data: bytes) -> StoredField:
         """Appends a field's bytes and returns their place."""
-        part = Part(field, self._container, self._size, len(data))
+        part = StoredField(field, self._container, self._size, len(data))
         self._file.write(data)
         self._hash.update(field.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(data) + data)
         self._size += len(data)

@@ -21,7 +21,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.parquet import parquet_rows
-from feeder.shard.source.sample_table import NO_FILE, Part
+from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
 from feeder.system.files import DISK_FULL, open_regular
@@ -164,7 +164,7 @@ class _Listing:
         if isinstance(image, dict):  # as in Hugging Face's datasets: {"bytes": ..., "path": ...}
             image_path = image_path or image.get("path")
             image = image.get("bytes")
-        parts: list[Part] = []
+        parts: list[StoredField] = []
         size, mtime_ns = 0, NO_FILE
         if columns.image:
             parts.append(self._spool.add("", self._image_bytes(image)))

@@ -16,7 +16,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.shard.source.labels import LABEL_BYTES, LabelColumn, label_text, target_number
-from feeder.shard.source.sample_table import Part
+from feeder.shard.source.sample_table import StoredField
 from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.text import count
@@ -39,7 +39,7 @@ class TarLabels:
         self._found = 0
         self._unreadable = array("q")  # samples whose ``cls`` field is no text
 
-    def take(self, descriptor: int, parts: dict[str, Part]) -> int:
+    def take(self, descriptor: int, parts: dict[str, StoredField]) -> int:
         """Takes the label of a tar's next sample and returns its code.
 
         Raises:
@@ -114,7 +114,7 @@ def _own_targets(folder: str) -> tuple[str, ...]:
     return () if targets == ("cls",) else targets
 
 
-def _json_row(descriptor: int, part: Part | None) -> dict[str, Any]:
+def _json_row(descriptor: int, part: StoredField | None) -> dict[str, Any]:
     """Parses a ``json`` field; empty for a sample without one, or one that is no object.
 
     Raises:

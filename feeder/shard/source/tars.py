@@ -16,7 +16,7 @@ from feeder.shard.format.tar import Refused, Seam, read_members
 from feeder.shard.source.class_folders import unlistable
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
 from feeder.shard.source.image_file import unpacked_limit
-from feeder.shard.source.sample_table import NO_FILE, Part
+from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tar_labels import TarLabels
@@ -182,7 +182,7 @@ def _list_tar(
             elif isinstance(member, Refused):
                 group.add(split[0], member.reason)
             else:
-                group.add(split[0], Part(split[1], container, member.offset, member.size))
+                group.add(split[0], StoredField(split[1], container, member.offset, member.size))
         group.finish()
     return group
 
@@ -241,7 +241,7 @@ class _Group:
         self._labels = labels
         self._image_fields = image_fields
         self._key = ""
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, StoredField] = {}
         self._broken: str | None = None
         self._place = self._next_place = _SOUND
         self.damaged: list[int] = []
@@ -259,7 +259,7 @@ class _Group:
         self.finish()
         self._key, self._next_place = "", max(self._next_place, _JOINED)
 
-    def add(self, key: str, part: Part | str) -> None:
+    def add(self, key: str, part: StoredField | str) -> None:
         """Takes the next member, or the reason for which it was refused."""
         if key != self._key:
             self.finish()

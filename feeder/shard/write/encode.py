@@ -14,7 +14,7 @@ from feeder.decode.registry import get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe, Resize
 
-__all__ = ["ENCODINGS", "EncodeOptions", "Encoded", "Encoder", "check_encoder"]
+__all__ = ["ENCODINGS", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]
 
 ENCODINGS = ("seekable", "keep", "jpeg", "raw")
 # Decodes to one pixel, which all pixels of the image contribute to.
@@ -64,7 +64,7 @@ class EncodeOptions:
         return settings | {"reject_deep": True} if self.reject_deep else settings
 
 
-class Encoded(NamedTuple):
+class EncodedImage(NamedTuple):
     """An image as it goes into the shard.
 
     Attributes:
@@ -107,7 +107,7 @@ class Encoder:
         self._options = options
         self._decoder = get_decoder()
 
-    def encode(self, data: bytes, info: ImageInfo) -> Encoded:
+    def encode(self, data: bytes, info: ImageInfo) -> EncodedImage:
         """Encodes one image, after a check that it can be loaded.
 
         Args:
@@ -128,9 +128,8 @@ class Encoder:
         clipped = self._load(data, info)
         if clipped and options.reject_deep:
             raise ValueError("has more than 8 bits a sample, and would be clipped to 0-255 (--reject-deep)")
-        encoded = (
-            Encoded(data, info, outcome) if options.mode in ("seekable", "keep") else _reencode(data, info, options)
-        )
+        is_kept = options.mode in ("seekable", "keep")
+        encoded = EncodedImage(data, info, outcome) if is_kept else _reencode(data, info, options)
         return encoded._replace(clipped=clipped)
 
     def _load(self, data: bytes, info: ImageInfo) -> bool:
@@ -142,7 +141,7 @@ class Encoder:
         return self._decoder.clipped > 0
 
 
-def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> Encoded:
+def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> EncodedImage:
     from feeder._native import Status, Unsupported, transcode
 
     try:
@@ -150,14 +149,14 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
         rewritten = transcode(
             data, keep_metadata=options.keep_metadata, orientation=info.orientation, max_pixels=MAX_PIXELS
         )
-        return Encoded(rewritten, info, outcome)
+        return EncodedImage(rewritten, info, outcome)
     except Unsupported as error:
         if error.status == Status.UNSUPPORTED:
-            return Encoded(data, info, f"kept ({error})")
+            return EncodedImage(data, info, f"kept ({error})")
         raise ValueError(f"damaged jpg: {error}") from None
 
 
-def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
+def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> EncodedImage:
     from PIL import Image
 
     try:
@@ -176,7 +175,7 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> Encoded:
     buffer = io.BytesIO()
     if options.mode == "raw":
         np.save(buffer, np.asarray(image), allow_pickle=False)
-        return Encoded(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
+        return EncodedImage(buffer.getvalue(), ImageInfo("npy", image.width, image.height, info.orientation), "raw")
     # Orientation is recorded, never applied to the pixels.
     if len(exif) > _MAX_EXIF_BYTES or info.orientation != jpeg_orientation([exif] if exif else [], None):
         oriented = Image.Exif()
