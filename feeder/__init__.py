@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from feeder.loader.dataloader import DataLoader
     from feeder.order.epoch import Window
-    from feeder.shard.write.shards import write_shards
+    from feeder.shard.write.sharding import write_shards
     from feeder.tools.headroom.headroom import headroom
     from feeder.tools.training.batch_size import find_batch_size
     from feeder.tools.training.device_log import CsvWriter, DeviceLog
@@ -66,7 +66,7 @@ _HOMES = {
     "find_batch_size": "feeder.tools.training.batch_size",
     "headroom": "feeder.tools.headroom.headroom",
     "tune": "feeder.tools.tune.tune",
-    "write_shards": "feeder.shard.write.shards",
+    "write_shards": "feeder.shard.write.sharding",
 }
 
 

@@ -10,9 +10,9 @@ _HOMES = {
     "REJECTED_NAME": "write.options",
     "ShardOptions": "write.options",
     "ShardSummary": "write.options",
-    "default_out": "write.shards",
-    "shard": "write.shards",
-    "write_shards": "write.shards",
+    "default_out": "write.sharding",
+    "shard": "write.sharding",
+    "write_shards": "write.sharding",
 }
 
 

@@ -20,7 +20,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.epoch import Window
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.kernels import jpegs
 from tests.support.images import encode as encode_photo

@@ -15,7 +15,7 @@ from feeder.decode.image_header import image_info
 from feeder.shard.format.index import Index
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from tests.shard.test_shard import samples_of
 from tests.support.images import encode, pixels
 

@@ -26,7 +26,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.host_batches import HostBatches
 from feeder.order.epoch import Window
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.transforms import (
     ColorJitter,
     Compose,

@@ -26,7 +26,7 @@ from feeder.errors import DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.kernels import jpegs
 from tests.support import ROOT, images

@@ -20,7 +20,7 @@ from feeder.errors import FormatError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.transforms import RandomResizedCrop
 from tests.kernels import jpegs
 from tests.support.loader_data import write_shards

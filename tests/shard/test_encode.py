@@ -19,7 +19,7 @@ from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.transforms import Resize
 from tests.kernels import jpegs

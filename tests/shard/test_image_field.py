@@ -22,7 +22,7 @@ from feeder.shard.source.image_field import image_fields
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard, write_shards
+from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.cli import main
 from feeder.tools.inspect import inspect, verify
 from feeder.transforms import Resize

@@ -21,7 +21,7 @@ from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.source import image_file, tars
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.inspect import Damage, verify
 from tests.shard.test_shard import kept

@@ -18,7 +18,7 @@ from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.tools.inspect import verify
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 from tests.kernels import jpegs

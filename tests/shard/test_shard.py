@@ -27,7 +27,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import default_out, shard, write_shards
+from feeder.shard.write.sharding import default_out, shard, write_shards
 from feeder.system.files import exclusive_lock
 from feeder.system.progress import Progress
 from tests.support.images import encode, make_tree, pixels

@@ -35,7 +35,7 @@ from feeder.shard.source.parquet import parquet_rows
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.inspect import verify
 from tests.shard.test_shard import kept, samples_of

@@ -16,7 +16,7 @@ from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard, write_shards
+from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.bench import contestant
 from feeder.tools.bench import run as bench_run
 from feeder.tools.bench.images import image_fields, listed, tars

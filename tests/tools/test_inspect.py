@@ -14,7 +14,7 @@ from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.inspect import Damage, inspect, render, verify
 from tests.shard.test_index import damage_row, header_of, with_header

@@ -14,7 +14,7 @@ import pytest
 from feeder.decode import registry
 from feeder.decode.pillow.decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.tools.parity.differences import BOUNDS, Comparison, crop_ratio
 from feeder.tools.parity.parity import parity
 from tests.support.conformance import encode, natural_image

@@ -20,7 +20,7 @@ import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError
 from feeder.loader.trial import Trial, run
-from feeder.shard.write.shards import shard
+from feeder.shard.write.sharding import shard
 from feeder.system.cores import cores
 from feeder.system.processes import process_tree
 from feeder.tools import cli

@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.shard.source.table_file import ManifestColumns
     from feeder.shard.write.encode import EncodeOptions
     from feeder.shard.write.options import ShardOptions
-    from feeder.shard.write.shards import shard
+    from feeder.shard.write.sharding import shard
     from feeder.system.progress import terminal_progress
 
     options = ShardOptions(
