@@ -1,20 +1,20 @@
 """Decode, random resized crop to 224, flip and normalize to float32 NCHW on one core: feeder beside its rivals.
 
-Held equal: the images (warm in the page cache), the batch of 64, the distribution of crops, the output; one core for
-everything that a contestant starts. Each contestant is a process of its own. Runs take turns, and who has no turn is
-stopped (SIGSTOP), so that no thread works on at another's cost. feeder's pixels are checked against the Pillow
-reference first, and its planes against libjpeg-turbo's to the bit. The "keep" run decodes the original files,
-"seekable" their lossless transcode, "raw" uint8 arrays of at most 500 pixels a side; "uint8" is "seekable" without
-normalizing, as tf.data's images are. "avx2" and "portable" are "seekable" on lesser CPUs. The "entropy" rows decode
-the Huffman codes of whole images and do nothing else. The yardstick is libjpeg-turbo alone: whole images to RGB.
-Ratios are of images per CPU-second, which on one core are images per second where nothing else runs.
+Held equal: the images (in the page cache), the batch of 64, the distribution of crops, the output, and one core for
+each contestant with its threads. Contestants are processes that run in turn; those without a turn are stopped
+(SIGSTOP), so that no thread disturbs another contestant. First feeder's pixels are compared with the Pillow reference,
+and its planes with libjpeg-turbo's to the bit. The "keep" run decodes the original files, "seekable" their lossless
+transcode, "raw" uint8 arrays of at most 500 pixels a side. "uint8" is "seekable" without normalizing, as in tf.data's
+row. "avx2" and "portable" are "seekable" with fewer CPU features. The "entropy" rows only decode the Huffman codes of
+whole images. The yardstick is libjpeg-turbo alone, whole images to RGB. Ratios are of images per CPU-second, which on
+an otherwise idle core are images per second.
 
     python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
         [--tensorflow PYTHON] [--only NAMES] [--json OUT]
 
---pillow-simd names a folder with pillow-simd (pip install --no-deps --target DIR pillow-simd); without it, that
-contestant is left out. --tensorflow names a Python interpreter that has tensorflow-cpu and numpy; without it, likewise.
---only names contestants, by commas.
+--pillow-simd names a folder with pillow-simd (pip install --no-deps --target DIR pillow-simd), --tensorflow a Python
+interpreter with tensorflow-cpu and numpy; without them these contestants are left out. --only names contestants,
+separated by commas.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SMOKE = "feeder-seekable,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg"
 
 
 def prepare(source: Path, work: Path) -> dict[str, Path]:
-    """Copies the images as the shard encodings have them, and counts what the transcode does to their size."""
+    """Copies the images in each of the shard encodings, and sums the sizes before and after the transcode."""
     from feeder import _native
 
     folders = {name: work / name for name in ("keep", "seekable", "raw")}
@@ -112,13 +112,13 @@ def check(folder: Path) -> float:
 
 
 def check_planes(folders: Iterable[Path]) -> dict[str, Any]:
-    """Compares the planes of feeder's own decoder with libjpeg-turbo's, to the bit: whole images and boxes in them.
+    """Compares the planes of feeder's own decoder with libjpeg-turbo's, to the bit, in whole images and boxes.
 
     Returns:
-        How many files and boxes were compared at which SIMD levels, and how many files are not for feeder's decoder.
+        Numbers of files and boxes compared, the SIMD levels, and the number of files that feeder's decoder leaves out.
 
     Raises:
-        SystemExit: where they differ.
+        SystemExit: if they differ.
     """
     from feeder import _native
 
@@ -149,7 +149,7 @@ def check_planes(folders: Iterable[Path]) -> dict[str, Any]:
 
 
 class Contestant:
-    """A rival's process, pinned to the core, and stopped while it is not asked."""
+    """A rival's process, pinned to the core, and stopped outside its turn."""
 
     def __init__(self, name: str, folder: Path, core: int, python: str, pillow_simd: str | None) -> None:
         script = str(Path(decode_rivals.__file__))
@@ -193,7 +193,7 @@ class Contestant:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of a run with all contestants: images per CPU-second, and the ratios that mean something."""
+    """Returns the table of a run with all contestants: images per CPU-second, and the relevant ratios."""
     found = result["images_per_cpu_s"]
 
     def rate(*names: str) -> str:

@@ -1,11 +1,11 @@
 """Compares two builds of the native module in turn, at every SIMD level and stage.
 
 Held equal: the images and their lossless transcodes, the crops (random resized crop to 224, flip, normalize to float32
-NCHW), the batch of 64, one core. Each build is in a process of its own, which sleeps outside its turn. The pixels of
-both must be equal at both fidelities, or nothing is timed.
+NCHW), the batch of 64, one core. Each build has its own process, which sleeps outside its turn. Nothing is timed unless
+the pixels of both builds are equal at both fidelities.
 
-us_per_image   CPU time of the decode, a pass over all images in each turn; the least, and the median of ratios
-stages_us      of it, by stage: for each 16 images the least of a pass in each turn; reading the clock is in it
+us_per_image   CPU time of the decode, one pass over all images in each turn: the least, and the median of the ratios
+stages_us      the same by stage: for each 16 images the least of all passes, with the time to read the clock
 
     python -m bench.decode_builds --images IMAGES --before OLD/feeder/_native.*.so [--before-commit HASH]
         [--after feeder/_native.*.so] [--repeats 15] [--core 0] [--json OUT]
@@ -111,7 +111,7 @@ def _call(method: str, *about: Any) -> Any:
 
 
 class _Process:
-    """A build in a process of its own."""
+    """The process of a build."""
 
     def __init__(self, *about: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -147,7 +147,7 @@ def _work(folder: Path) -> tuple[dict[str, list[bytes]], Any, Any]:
 
 
 def _least(passes: Sequence[list[dict[str, int]]], images: int) -> dict[str, float]:
-    """Microseconds an image, the least pass of each batch and stage counting."""
+    """Returns microseconds per image, from the least pass of each batch and stage."""
     batches = list(zip(*passes, strict=True))
     return {
         stage: sum(min(times.get(f"{stage}_ns", 0) for times in batch) for batch in batches) / images / 1000

@@ -1,10 +1,10 @@
-"""One contestant of bench/decode.py, in a process of its own: prepares itself, then runs when told to.
+"""The process of one contestant of bench/decode.py.
 
     python bench/decode_rivals.py NAME FOLDER [--pillow-simd DIR]
 
-It writes "ready", and for each line it reads, a line of JSON: images, seconds and CPU seconds (of all its threads) of
-a timed run of at least that many seconds, over whole passes through the folder. ``stages`` as the line gives the shares
-of the native decode instead.
+It prepares itself and writes "ready". Each line that it reads is a number of seconds; it answers with a line of JSON:
+images, seconds and CPU seconds (of all its threads) of a run of at least that long, in whole passes through the folder.
+The line "stages" asks for the shares of the native decode instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _read(path: str) -> bytes:
 
 
 class _Arena:
-    """Memory for the encoded bytes of a batch, used again for each batch, as a loader's worker does."""
+    """Memory for the encoded bytes of a batch, reused for each batch as in a loader's worker."""
 
     def __init__(self, paths: list[str]) -> None:
         self._slots = [bytearray(max(os.path.getsize(path) for path in paths)) for _ in range(BATCH)]
@@ -56,7 +56,7 @@ class _Arena:
 
 
 def torch_pillow(folder: str) -> Callable[[], int]:
-    """A plain torch DataLoader with Pillow, the ops as torchvision does them. Without workers: its best on one core."""
+    """Runs a plain torch DataLoader with Pillow and torchvision's ops, without workers: its best on one core."""
     import torch
     from PIL import Image
 
@@ -168,7 +168,7 @@ def _recipe(validation: bool, output: str = "float32") -> Any:
 def feeder_batches(
     folder: str, validation: bool = False, output: str = "float32"
 ) -> Iterator[tuple[list[memoryview], Any, Any]]:
-    """Endless batches: the encoded images, the recipe and its draws."""
+    """Yields endless batches: the encoded images, the recipe and its draws."""
     from feeder.decode.image_header import image_info
 
     paths = _paths(folder)
@@ -259,7 +259,7 @@ def _each(folder: str, function: Callable[[bytes], Any]) -> Callable[[], int]:
 
 
 def libjpeg(folder: str) -> Callable[[], int]:
-    """The yardstick: libjpeg-turbo decodes whole images to RGB, and nothing else happens."""
+    """Runs the yardstick: libjpeg-turbo decodes whole images to RGB, and nothing more."""
     from feeder import _native
 
     return _each(folder, _native.libjpeg_decode)
@@ -273,7 +273,7 @@ def transcode(folder: str) -> Callable[[], int]:
 
 
 def entropy(folder: str, libjpeg: bool = False) -> Callable[[], int]:
-    """Entropy decoding of whole images, and nothing else; of those files that feeder's own decoder takes."""
+    """Runs only the entropy decoding of whole images, of the files that feeder's own decoder takes."""
     from feeder import _native
 
     def is_ours(path: str) -> bool:
@@ -315,7 +315,7 @@ RIVALS: dict[str, Callable[[str], Callable[[], int]]] = {
 
 
 def stages(folder: str, crop_px: int | None = None) -> dict[str, float]:
-    """Microseconds an image of each stage of the native decode; with one crop size for all if given."""
+    """Returns microseconds per image of each stage of the native decode; with one crop size for all if given."""
     from feeder import _native
 
     recipe = _recipe(False)

@@ -1,18 +1,18 @@
-"""The utilisation ladder: one change a row, each on top of those before, from a naive loop to a busy accelerator.
+"""The utilisation ladder, from a naive loop to a busy accelerator: each row adds one change to the row before.
 
 Rows: a naive loop (no workers, float32, a folder of files, the loss read at every step); workers; pinned memory,
-copies that do not wait and feeder.DeviceLog; pre-shuffled shards; feeder's decoding; the batch size that
-find_batch_size finds; autocast. The last row goes back to the loader of the fourth: what autocast is worth without
-feeder's decoding. Equal in all: the images, RandomResizedCrop(224), flip and normalize to float32, a random order. The
-window of each row starts after its first batches, and holds whole rounds of its workers, two at least; the rows run in
-turn, `--repeats` times over. The result is saved after every run; a row that fails says so in it, and the others go on.
+copies without waits and feeder.DeviceLog; pre-shuffled shards; feeder's decoding; the batch size from find_batch_size;
+autocast. The last row uses the loader of the fourth, to show the gain of autocast without feeder's decoding. Equal in
+all rows: the images, RandomResizedCrop(224), flip and normalize to float32, a random order. The window of each row
+starts after its first batches, and has at least two whole rounds of its workers. The rows run in turn, `--repeats`
+times. The result is saved after every run; it names rows that failed, and the others go on.
 
-What it does not show: storage. After the first pass the images are warm in the page cache, the 250 photos behind the
-documented table as much as the 2,000 that are made here, so the fourth row, pre-shuffled shards, has nothing to win: it
-pays where a data set does not fit into memory.
+The ladder does not show storage. After the first pass the images are in the page cache, both the 250 photos behind the
+documented table and the 2,000 that are made here. So the fourth row, pre-shuffled shards, gains nothing here; it pays
+if a data set does not fit into memory.
 
-On a GPU this trains ResNet-50 and reads its utilisation by NVML. Without one the device is
-bench/standin.py, whose rates are fixed from published figures, and every output says "simulated accelerator".
+On a GPU this trains ResNet-50 and reads the utilisation from NVML. Without a GPU the device is bench/standin.py, whose
+rates are fixed from published figures, and every output says "simulated accelerator".
 
     python -m bench.ladder --images FOLDER [--shards DIR] [--seconds 15] [--repeats 3] [--json OUT]
     python -m bench.ladder --render bench/results/ladder.json    # the table as markdown
@@ -61,15 +61,15 @@ _SHARE = 0.8
 
 @dataclass(frozen=True)
 class Setup:
-    """One rung.
+    """One row of the ladder.
 
     Attributes:
-        name: What changed.
-        workers: Loader's processes.
-        waiting: Whether each step copies with a wait, and reads its loss.
-        sharded: Shards, not a folder of files.
-        native: feeder's loader, not torch's with Pillow.
-        batch_size: Images in a batch; 0 for what find_batch_size found.
+        name: The change.
+        workers: Number of worker processes.
+        waiting: True if each step waits for its copy, and reads its loss.
+        sharded: True for shards, False for a folder of files.
+        native: True for feeder's loader, False for torch's with Pillow.
+        batch_size: Images in a batch; 0 for the result of find_batch_size.
         precision: "float32" (TF32 on a GPU) or "amp".
     """
 
@@ -83,7 +83,7 @@ class Setup:
 
 
 def ladder(workers: int, batch_size: int) -> list[Setup]:
-    """The rungs, and what autocast gives without feeder's decoding."""
+    """Returns the rows, and autocast without feeder's decoding."""
     first = Setup("naive loop", 0, batch_size=batch_size)
     changes: list[tuple[str, dict[str, Any]]] = [
         (f"{workers} worker{'s' if workers > 1 else ''}", {"workers": workers}),
@@ -151,7 +151,7 @@ def right_batch_size(maximum: int) -> BatchSizeResult:
 
 
 def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
-    """torch's DataLoader with Pillow, or feeder's."""
+    """Returns torch's DataLoader with Pillow, or feeder's."""
     dataset: Any
     if setup.native:
         dataset = feeder.ShardDataset(shards, preset("train", "float32", 224))
@@ -171,7 +171,7 @@ def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
 
 
 def climb(setup: Setup, batch_size: int, images: str, shards: str, seconds: float) -> dict[str, float]:
-    """Trains for some seconds; what the row's columns say."""
+    """Trains for some seconds and returns the row's columns."""
     loader = make_loader(setup, batch_size, images, shards)
     try:
         return _train(setup, loader, batch_size, seconds)
@@ -229,10 +229,10 @@ def _train(setup: Setup, loader: Any, batch_size: int, seconds: float) -> dict[s
 
 
 def measure(images: str, shards: str, options: argparse.Namespace, result: Result) -> None:
-    """Adds the rows to the result after every run; one that fails is left out from then on.
+    """Adds the rows to the result after every run; a row that fails is left out from then on.
 
     Raises:
-        SystemExit: on a GPU whose utilisation NVML does not tell.
+        SystemExit: if NVML does not report the GPU's utilisation.
     """
     simulated = not torch.cuda.is_available()
     if not simulated:
@@ -282,7 +282,7 @@ def _arithmetic() -> dict[str, Any]:
 
 
 def render(result: dict[str, Any], *, markdown: bool = False) -> str:
-    """The table, with its title."""
+    """Returns the table with its title."""
     machine, simulated = result["machine"], standin.NAME in result
     where = f"{machine['processor']}, {machine['cores']} cores"
     title = "Simulated accelerator: an A100, scaled to these cores" if simulated else result["gpu"]["name"]
@@ -320,7 +320,7 @@ def render(result: dict[str, Any], *, markdown: bool = False) -> str:
 
 @contextlib.contextmanager
 def _data(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Images and shards: those given, the rest made here."""
+    """Returns images and shards, and makes those that were not given."""
     with tempfile.TemporaryDirectory() as folder:
         images = options.images or os.path.join(folder, "images")
         if not options.images:

@@ -1,21 +1,20 @@
-"""Is the loader itself out of the way?
+"""Measures the cost of the loader itself.
 
 generic    Batches/s and CPU time of feeder beside torch's DataLoader for a dataset of ready float tensors
            [3, 224, 224], batch 256, 2 workers. Equal: dataset, collate function, workers, one epoch to warm up.
 decode     Images/s of 2 workers beside 2 processes that each run a plain decode loop over half of the samples, without
            a loader. Equal: samples, recipe, backend, reader, part size.
-outside    Share of a worker's busy time that is neither drawing nor decoding; of that, reading; and, for comparison,
-           what plain copies of as many bytes, from memory in no cache, would take of that time.
-rows       A worker's time for a sample, and the bytes read for it, where the index says where rows lie, beside the same
-           shards with an index that does not, so that files are read whole; and time and bytes of reading with nothing
-           in the page cache.
-trainer    CPU time of the trainer's process for a batch of 256 (fast path), its order given by a sampler; and CPU time
+outside    Share of a worker's busy time outside of drawing and decoding; the part of it spent reading; and, for
+           comparison, the time of plain copies of as many bytes from memory in no cache.
+rows       A worker's time and bytes read per sample, if the index has the places of rows, beside the same shards with
+           an index without them, so that files are read whole; and time and bytes of reading with an empty page cache.
+trainer    CPU time of the trainer's process for a batch of 256 (fast path), with the order from a sampler; and CPU time
            of such a batch's ids in the loader's own order of 1,281,167 shuffled samples.
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
            the generic path, images by torch's forkserver for the fast path. Every server is stopped before each
            measurement, so that its start counts.
 soak       Epochs of a small set with workers killed at random moments: memory and descriptors at the start and the end,
-           and whether every epoch was exact.
+           and the number of exact epochs.
 
     python bench/loader.py --shards SHARDS [--repeats 7] [--only generic,decode,...] [--json OUT]
     python -m bench.loader --smoke DIR [--json OUT]    every question once, on DIR/shards, in a few seconds
@@ -72,11 +71,11 @@ class Extent:
     """Size of the measurement.
 
     Args:
-        repeats: Of every measurement.
-        batch_size: Of the batches of ready tensors and of the trainer's.
-        batches: How many of them in a run.
-        passes: How often a run goes over the samples: the start and the end of an epoch must not decide.
-        epochs: Of the soak.
+        repeats: Repeats of every measurement.
+        batch_size: Size of the batches of ready tensors and of the trainer's.
+        batches: Number of batches in a run.
+        passes: Passes over the samples in a run, so that the start and the end of an epoch do not dominate.
+        epochs: Epochs of the soak.
         methods: Start methods of processes to compare.
     """
 
@@ -92,7 +91,7 @@ SMOKE = Extent(repeats=1, batch_size=8, batches=2, passes=1, epochs=2, methods=(
 
 
 class Ready(Dataset[Any]):
-    """Float tensors that are there already."""
+    """A dataset of float tensors that are in memory."""
 
     def __init__(self, count: int) -> None:
         self.tensors = torch.randn(32, 3, 224, 224)
@@ -135,7 +134,7 @@ def generic(extent: Extent) -> dict[str, Any]:
 
 
 def _loader_cpu_s(loader: Any) -> float:
-    """CPU time of this process and of the loader's running workers."""
+    """Returns the CPU time of this process and of the loader's running workers."""
     ticks = 0
     for worker in loader._iterator._workers:
         fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
@@ -262,7 +261,7 @@ def rows(path: str, extent: Extent) -> dict[str, Any]:
 
 
 def _cold_read(path: str, passes: int) -> tuple[float, float]:
-    """Microseconds of reading, and bytes from the disk, for a sample, with the shards out of the page cache."""
+    """Returns microseconds of reading and bytes from the disk per sample, with the shards not in the page cache."""
     work = make_work(ShardDataset(path, RECIPE))
     count = len(work.reader)
     images, labels = np.empty((64, 3, 224, 224), np.uint8), np.empty(64, np.int64)
@@ -288,7 +287,7 @@ def _disk_bytes() -> int:
 
 
 def index_without_rows(path: str, to: str) -> None:
-    """Writes an index that says nothing of where rows lie in the images, and has no checksums, as older ones do."""
+    """Writes an index without the places of rows in images and without checksums, like older ones."""
     data = Path(path).read_bytes()
     end = 16 + int.from_bytes(data[8:16], "little")
     header = json.loads(data[16:end])
@@ -327,7 +326,7 @@ def trainer(path: str, extent: Extent) -> dict[str, Any]:
 
 
 def _order_ms(size: int) -> float:
-    """CPU time of a batch's ids, in a shuffled order of as many samples as ImageNet has."""
+    """Returns the CPU time of a batch's ids, in a shuffled order of as many samples as ImageNet has."""
     batches = requests(Order(_IMAGENET, 0, True), Progress(Place(), Split(_IMAGENET, size)))
     before = time.process_time()
     count = sum(1 for _ in itertools.islice(batches, 512))
@@ -335,7 +334,7 @@ def _order_ms(size: int) -> float:
 
 
 class Small(Dataset[Any]):
-    """Samples that cost nothing."""
+    """A dataset of samples that cost nothing."""
 
     def __len__(self) -> int:
         return 1024

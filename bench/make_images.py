@@ -1,7 +1,7 @@
-"""Makes JPEGs that cost what photos cost: about 500x375 pixels, a natural image's spectrum, near 100 KB at quality 90.
+"""Makes JPEGs that decode like photos: about 500x375 pixels, a natural image's spectrum, near 100 KB at quality 90.
 
-Photos have a power spectrum that falls with about the square of the frequency, busy and quiet places, and colors
-that vary far less than brightness. Size and decode time follow from these, and stay in the range of ImageNet's.
+Photos have a power spectrum that falls with about the square of the frequency, busy and quiet areas, and colors
+that vary far less than brightness. So their size and decode time are in the range of ImageNet's.
 
     python bench/make_images.py FOLDER [--count 300] [--classes 10] [--seed 0]
 """
@@ -58,7 +58,7 @@ def _cut(rng: np.random.Generator, field: np.ndarray, height: int, width: int) -
 
 
 def make_image(index: int, *, seed: int = 0) -> np.ndarray:
-    """The image of that number: uint8 RGB [H, W, 3], the same for the same seed."""
+    """Returns the image of that number: uint8 RGB [H, W, 3], the same for the same seed."""
     rng = np.random.default_rng([seed, 1, index])
     fields = _fields(seed)
     width, height = SIZES[rng.integers(len(SIZES))]
@@ -85,9 +85,9 @@ def make_images(folder: Path, *, count: int = 300, classes: int = 10, seed: int 
     """Fills a new folder with JPEGs in class folders.
 
     Args:
-        folder: Appears whole or not at all; must not exist.
-        count: How many images, spread evenly over the classes.
-        classes: How many class folders.
+        folder: New folder, which appears complete or not at all.
+        count: Number of images, spread evenly over the classes.
+        classes: Number of class folders.
         seed: The same seed gives the same files, as long as numpy and Pillow stay the same.
 
     Raises:

@@ -2,8 +2,8 @@
 
 difference     CPU time of making a part of a batch (read, draw, decode, transform, 224x224) with the meters, beside the
                same part with meters that do nothing, in turn. Equal: images, recipe, process. The median over many
-               pairs, as other work on the machine disturbs single ones by more than the meters take.
-calls          CPU time of the meters' own calls for such a part, by themselves, as a share of the part's.
+               pairs, as other work on the machine disturbs a single pair by more than the meters' cost.
+calls          CPU time of the meters' calls alone for such a part, as a share of the part's time.
 
     python -m bench.meter --shards SHARDS [--repeats 40] [--json OUT]
 """
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _calls_us(decoder: Any) -> float:
-    """CPU time an image of the calls for a part: waiting for it, reading, drawing, its images."""
+    """Returns the CPU time per image of the calls for a part: waiting for it, reading, drawing, its images."""
     meter, count = Meter(), 200
     decoder.spent_ns = np.tile(np.array([[500_000, 100_000, 0]]), (_PART, 1))
     started = time.process_time_ns()

@@ -1,8 +1,9 @@
 """Measures the time to resume in the middle of an epoch.
 
-From loading the state to the first batch, in a new loader, at several places of an epoch. Beside it what torch's
-DataLoader leaves to its users: start the epoch again and throw away what was seen. Both load the same images with the
-same work, two workers by default. feeder's first batch after the resume is checked to be the one that would have come.
+The time from loading the state to the first batch, in a new loader, at several places of an epoch, beside the way that
+torch's DataLoader leaves to its users: start the epoch again and discard the batches already seen. Both load the same
+images with the same work, with two workers by default. feeder's first batch after the resume is checked to be the right
+one.
 
     python -m bench.resume --shards SHARDS [--places 0,0.5,0.9] [--workers 2] [--repeats 5] [--json OUT]
 """
@@ -32,7 +33,7 @@ def feeder_loader(shards: str, workers: int) -> DataLoader[Any]:
 
 
 def resumed(shards: str, workers: int, state: dict[str, Any], expected: torch.Tensor) -> float:
-    """Seconds from having a state to the batch after it."""
+    """Returns the seconds from having a state to the next batch."""
     loader = feeder_loader(shards, workers)
     began = time.perf_counter()
     loader.load_state_dict(state)
@@ -45,7 +46,7 @@ def resumed(shards: str, workers: int, state: dict[str, Any], expected: torch.Te
 
 
 def skipped(shards: str, workers: int, batches: int) -> float:
-    """Seconds that torch's loader takes to come to the same place."""
+    """Returns the seconds that torch's loader takes to reach the same place."""
     dataset = PillowDataset(shards, BenchOptions(dtype="uint8", batch_size=BATCH))
     loader = torch.utils.data.DataLoader(dataset, BATCH, shuffle=True, num_workers=workers)
     began = time.perf_counter()

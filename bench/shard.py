@@ -1,10 +1,10 @@
 """Measures the time of `feeder shard` beside `tar`, and its memory for a million samples.
 
-Speed: bytes kept as they are, warm cache, at least 2 GB of JPEGs; `tar -cf` plus fsync of the result on the same
-files, in turn. Equal: the files, the file system, that everything is on disk at the end. feeder also checks each image,
+Speed: unchanged bytes, warm cache, at least 2 GB of JPEGs; in turn with `tar -cf` and fsync of the result on the same
+files. Equal: the files, the file system, and that everything is on disk at the end. feeder also checks each image,
 shuffles, and writes checksums and an index.
-Memory: a manifest of a million rows (hard links to a few tiny JPEGs, a label, one more column), sharded in a process of
-its own, against the same with a thousand rows; per sample, beyond the paths themselves.
+Memory: a manifest of a million rows (hard links to a few tiny JPEGs, a label, one more column), sharded in a separate
+process, against the same with a thousand rows; per sample, beyond the paths themselves.
 
     python -m bench.shard --images IMAGES [--gigabytes 2] [--rows 1000000] [--repeats 5] [--scratch DIR] [--json OUT]
 """
@@ -71,7 +71,7 @@ def timed_shard(source: Path, target: Path) -> float:
 
 
 def peak_memory(scratch: Path, rows: int) -> dict[str, int]:
-    """Peak memory of sharding a manifest with so many rows."""
+    """Returns the peak memory of sharding a manifest with that many rows."""
     from tests.support.images import encode, pixels
 
     folder = scratch / f"rows-{rows}"

@@ -1,9 +1,9 @@
 """Measures the cost of a data set's size: time to the first batch, and memory of the trainer and its workers.
 
-The set is a few tiny images, listed as often as asked for: feeder has them in an index, torch's DataLoader in a Python
-list of (path, label), as torchvision's ImageFolder keeps them. Equal: the images' bytes, Pillow decodes them for both,
-batches, workers, the number of batches taken at random. Each run is a process of its own; runs take turns. torch's list
-is made before its clock starts, as walking folders is another question.
+The set lists a few tiny images again and again: for feeder in an index, for torch's DataLoader in a Python list of
+(path, label), as in torchvision's ImageFolder. Equal: the images' bytes, decoding by Pillow, batches, workers, the
+number of batches taken at random. Each run has its own process; runs take turns. torch's list is made before its clock
+starts, as walking folders is another question.
 
     python -m bench.size [--samples 1000,1000000] [--workers 0,4] [--batches 200] [--repeats 5] [--json OUT]
 """
@@ -57,7 +57,7 @@ class Listed(Dataset[Any]):
 
 
 def prepare(folder: Path, counts: list[int]) -> None:
-    """The images as files and as one shard, and an index for each number of samples."""
+    """Makes the images as files and as one shard, and an index for each number of samples."""
     from tests.support.images import encode, pixels
 
     bodies = [encode(pixels(seed, SIDE_PX, SIDE_PX)) for seed in range(IMAGES)]
@@ -90,7 +90,7 @@ def prepare(folder: Path, counts: list[int]) -> None:
 
 
 def measure(job: dict[str, Any]) -> dict[str, float]:
-    """One run, in its own process."""
+    """Measures one run, in its own process."""
     folder, workers = Path(job["folder"]), job["workers"]
     listed = Listed(folder, job["samples"]) if job["system"] == "torch" else None
     began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Do all benchmarks run, and are their results well-formed? For every change; says nothing about speed.
+"""Checks that all benchmarks run and give well-formed results. Run it for every change; it does not measure speed.
 
-Every ``bench/*.py`` that knows ``--smoke`` is run as ``python -m bench.NAME --smoke DIR --json OUT``. DIR holds
-``images/`` (class folders, small JPEGs) and ``shards/`` (the same, sharded). The script answers all its questions at
-the least size and writes OUT with :func:`feeder.tools.bench.result_file.save`, or ``{"skipped": why}`` in it where a
-device is missing. ``feeder bench`` is run likewise, and its report and a comparison with itself are made.
+Every ``bench/*.py`` with a ``--smoke`` option runs as ``python -m bench.NAME --smoke DIR --json OUT``. DIR holds
+``images/`` (class folders, small JPEGs) and ``shards/`` (the same, sharded). The script measures everything at the
+smallest size and writes OUT with :func:`feeder.tools.bench.result_file.save`, with ``{"skipped": reason}`` if a device
+is missing. ``feeder bench`` runs too, with a report and a comparison of the result with itself.
 
     python -m bench.smoke [NAME...]
 """
@@ -36,8 +36,8 @@ def arguments(doc: str | None, name: str, smoke: Mapping[str, Any], **options: A
 
     Args:
         doc: The script's docstring.
-        name: Of the result, bench/results/NAME.json.
-        smoke: What options become with --smoke; ``images`` and ``shards`` name the folders made for it.
+        name: Name of the result, bench/results/NAME.json.
+        smoke: Values of options with --smoke; ``images`` and ``shards`` name its folders.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, default in options.items():
@@ -56,7 +56,7 @@ def arguments(doc: str | None, name: str, smoke: Mapping[str, Any], **options: A
 
 
 def scripts(folder: Path = ROOT / "bench") -> list[str]:
-    """Names of the benchmarks that know the flag."""
+    """Returns the names of the benchmarks with the option."""
     here = Path(__file__).name
     marks = (FLAG, "from bench.smoke import arguments")
     texts = {path.stem: path.read_text() for path in folder.glob("*.py") if path.name != here}
@@ -100,7 +100,7 @@ def _figures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], d
 
 
 def _run(name: str, command: list[str], out: Path) -> list[str]:
-    """Runs one and says what is wrong with it."""
+    """Runs one and returns its faults."""
     began = time.perf_counter()
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT_S)

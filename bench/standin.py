@@ -12,15 +12,14 @@ https://github.com/NVIDIA/DeepLearningExamples/blob/master/MxNet/Classification/
 Scale: a p4d.24xlarge pairs 8 A100 with 96 vCPUs, two to a core of its Xeon 8275CL: 6 cores a GPU.
 https://aws.amazon.com/blogs/compute/amazon-ec2-p4d-instances-deep-dive/
 So a core must feed 938 / 6 = 156 images/s, or 2,470 / 6 = 412 in mixed precision; the stand-in takes that for each core
-at hand. Cores differ in speed, so the rows of a table compare with each other, and not with that instance. Which CPUs
-are two threads of one core is what the kernel says; on a virtual machine that is what the hypervisor tells it, and one
-that shows hyperthreads as cores of their own makes the stand-in up to twice as fast as its share would be.
+of this machine. Cores differ in speed, so rows of a table compare with each other, and not with that instance. The
+kernel tells which CPUs are two threads of one core; on a virtual machine it knows only what the hypervisor tells it. If
+that shows hyperthreads as cores, the stand-in is up to twice as fast as its share would be.
 
-What it does to the loop is what CUDA does: work is queued and the host goes on; a copy that is not ``non_blocking``,
-and reading a value, wait until all that was queued is done; the queue holds two steps. It sleeps, because a GPU
-computes by itself and takes no CPU from the workers. A blocking copy really copies the memory, as the driver does from
-pageable memory; a non_blocking one from pinned memory costs no CPU, and its time on the bus (some milliseconds a batch)
-hides behind the step before.
+It acts on the loop as CUDA does. Work is queued and the host goes on. A copy that is not ``non_blocking``, and reading
+a value, wait until the queue is empty; the queue holds two steps. Steps sleep, because a GPU takes no CPU from the
+workers. A blocking copy really copies the memory, as the driver does from pageable memory. A non_blocking copy from
+pinned memory costs no CPU, and its time on the bus (some milliseconds per batch) is hidden by the previous step.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ CURVES = {"amp": _INFERENCE, "float32": tuple(r / s for r, s in zip(_INFERENCE, 
 
 
 def physical_cores() -> float:
-    """The cores that this process may use; two threads of one core, as far as the kernel knows them, count as one."""
+    """Returns the cores that this process may use; two threads of one core, if the kernel knows them, count as one."""
     usable = given_cores().usable
     siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     threads = 1
@@ -62,7 +61,7 @@ class StandIn:
 
     Args:
         precision: "float32" (TF32) or "amp".
-        cores: What it is scaled to.
+        cores: Number of cores that it is scaled to.
     """
 
     def __init__(self, precision: str = "float32", cores: float | None = None) -> None:
@@ -73,7 +72,7 @@ class StandIn:
         self._staging = torch.empty(0)
 
     def images_per_s(self, batch_size: int) -> float:
-        """The rate at a batch size: between the published ones on a straight line."""
+        """Returns the rate at a batch size, on straight lines between the published ones."""
         curve = CURVES[self.precision]
         right = min(bisect.bisect_left(_BATCHES, batch_size), len(_BATCHES) - 1)
         left = max(0, right - 1)
@@ -83,7 +82,7 @@ class StandIn:
         return self.scale * RATES[self.precision] * value / curve[-1]
 
     def copy(self, images: torch.Tensor, *, blocking: bool) -> None:
-        """A batch comes to the device."""
+        """Copies a batch to the device."""
         if blocking:
             self.wait()
             if self._staging.shape != images.shape or self._staging.dtype != images.dtype:
@@ -106,7 +105,7 @@ class StandIn:
         self.busy_s += seconds
 
     def wait(self) -> None:
-        """Until all that was queued is done."""
+        """Waits until the queue is empty."""
         if self._queue:
             _sleep_until(self._queue[-1])
             self._queue.clear()

@@ -1,14 +1,15 @@
-"""The lessons about devices as measurements: when a GPU pays, what a copy costs, what a wait costs, what overlaps.
+"""Lessons about devices as measurements: when a GPU pays, and the costs of copies, waits and overlap.
 
-products     Matrix products, small and large: the CPU, the GPU with its data there already, and with both copies.
-copies       Host to GPU, 64 MiB: pageable, pinned, pinned with non_blocking: until the copy is there, and until the
-             host goes on. Without a GPU only the plain copy from memory to memory, which a copy to a GPU can't beat.
+products     Matrix products, small and large: on the CPU, on the GPU with the data there, and with both copies.
+copies       Host to GPU, 64 MiB, pageable, pinned, and pinned with non_blocking: the time until the copy is complete,
+             and until the host goes on. Without a GPU, the plain copy from memory to memory, which a copy to a GPU
+             can't beat.
 log          1,000 products of 100x100 matrices and their norms: each norm fetched at its step, all fetched once at the
              end, and feeder.DeviceLog.
-at once      Two series of products on two streams (GPU) or two threads (CPU) against one after the other.
+at once      Two series of products on two streams (GPU) or two threads (CPU), against one after the other.
 
-Equal in each: the products and their data; results are compared before anything is timed. What needs a GPU is left out
-where there is none, and the result says so.
+Equal in each: the products and their data; results are compared before anything is timed. Without a GPU, the parts that
+need one are left out, and the result says so.
 
     python -m bench.transfer [--repeats 7] [--json OUT]
 """
@@ -38,7 +39,7 @@ def _synchronize() -> None:
 
 
 def _in_turn(rivals: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Milliseconds: ``ms`` until the device is done, and with a GPU ``host_ms`` until the host goes on.
+    """Returns milliseconds: ``ms`` until the device is done, and with a GPU ``host_ms`` until the host goes on.
 
     The first run of each is not counted.
     """

@@ -103,20 +103,20 @@ class Result:
         self.errors: dict[str, str] = {}
 
     def add(self, **values: Any) -> None:
-        """Adds values, or puts them in the place of earlier ones."""
+        """Adds values, or replaces earlier ones."""
         self._values |= values
         errors = {"errors": self.errors} if self.errors else {}
         save(self._name, {**self._values, **errors}, self._path)
 
     def failed(self, what: str, error: Exception) -> None:
-        """Notes, and says, that a part could not be measured."""
+        """Notes and prints that a part could not be measured."""
         self.errors[what] = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"  {what} FAILED")
         traceback.print_exception(error, file=sys.stdout)
         self.add()
 
     def part(self, what: str, measure: Callable[[], Any]) -> None:
-        """Measures a part, which must not keep the next from being measured, and adds it under its name."""
+        """Measures a part and adds it under its name; an error does not prevent the next part."""
         try:
             self.add(**{what: measure()})
         except Exception as error:
@@ -124,7 +124,7 @@ class Result:
 
 
 def on_gpu(name: str, path: str, measure: Callable[[Result], None]) -> int:
-    """Measures; without a GPU saves why it was skipped. Returns the exit code: 1 if any part failed."""
+    """Measures, or without a GPU saves the reason for skipping. Returns the exit code: 1 if any part failed."""
     result = Result(name, path)
     if not torch.cuda.is_available():
         result.add(skipped="no CUDA device")
@@ -142,9 +142,9 @@ def survives(what: str, statement: str, result: Result) -> bool:
     """True if a statement runs in a process of its own without an error; a decoder may crash its process.
 
     Args:
-        what: What then can't be measured.
-        statement: Of Python.
-        result: Notes why not.
+        what: Name of what can't be measured otherwise.
+        statement: The Python statement.
+        result: Gets the reason if it fails.
     """
     try:
         done = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, timeout=90)
@@ -166,13 +166,13 @@ def interleaved(
     """Runs each rival in turn, ``repeats`` times round; one that fails is left out from then on.
 
     Args:
-        rivals: Each gives a row of numbers.
-        repeats: How often.
-        result: Has every row so far, after each run.
-        goals: What the medians say of what is aimed at; the result has it after each round.
+        rivals: Functions by name, each of which returns a row of numbers.
+        repeats: Number of rounds.
+        result: Gets every row so far, after each run.
+        goals: Computes the goals from the medians; the result gets them after each round.
 
     Returns:
-        The medians, for each rival that was measured at all.
+        The medians of each rival that was measured.
     """
     found: dict[str, dict[str, list[float]]] = {}
     lost: set[str] = set()
@@ -208,7 +208,7 @@ def recipe(dtype: str = "float16") -> T.Recipe:
 
 
 def warm_up(workers: int, prefetch_factor: int = 2) -> int:
-    """Batches before a window: start-up, autotuning, and what workers had ready.
+    """Returns the number of batches before a window: start-up, autotuning, and batches that workers had ready.
 
     torch's workers make a whole batch each, so batches come in bursts of as many as there are workers.
     """
@@ -216,13 +216,13 @@ def warm_up(workers: int, prefetch_factor: int = 2) -> int:
 
 
 def is_over(batches: int, workers: int, began: float, seconds: float) -> bool:
-    """True if a window may end: after so many seconds, and at least two whole bursts of the workers' batches."""
+    """True if a window may end: after its seconds, and at least two whole bursts of the workers' batches."""
     bursts, rest = divmod(batches, max(1, workers))
     return not rest and bursts >= 2 and time.perf_counter() - began >= seconds
 
 
 def rate(batches: Generator[torch.Tensor, None, None], seconds: float, workers: int) -> Row:
-    """images/s of a feed whose batches end up on the GPU, and the CPU cores that 1,000 images/s take."""
+    """Returns images/s of a feed whose batches end up on the GPU, and the CPU cores that 1,000 images/s take."""
     for _ in range(warm_up(workers)):
         next(batches)
     torch.cuda.synchronize()
@@ -238,7 +238,7 @@ def rate(batches: Generator[torch.Tensor, None, None], seconds: float, workers: 
 
 
 def endless(loader: Any) -> Generator[Any, None, None]:
-    """Epoch after epoch of a loader.
+    """Yields epoch after epoch of a loader.
 
     Raises:
         ValueError: if an epoch has no batch.
@@ -252,7 +252,7 @@ def endless(loader: Any) -> Generator[Any, None, None]:
 def loader_feed(
     shards: str, backend: str, workers: int, batch_size: int, **options: Any
 ) -> Generator[torch.Tensor, None, None]:
-    """Batches of a feeder.DataLoader on the GPU, float16 and channels_last, without end.
+    """Yields endless batches of a feeder.DataLoader on the GPU, float16 and channels_last.
 
     Raises:
         RuntimeError: if Triton's kernels don't run; when it ends, if the CPU decoded images in the GPU's place.

@@ -1,15 +1,15 @@
 """images/s on one GPU: RandomResizedCrop(224), flip and normalize to float16 channels_last, batch 256.
 
-Rows, with so many CPU workers or threads: feeder.DataLoader with DALI on seekable shards and on kept ones, and with
-feeder's CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings; torch's
-DataLoader with Pillow. Equal: the images, the work, the batch, that it ends on the GPU in memory of its own, without a
-wait of the host for it.
+Rows, each with N CPU workers or threads: feeder.DataLoader with DALI on seekable and on kept shards, and with feeder's
+CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings; torch's DataLoader
+with Pillow. Equal: the images, the work, the batch, and that it ends in its own memory on the GPU without a wait of the
+host.
 Not equal: feeder's DALI rows have N worker processes and N DALI threads, the other loaders N processes. Plain DALI has
-threads alone: at most N in one row, at most 2 N, as many as feeder's processes and threads together, in another if more
-than N are faster. The table says so, and what CPU each took. Settings are searched by short runs: for plain DALI the
-decoder, hw_decoder_load, prefetch and threads, for feeder on each shard set hw_decoder_load.
-Goals: DALI on seekable shards at least 1.3 times either plain DALI, on kept ones at least 1.0; at 4 workers the best of
-feeder's 4 times torch's DataLoader.
+only threads: at most N in one row, and in another row, if that is faster, at most 2 N, as many as feeder's processes
+and threads together. The table shows this, and the CPU that each took. Settings are searched by short runs: for plain
+DALI the decoder, hw_decoder_load, prefetch and threads, for feeder on each shard set hw_decoder_load.
+Goals: DALI on seekable shards at least 1.3 times either plain DALI, on kept shards at least 1.0 times; with 4 workers
+the best of feeder's rows 4 times torch's DataLoader.
 
     python -m bench.gpu.feed --images FOLDER --seekable SHARDS --keep SHARDS --json OUT [--workers 4] [--seconds 5]
 """
@@ -46,7 +46,7 @@ BATCH = 256
 
 
 class Settings(NamedTuple):
-    """Of the plain DALI pipeline."""
+    """Settings of the plain DALI pipeline."""
 
     image_random_crop: bool
     hw_decoder_load: float
@@ -59,7 +59,7 @@ LOADS = (0.65, 0.0, 0.35, 0.85, 1.0)
 
 
 def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]:
-    """torch's DataLoader, Pillow, pinned."""
+    """Yields batches of torch's DataLoader with Pillow, pinned."""
     dataset = PillowDataset(folder, BenchOptions(image_size=224, batch_size=BATCH))
     loader = torch.utils.data.DataLoader(
         dataset, BATCH, shuffle=True, num_workers=workers, drop_last=True, pin_memory=True, persistent_workers=True
@@ -69,7 +69,7 @@ def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]
 
 
 def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:
-    """DALI as its documentation has it: with image_random_crop, or with whole images and random_resized_crop."""
+    """Builds DALI as its documentation shows it: with image_random_crop, or whole images and random_resized_crop."""
     from nvidia.dali import fn, pipeline_def, types
 
     indexes = [os.path.splitext(path)[0] + ".idx" for path in tars(shards)]
@@ -103,11 +103,12 @@ def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) 
 
 
 def owned(pipeline: Any, ahead: int) -> Generator[torch.Tensor, None, None]:
-    """Batches of a DALI pipeline, copied: owned, as every other row's are, and in the stream's order as theirs.
+    """Yields copies of a DALI pipeline's batches, owned and in the stream's order like those of the other rows.
 
     Args:
-        pipeline: Built, of the dynamic executor, with one output [N, H, W, C]; else the host would wait for each batch.
-        ahead: Of the GPU, so many batches at most.
+        pipeline: A built pipeline of the dynamic executor, with one output [N, H, W, C]; with another executor the host
+            would wait for each batch.
+        ahead: Number of batches that the host may be ahead of the GPU.
     """
     held: deque[tuple[Any, torch.cuda.Event]] = deque()
     while True:
@@ -124,7 +125,7 @@ def owned(pipeline: Any, ahead: int) -> Generator[torch.Tensor, None, None]:
 
 
 def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dict[str, Settings]:
-    """The fastest decoder, hw_decoder_load, prefetch depth and number of threads: one after the other, by short runs.
+    """Finds the fastest decoder, hw_decoder_load, prefetch depth and number of threads, by short runs of each.
 
     Returns:
         The best of at most ``threads`` and of at most twice as many, or one if it is the same, by the row's name.
@@ -173,10 +174,10 @@ def plain_rows(best: Settings, more: Settings, threads: int, fused_runs: bool) -
     """Names of the plain rows: by their decoder, and by the number of threads that they could have had.
 
     Args:
-        best: With at most so many threads.
-        more: With at most twice as many.
-        threads: So many.
-        fused_runs: Whether image_random_crop could be tried.
+        best: Best settings with at most ``threads`` threads.
+        more: Best settings with at most twice as many.
+        threads: Number of threads.
+        fused_runs: True if image_random_crop could be tried.
     """
 
     def name(settings: Settings, limits: str) -> str:
@@ -189,10 +190,10 @@ def plain_rows(best: Settings, more: Settings, threads: int, fused_runs: bool) -
 
 
 def best_load(name: str, shards: str, workers: int, seconds: float, result: Result) -> float:
-    """The fastest hw_decoder_load of a row of feeder's, by short runs.
+    """Finds the fastest hw_decoder_load of one of feeder's rows, by short runs.
 
     Raises:
-        RuntimeError: if it runs with none.
+        RuntimeError: if none runs.
     """
     rates: dict[float, float] = {}
     for load in LOADS:
@@ -261,7 +262,7 @@ def measure(options: Any, result: Result) -> None:
 
 
 def goals(rates: Mapping[str, float], workers: int) -> dict[str, float]:
-    """The ratios that are aimed at, of the rows that could be measured."""
+    """Returns the ratios with goals, of the rows that could be measured."""
     found = {}
     ours = [value for name, value in rates.items() if name.startswith("feeder")]
     for name, goal in (("feeder dali, seekable", "1.3"), ("feeder dali, keep", "1.0")):

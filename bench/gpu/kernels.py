@@ -1,9 +1,9 @@
 """Measures the fused kernels.
 
-Kernel 1: bytes read and written a second, beside a plain device-to-device copy of as many bytes in the same run, on
-buffers that rotate through several times the L2. Both are replayed from CUDA graphs, so that what Python takes for a
-launch is in neither. Goal: at least 0.8 of the copy. Kernel 2: images/s for crops of 320x320 and 640x480 to 224x224,
-launches included. Checked first: both kernels against their torch references.
+Kernel 1: bytes read and written per second, beside a plain device-to-device copy of as many bytes in the same run, on
+buffers that rotate through several times the L2. Both are replayed from CUDA graphs, so that neither includes Python's
+launch time. Goal: at least 0.8 of the copy. Kernel 2: images/s for crops of 320x320 and 640x480 to 224x224, launches
+included. First both kernels are compared with their torch references.
 
     python -m bench.gpu.kernels --json OUT [--batch 256] [--repeats 20]
 """
@@ -28,7 +28,7 @@ ROTATE_BYTES = 1 << 30
 
 
 def timed(run: Callable[[int], object], repeats: int, rounds: int, graph: bool) -> list[float]:
-    """Seconds of one call, from events around ``rounds`` of them, if wanted replayed from a CUDA graph."""
+    """Returns seconds per call, from events around ``rounds`` of them, optionally replayed from a CUDA graph."""
     found = []
     for number in range(3):
         run(number)

@@ -50,7 +50,7 @@ def summarize(folder: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON file; nothing where a step ended before it had written one."""
+    """Reads a JSON file; returns nothing if a step ended before it wrote one."""
     try:
         found = json.loads(_text(path))
     except ValueError:
@@ -76,7 +76,7 @@ def _tests(path: Path) -> str:
 
 
 def _goals(result: Any, prefix: str = "") -> list[tuple[str, float]]:
-    """Every number under "goals", and those whose name ends with the goal in parentheses."""
+    """Returns every number under "goals", and those whose name ends with the goal in parentheses."""
     found: list[tuple[str, float]] = []
     if isinstance(result, dict):
         for name, value in result.items():

@@ -1,7 +1,7 @@
 """ResNet-50 training, AMP, channels_last, batch 256: fed by each backend against fed from one resident batch.
 
 Goals: the best backend at least 0.98 of the resident batch's images/s; GPU utilisation at least 97 %. Equal: the model,
-the step, the batch. GPU utilisation is NVML's, looked at ten times a second.
+the step, the batch. GPU utilisation is read from NVML ten times a second.
 
     python -m bench.gpu.train --seekable SHARDS --json OUT [--workers 8] [--steps 100] [--repeats 3]
 """
@@ -28,7 +28,7 @@ RESIDENT = "resident batch"
 
 
 class Utilisation:
-    """The GPU's utilisation while the context is open, percent; None where NVML does not tell."""
+    """The GPU's utilisation while the context is open, percent; None if NVML does not report it."""
 
     def __enter__(self) -> Utilisation:
         self.mean: float | None = None
@@ -72,7 +72,7 @@ class Trainer:
         self.scaler.update()
 
     def run(self, batches: Generator[torch.Tensor, None, None], before: int, steps: int) -> Row:
-        """images/s, CPU cores for 1,000 of them and utilisation over so many steps, after others before."""
+        """Returns images/s, CPU cores for 1,000 images/s and utilisation over some steps, after a warm-up."""
         for _ in range(before):
             self.step(next(batches))
         torch.cuda.synchronize()
@@ -89,7 +89,7 @@ class Trainer:
 
 
 def resident() -> Generator[torch.Tensor, None, None]:
-    """One batch, again and again."""
+    """Yields one batch again and again."""
     shape = (BATCH, 3, 224, 224)
     images = torch.randn(shape, device="cuda").to(torch.float16, memory_format=torch.channels_last)
     while True:
@@ -124,7 +124,7 @@ def measure(options: Any, result: Result) -> None:
 
 
 def reached(middle: Mapping[str, Row]) -> Row:
-    """The fastest of the fed rows, and what it has of what is aimed at; nothing where there is none."""
+    """Returns the fastest of the fed rows beside its goals; nothing if there is none."""
     fed = {name: row for name, row in middle.items() if name != RESIDENT}
     if not fed or RESIDENT not in middle:
         return {}

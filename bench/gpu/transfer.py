@@ -1,9 +1,9 @@
-"""Host to device: bandwidth from a page-locked slot beside a plain pinned copy, and how much of it compute hides.
+"""Host to device: bandwidth from a page-locked slot beside a plain pinned copy, and the share hidden by computation.
 
-Bandwidth: the same bytes from memory that feeder maps (memfd) and page-locks as it does a slot, and from torch's own
-pinned memory, in turn. Goal: at least 0.95. Overlap: the loader's device feed runs under the profiler beside a default
-stream that is kept busy for longer than a batch takes to come; the share of the copies' time that lies within the time
-of its matrix products. Goal: at least 0.95.
+Bandwidth: the same bytes from memory that feeder maps (memfd) and page-locks like a slot, and from torch's own pinned
+memory, in turn. Goal: at least 0.95. Overlap: the loader's device feed runs under the profiler, beside a default stream
+that is busy for longer than a batch takes; measured is the share of the copies' time during its matrix products. Goal:
+at least 0.95.
 
     python -m bench.gpu.transfer --seekable SHARDS --json OUT [--workers 8] [--repeats 10]
 """
@@ -58,13 +58,13 @@ def bandwidth(repeats: int) -> dict[str, Any]:
 
 
 def overlap(shards: str, workers: int) -> dict[str, Any]:
-    """The share of host-to-device copy time that a busy default stream hides."""
+    """Returns the share of host-to-device copy time that a busy default stream hides."""
     feed = loader_feed(shards, "cpu", workers, 256)
     matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.float16) / 64
     product = torch.empty_like(matrix)
 
     def products(count: int) -> float:
-        """Seconds that so many take."""
+        """Returns the seconds that a number of products take."""
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(count):
