@@ -22,7 +22,7 @@ from feeder.system.callers import warn
 
 if TYPE_CHECKING:
     from feeder.loader.fast.engine import Engine
-    from feeder.loader.workers.iterator_lock import Use
+    from feeder.loader.workers.iterator_lock import IteratorLock
 
 __all__ = ["BatchQueue", "make_here", "requests"]
 
@@ -94,7 +94,7 @@ class BatchQueue:
     """
 
     def __init__(
-        self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None, use: Use
+        self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None, use: IteratorLock
     ) -> None:
         self._engine, self._timeout_s, self._batch_size, self._use = engine, timeout_s, batch_size, use
         self._requests = requests
@@ -218,7 +218,7 @@ class BatchQueue:
             ring.put_back(making.slot)
         collated = reports[0].collated
         if collated is not None and collated.message is not None:
-            self._engine.make_room(collated.message.wanted, rows)
+            self._engine.grow_slots(collated.message.wanted, rows)
         columns = zip(*(report.fields for report in reports), strict=True)
         fields = [list(itertools.chain.from_iterable(column)) for column in columns]
         made = zip(making.edges, reports, strict=True)

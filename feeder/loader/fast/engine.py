@@ -29,14 +29,14 @@ _GROWTH = 1.25  # of slots that were too small: collated batches differ in size
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How to run.
+    """Options of an engine.
 
     Args:
-        ahead: Batches to make ahead of the caller.
-        persistent: Whether workers outlive the iterator.
-        memory_limit_bytes: Of the ring; None: half of what is available.
-        pool: How to run workers.
-        held: Batches that are held at a time outside of the engine, by the caller and on the way to its device.
+        ahead: Number of batches to make ahead of the caller.
+        persistent: True if workers outlive the iterator.
+        memory_limit_bytes: Limit of the ring; None: half of the available memory.
+        pool: Options of the workers.
+        held: Number of batches held at a time outside of the engine, by the caller and on the way to its device.
         guard: Asked before slots are used again; with one they are page-locked.
     """
 
@@ -49,7 +49,7 @@ class EngineOptions:
 
 
 class _Pools(NamedTuple):
-    """The workers that run, and what those did that were ended: one value, as other threads look at it at any time."""
+    """The pool that runs, and the totals of those that have ended: one value, as other threads read it at any time."""
 
     open: Pool | None
     meters: dict[str, int]
@@ -70,16 +70,16 @@ class _Pools(NamedTuple):
         return self.replacements + (self.open.replacements if self.open is not None else [])
 
     def ended(self) -> _Pools:
-        """The same with none that run."""
+        """Returns the same with the open pool's totals added, and no pool open."""
         return _Pools(None, self.all_meters(), self.all_stages(), self.all_replacements())
 
 
 class Engine:
-    """See the module.
+    """Slots and workers of one loader.
 
     Args:
-        work: What workers do.
-        options: How to run.
+        work: The workers' work.
+        options: The options.
     """
 
     def __init__(self, work: Work, options: EngineOptions) -> None:
@@ -94,7 +94,7 @@ class Engine:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it; one that was forked off shares its memory, and must keep its hands off."""
+        """True in the process that made it; one that was forked off shares its memory and must not touch it."""
         return self._pid == os.getpid()
 
     def check_owner(self) -> None:
@@ -103,20 +103,20 @@ class Engine:
 
     @property
     def ring(self) -> Ring:
-        """The slots; :meth:`prepare` has made them."""
+        """The slots, once :meth:`prepare` has made them."""
         assert self._ring is not None
         return self._ring
 
     @property
     def pool(self) -> Pool:
-        """The workers; :meth:`prepare` has started them."""
+        """The workers, once :meth:`prepare` has started them."""
         pool = self._pools.open
         assert pool is not None
         return pool
 
     @property
     def unfinished(self) -> int:
-        """Parts that no worker has sent off yet, for any thread."""
+        """Number of parts that no worker has sent off yet; for any thread."""
         pool = self._pools.open
         return 0 if pool is None else pool.unfinished
 
@@ -126,20 +126,20 @@ class Engine:
         return self._pools.all_replacements()
 
     def meters(self) -> dict[str, int]:
-        """Sums over all workers so far."""
+        """Returns sums over all workers so far."""
         return self._pools.all_meters()
 
     def stages(self) -> npt.NDArray[np.int64]:
-        """What the workers' stages took so far: int64 [workers, METER_WORDS]."""
+        """Returns what the workers' stages took so far: int64 [workers, METER_WORDS]."""
         return self._pools.all_stages()
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
+        """Returns the process ids of the workers that run now."""
         pool = self._pools.open
         return [] if pool is None else pool.pids()
 
     def fits(self, rows: int) -> bool:
-        """Whether slots and workers are there for batches of that size."""
+        """Returns True if there are slots and workers for batches of that size."""
         return self._pools.open is not None and self._has_slots(rows)
 
     def _has_slots(self, rows: int) -> bool:
@@ -150,16 +150,16 @@ class Engine:
         return is_large and rows <= layout.batch_size
 
     def parts(self, rows: int) -> list[tuple[int, int]]:
-        """(first row, number of rows) of the parts of a batch of that size."""
+        """Returns (first row, number of rows) of the parts of a batch of that size."""
         return [(0, rows)] if self._work.makes_batches else part_rows(rows, self._options.pool.workers)
 
-    def make_room(self, wanted_bytes: int, rows: int) -> None:
-        """Has slots be larger from the next :meth:`prepare` on, if they were too small for a collated batch and there
-        is memory.
+    def grow_slots(self, wanted_bytes: int, rows: int) -> None:
+        """Makes slots larger from the next :meth:`prepare` on, if they were too small for a collated batch and there is
+        memory.
 
         Args:
-            wanted_bytes: What the batch would have taken of its slot.
-            rows: Its samples.
+            wanted_bytes: Bytes that the batch would have taken of its slot.
+            rows: Number of its samples.
         """
         work, layout = self._work, self.ring.layout
         if wanted_bytes <= rows * layout.image_shape[0] or work.sample_shape != layout.image_shape:
@@ -167,13 +167,13 @@ class Engine:
         share = int(_GROWTH * wanted_bytes / rows) // _ALIGN * _ALIGN + _ALIGN
         wanted = Layout(layout.batch_size, (share,), layout.dtype)
         options = self._options
-        with contextlib.suppress(ArgumentError):  # no room: what does not fit travels in messages
+        with contextlib.suppress(ArgumentError):  # no memory: what does not fit travels in messages
             _, ahead = plan_slots(wanted, options.ahead, options.held, options.memory_limit_bytes)
             if ahead >= min(self.ahead, options.pool.workers):  # else workers would be idle for want of slots
                 work.share_bytes = share
 
     def prepare(self, rows: int) -> None:
-        """Makes what is missing for batches of that size. Nothing may be in the making."""
+        """Makes the slots and workers that are missing for batches of that size, while no batch is being made."""
         if self.fits(rows):
             return
         if not self._has_slots(rows):
@@ -193,7 +193,7 @@ class Engine:
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
 
     def end_iterator(self) -> None:
-        """An iterator is done with the engine. Nobody will ask for what is in the making."""
+        """Ends an iterator's use of the engine. Batches that are being made are dropped."""
         if not self.is_ours:
             return
         try:
@@ -205,7 +205,7 @@ class Engine:
                     self.close()
             else:
                 self.close()
-        except BaseException:  # interrupted: workers may be at these slots
+        except BaseException:  # interrupted: workers may be writing into these slots
             self._ring = None
             try:
                 self.close()
@@ -218,13 +218,13 @@ class Engine:
             self._ring.reclaim()
 
     def retire(self) -> None:
-        """Ends the workers now, or when the iterator that uses them is done."""
+        """Ends the workers now, or when the iterator that uses them ends."""
         self._is_retired = self.busy
         if not self.busy:
             self.close()
 
     def close(self) -> None:
-        """Ends the workers; slots are kept."""
+        """Ends the workers; the slots are kept."""
         pool = self._pools.open
         if pool is not None and self.is_ours:
             if not pool.close():

@@ -9,7 +9,7 @@ from feeder.loader.fast.batch_queue import BatchQueue, make_here
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.trainer_decode import DecodeFeed
-from feeder.loader.workers.iterator_lock import Use
+from feeder.loader.workers.iterator_lock import IteratorLock
 
 __all__ = ["HostBatches"]
 
@@ -24,7 +24,7 @@ class HostBatches:
         use: The iterator's; ends waits for workers.
     """
 
-    def __init__(self, epoch: Epoch, use: Use) -> None:
+    def __init__(self, epoch: Epoch, use: IteratorLock) -> None:
         self._epoch, self._engine = epoch, epoch.engine
         self._queue: BatchQueue | None = None
         self._decoding: DecodeFeed | None = None

@@ -20,7 +20,7 @@ from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.host_batches import HostBatches
 from feeder.loader.fast.position import Place
 from feeder.loader.path_reason import explain_sizes
-from feeder.loader.workers.iterator_lock import Use
+from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.system.limits import explained
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FastIterator:
             raise AssertionError("without workers, timeout must be 0")
         self._owner = owner
         self.view: LiveView | None = None
-        self._use = Use()
+        self._use = IteratorLock()
         self._closed = True
         self.begin(epoch)
 

@@ -1,4 +1,4 @@
-"""Where a part's images go: pixels into the slot, or encoded bytes staged there for a decoder in the trainer.
+"""The outputs of a part's images: pixels in the slot, or encoded bytes staged there for a decoder in the trainer.
 
 Needs no torch.
 """
@@ -26,11 +26,11 @@ __all__ = ["PixelSink", "SampleSink", "Sink", "StagedSink"]
 
 
 class Sink(Protocol):
-    """Takes the images of a part, all at once or some again.
+    """Takes the images of a part, all at once, and some of them again.
 
     Attributes:
-        takes_rows: Whether images may lack the rows that are not needed.
-        clipped, slow: How many images were decoded with a loss of range, or slowly; see
+        takes_rows: True if images may lack the rows that are not needed.
+        clipped, slow: Number of images that were decoded with a loss of range, or slowly; see
             :class:`feeder.decode.decoder.Decoder`.
     """
 
@@ -49,29 +49,29 @@ class Sink(Protocol):
         """Takes the images of some rows; a row that is given again is replaced.
 
         Args:
-            rows: int64 [K], which of the part's rows, ascending.
+            rows: int64 [K], rows of the part, ascending.
             buffers: K encoded images; need not outlive the call.
             orientations: uint8 [K], EXIF orientation 1-8 to apply.
-            draws: What was drawn for them.
+            draws: The random parameters drawn for them.
             first_rows: int32 [K], see :class:`feeder.dataset.reader.Encoded`; None: all are whole.
 
         Returns:
-            One entry per image: None, or why it can't be decoded.
+            One entry per image: None, or the error that kept it from being decoded.
         """
 
     def close(self) -> dict[int, Buffer]:
-        """Ends the part; returns what found no room in the slot, by row."""
+        """Ends the part; returns the images that did not fit the slot, by row."""
 
 
 class PixelSink:
-    """Decodes at once.
+    """Decodes at once, into the slot.
 
     Args:
-        decoder: With what.
-        recipe: What is done to every image.
-        split: Does only the CPU's side of it; None does all.
+        decoder: The decoder.
+        recipe: The recipe.
+        split: Restricts the recipe to the CPU's side; None does all of it.
         images: [N, C, H, W], the part of the slot.
-        meter: Has what it takes.
+        meter: Counts time and bytes.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class PixelSink:
 
 
 class SampleSink:
-    """Decodes at once, each image into memory of its own, of whatever size it comes out with.
+    """Decodes at once, each image into a separate array of the size that it has after the recipe.
 
     Args:
-        decoder: With what.
-        recipe: What is done to every image.
+        decoder: The decoder.
+        recipe: The recipe.
         images: A list of N, the part's images; filled with arrays [C, H, W].
-        meter: Has what it takes.
+        meter: Counts time and bytes.
     """
 
     def __init__(self, decoder: Decoder, recipe: Recipe, images: list[Any], meter: Meter) -> None:
@@ -155,13 +155,13 @@ class SampleSink:
 
 
 class StagedSink:
-    """Checks and cuts; the images are decoded elsewhere.
+    """Checks the images and cuts them to the rows that are needed; they are decoded elsewhere.
 
     Args:
-        stager: With what.
-        recipe: What is done to every image.
+        stager: Checks and cuts.
+        recipe: The recipe.
         memory: uint8 [N, bytes], the part of the slot.
-        meter: Has what it takes: to check and cut, and to write.
+        meter: Counts time and bytes: of checking and cutting, and of writing.
     """
 
     def __init__(self, stager: Stager, recipe: Recipe, memory: npt.NDArray[np.uint8], meter: Meter) -> None:

@@ -1,4 +1,4 @@
-"""The report on a part of a batch: fields, substitutes, and what it took."""
+"""The report on a part of a batch: fields, substitutions, and what it took."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Report", "Substitution"]
 
 
 class Substitution(NamedTuple):
-    """A bad sample that another took the place of.
+    """A bad sample that was replaced by another.
 
     Attributes:
         position: Its position in the epoch.
         key: Its key.
         shard: The shard's file name; None for an unsharded image.
-        offset_bytes: Where its image starts in the shard.
+        offset_bytes: Offset of its image in the shard.
         reason: What is wrong with it.
         substitute: Id of the sample in its place.
     """
@@ -34,18 +34,18 @@ class Substitution(NamedTuple):
 
 @dataclass
 class Report:
-    """What making a part took and gave, besides pixels and labels.
+    """The report on a part that was made.
 
     Attributes:
-        fields: The further fields, each a list of one value a sample.
-        substitutions: Bad samples and what stands in their place.
-        left_over: Staged images that found no room in the slot, by row of the part.
-        collated: The batch that a collate_fn made of it, then without further fields; else None.
-        read_ns: Time in reading, nanoseconds.
-        decode_ns: Time in drawing, decoding and augmenting, nanoseconds.
-        encoded_bytes: What was read of the encoded images.
-        clipped: How many images lost range, because their samples have more than 8 bits.
-        slow: How many JPEGs were not for the backend's usual way.
+        fields: The further fields, each a list with one value per sample.
+        substitutions: Bad samples and their substitutes.
+        left_over: Staged images that did not fit the slot, by row of the part.
+        collated: The batch that a collate_fn made of the part, then without further fields; else None.
+        read_ns: Time spent reading, nanoseconds.
+        decode_ns: Time spent drawing, decoding and augmenting, nanoseconds.
+        encoded_bytes: Bytes of encoded images that were read.
+        clipped: Number of images that lost range, because their samples have more than 8 bits.
+        slow: Number of JPEGs that the backend could not decode in its usual way.
     """
 
     fields: list[list[Any]] = field(default_factory=list)

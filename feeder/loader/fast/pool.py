@@ -48,7 +48,7 @@ _GATHER_MS = 100  # longest time that other messages wait for that of a batch's 
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """How to run workers.
+    """Options of the workers.
 
     Args:
         workers: Number of workers.
@@ -82,7 +82,7 @@ class Replacement:
 
 @dataclass(eq=False)
 class _Worker(Worker):
-    is_dismissed: bool = False  # killed because nobody wants its part any more
+    is_dismissed: bool = False  # killed as its part is not wanted any more
 
 
 class Pool:
@@ -365,7 +365,7 @@ class Pool:
         advice.append("at what they printed, and at the system's log for the out-of-memory killer")
         return (
             f"{count(self._fruitless, 'worker')} in a row ended without finishing anything; the last one: {cause}. "
-            f"Samples in hand: {names}. Look {', '.join(advice)}"
+            f"Samples being made: {names}. Look {', '.join(advice)}"
         )
 
     def _keys(self, part: Part) -> tuple[str, ...]:

@@ -1,15 +1,16 @@
-"""The task board: parts of batches that workers take from shared memory, and what each worker is at.
+"""The task board: shared memory from which workers claim parts of batches, and where each says what it is making.
 
 Note [Task board]
-    One memfd of int64 words, mapped by the trainer and every worker, under one POSIX record lock, which the kernel
+    One memfd of int64 numbers, mapped by the trainer and every worker, under one POSIX record lock, which the kernel
     releases when its holder dies. Parts stand in a table at ``part % capacity``. Two queues hold part numbers: "again"
-    (parts of workers that died; first) and "fresh". To claim a part a worker writes the number into its own row and
-    only then moves the queue's head. Killed between the two, the part is still in the queue; killed after, its row
-    says what it had in hand. Numbers are read and written as whole words, so no reader sees half of one.
-    The trainer waits for the lock no longer than for a worker that is silent: who is stopped while it has the lock is
-    killed, as a worker that hangs is.
-    An eventfd counts the parts to be claimed; a count too many wakes a worker for nothing, and that is all. Another one
-    wakes the trainer when the last part of a batch is sent; what it misses that way it sees when it next looks.
+    (parts of workers that died; these go first) and "fresh". To claim a part a worker writes the number into its own
+    row and only then moves the queue's head. If it is killed between the two, the part is still in the queue; if it is
+    killed later, its row names the part. A number is read and written at once, so no reader sees half of one.
+    The trainer waits for the lock no longer than for a silent worker: a process that is stopped while it holds the lock
+    is killed, as a hung worker is.
+    An eventfd counts the parts to be claimed; a count too many wakes a worker for nothing, and does no other harm.
+    Another eventfd wakes the trainer when the last part of a batch is sent; if it misses that, it finds the part at its
+    next look.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _HEADER = 8
 _FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
 _PART_WORDS = 5
 _WORKER_WORDS = 8
-# Words of a worker's row.
+# Columns of a worker's row.
 _PART, _BEAT_NS, _DONE, _READ_NS, _DECODE_NS, _BUSY_NS, _BYTES = range(7)
 
 
@@ -54,7 +55,7 @@ class Part(NamedTuple):
         number: Running number, from 0.
         slot: The slot that its batch is made in.
         first: Its first row there.
-        rows: How many rows.
+        rows: Number of rows.
         epoch: The epoch that the augmentation is drawn for.
         is_last: 1 for the last of its batch.
     """
@@ -71,13 +72,13 @@ class Board:
     """See Note [Task board].
 
     Args:
-        capacity: At most how many parts are on the board.
-        workers: How many workers.
+        capacity: Largest number of parts on the board.
+        workers: Number of workers.
         descriptors: (region, eventfds) of a board made by another process; None makes a new one.
-        patience_s: Who has the lock for longer while this process wants it is killed; None: nobody is.
+        patience_s: A process that holds the lock for longer while this one wants it is killed; None: none is.
 
     Attributes:
-        evicted: Process ids of those that were killed for it.
+        evicted: Ids of the processes that were killed for holding the lock.
     """
 
     def __init__(
@@ -118,13 +119,13 @@ class Board:
         self._put(parts, self._fresh, _FRESH_TAIL)
 
     def again(self, parts: list[Part]) -> None:
-        """Puts parts back that a worker took and did not finish; they go first. Wakes one worker more, for the count
+        """Puts back parts that a worker claimed and did not finish; they go first. Wakes one worker more, for the count
         that the dead one may have taken."""
         self._put(parts, self._again, _AGAIN_TAIL)
         os.eventfd_write(self.event, 1)
 
     def cancel(self) -> list[int]:
-        """Takes all parts off the board that nobody has claimed; returns their numbers."""
+        """Takes all unclaimed parts off the board; returns their numbers."""
         with self._locked():
             numbers = []
             for queue, head, tail in self._queues():
@@ -133,7 +134,7 @@ class Board:
         return numbers
 
     def claim(self, worker: int) -> Part | None:
-        """Takes the next part for a worker, or None if there is none."""
+        """Claims the next part for a worker; returns None if there is none."""
         with self._locked():
             for queue, head, tail in self._queues():
                 place = int(self._header[head])
@@ -147,7 +148,7 @@ class Board:
         return None
 
     def claimed(self, worker: int) -> int | None:
-        """Number of the part that a worker has in hand: claimed, and off the queue."""
+        """Returns the number of the part that a worker has claimed and not sent off, or None."""
         number = int(self._workers[worker, _PART])
         if number == _NONE:
             return None
@@ -159,19 +160,19 @@ class Board:
         return number
 
     def pending(self) -> bool:
-        """Whether there are parts that nobody has claimed."""
+        """Returns True if there are unclaimed parts."""
         return any(self._header[head] < self._header[tail] for _, head, tail in self._queues())
 
     def beat(self, worker: int) -> None:
-        """Says that a worker is alive and at work."""
+        """Notes that a worker is alive and at work."""
         self._workers[worker, _BEAT_NS] = time.monotonic_ns()
 
     def beat_ns(self, worker: int) -> int:
-        """When a worker last said so, on the monotonic clock; 0 as long as it starts."""
+        """Returns the time of a worker's last :meth:`beat`, on the monotonic clock; 0 while it starts."""
         return int(self._workers[worker, _BEAT_NS])
 
     def count(self, worker: int, *, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
-        """Says what a part took that a worker is about to send off: once it is sent, the worker may be ended."""
+        """Adds what a part took, before it is sent off: once it is, the worker may be ended."""
         row = self._workers[worker]
         row[_DONE] += 1
         row[_READ_NS] += read_ns
@@ -180,31 +181,31 @@ class Board:
         row[_BYTES] += encoded_bytes
 
     def finish(self, worker: int) -> None:
-        """Says that a worker has sent off its part."""
+        """Notes that a worker has sent off its part."""
         self._workers[worker, _PART] = _NONE
 
     def forget(self, worker: int) -> None:
-        """Clears a worker's place for its successor; the meters go on."""
+        """Clears a worker's row for its successor; the meters go on."""
         self._workers[worker, _PART] = _NONE
         self._workers[worker, _BEAT_NS] = 0
 
     def meters(self) -> dict[str, int]:
-        """Sums over all workers: parts, read_ns, decode_ns, busy_ns, encoded_bytes."""
+        """Returns sums over all workers: parts, read_ns, decode_ns, busy_ns, encoded_bytes."""
         columns = {"parts": _DONE, "read_ns": _READ_NS, "decode_ns": _DECODE_NS, "busy_ns": _BUSY_NS}
         columns["encoded_bytes"] = _BYTES
         return {name: int(self._workers[:, column].sum()) for name, column in columns.items()}
 
     def meter(self, worker: int) -> Meter:
-        """The meter that a worker writes."""
+        """Returns the meter that a worker writes."""
         return Meter(self._stages[worker])
 
     def stages(self) -> npt.NDArray[np.int64]:
-        """What the workers' meters show: int64 [workers, METER_WORDS]."""
+        """Returns a copy of the workers' meters: int64 [workers, METER_WORDS]."""
         stages: npt.NDArray[np.int64] = self._stages.copy()
         return stages
 
     def unfinished(self) -> int:
-        """How many parts nobody has claimed, or a worker has in hand."""
+        """Returns the number of parts that are unclaimed, or claimed and not sent off."""
         unclaimed = sum(int(self._header[tail] - self._header[head]) for _, head, tail in self._queues())
         return unclaimed + int((self._workers[:, _PART] != _NONE).sum())
 

@@ -1,4 +1,4 @@
-"""A worker's side of the pool: takes parts from the board, makes them, and sends word."""
+"""A fast worker: claims parts of batches from the task board, makes them, and sends a report on each."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FAILED_START = -1
 
 
 def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
-    """A worker's whole life: makes parts until the trainer's end of the channel closes.
+    """The worker's main function: makes parts until the trainer's socket closes.
 
     Args:
-        channel: A stream socket; its first message says what to do and carries the shared memory.
-        work: What to do; None: it is in the shared memory.
+        channel: A stream socket; its first message has the worker's options and carries the shared memory.
+        work: The work; None: it is in the shared memory.
         init: Called with the worker's number before the first part.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer has it too, and decides what it means
@@ -72,7 +72,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     while True:
         ready = dict(poll.poll())
         if channel.fileno() in ready:
-            return  # the trainer sends nothing after the first message: this is the end
+            return  # the trainer sends nothing after the first message: it has closed its socket
         try:
             os.eventfd_read(board.event)
         except BlockingIOError:
@@ -85,7 +85,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
 
 
 def _stay_alone() -> None:
-    """Lets torch use one thread, as in torch's own workers: the threads of a forked process are not there at all."""
+    """Lets torch use one thread, as in torch's own workers: a forked process has none of its parent's threads."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def make_part(channel: socket.socket, board: Board, number: int, part: Part, vie
         )
         read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
         if not _has_news(message):
-            message = None  # the trainer has enough to do
+            message = None  # it would cost the trainer time
     except Exception as error:
         message = _portable(error)
     board.count(
@@ -125,7 +125,7 @@ def make_part(channel: socket.socket, board: Board, number: int, part: Part, vie
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as the trainer can unpickle it: feeder's own as they are, others as their traceback's text."""
+    """Returns the error as the trainer can unpickle it: feeder's own as they are, others as their traceback's text."""
     if isinstance(error, FeederError):
         return error
     return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
@@ -139,7 +139,7 @@ def _send(channel: socket.socket, part: int, message: Any, board: Board | None =
         if board is not None:
             with contextlib.suppress(BlockingIOError):
                 done = channel.send(data, socket.MSG_DONTWAIT)
-            if done < len(data):  # the trainer has to make room
+            if done < len(data):  # the socket is full until the trainer reads
                 os.eventfd_write(board.sent, 1)
         channel.sendall(memoryview(data)[done:])
     except (BrokenPipeError, ConnectionResetError):

@@ -38,7 +38,7 @@ from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
 from feeder.loader.path_reason import raise_explained
 from feeder.loader.stateful import Stateful
-from feeder.loader.workers.iterator_lock import Use
+from feeder.loader.workers.iterator_lock import IteratorLock
 
 __all__ = ["WorkersIterator"]
 
@@ -69,7 +69,7 @@ class WorkersIterator(_BaseDataLoaderIter):
         self.meters = meters
         self.delivers = True
         self.view: LiveView | None = None
-        self._use = Use()
+        self._use = IteratorLock()
         begin_torchs(self, loader, base_seed)
         self._prefetch_factor: int = options.prefetch_factor or 0
         if self._prefetch_factor <= 0:

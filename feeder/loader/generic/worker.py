@@ -1,4 +1,4 @@
-"""A worker of the generic path: torch's loop over tasks, with batches carried in slots."""
+"""A worker of the generic path: torch's loop over tasks, with batches in slots."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _GRACE_S = 4.0
 
 @dataclass
 class Job:
-    """What a worker is for: the arguments of torch's worker loop, a state, and the seeding with feeder's own order."""
+    """A worker's job: the arguments of torch's worker loop, a state, and the seeding with feeder's own order."""
 
     kind: int
     dataset: Any
@@ -74,13 +74,13 @@ class Job:
 
 @dataclass
 class Task:
-    """What the trainer sends: a batch to make, slots to map, or an epoch to begin.
+    """A message of the trainer: a batch to make, slots to map, or an epoch to begin.
 
     Attributes:
-        number: Of the batch; None with ``begin``.
-        index: What the sampler gave.
+        number: Number of the batch; None with ``begin``.
+        index: The sampler's output for it.
         slot: Number of the slot to write into; None: none.
-        snapshot: Whether to send the dataset's state along.
+        snapshot: True if the dataset's state is to be sent along.
         slots: (slot size, number of slots): new slots, whose descriptor comes with the message.
         begin: Begin an epoch with this shared seed.
     """
@@ -95,10 +95,10 @@ class Task:
 
 @dataclass
 class Result:
-    """What a worker sends back.
+    """A worker's answer.
 
     Attributes:
-        number: Of the batch; None: the worker has begun an epoch.
+        number: Number of the batch; None: the worker has begun an epoch.
         data: The batch, an ExceptionWrapper, or torch's mark for the end of an iterable dataset.
         state: The worker's state after it, if it was asked for.
         counts: Of the images that were decoded for it.
@@ -111,7 +111,7 @@ class Result:
 
 
 class Channel:
-    """Messages over a stream socket. Large ones leave by a thread of their own, so that the worker goes on."""
+    """Messages over a stream socket. A separate thread sends large ones, so that the worker goes on."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -121,7 +121,7 @@ class Channel:
         self._busy = False
 
     def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
-        """Sends, or leaves the sending to the thread."""
+        """Sends a message, or leaves that to the thread."""
         data = HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
         with self._wake:
             if len(data) > _DIRECT_BYTES or self._queue or self._busy:
@@ -156,7 +156,7 @@ class Channel:
             os._exit(0)
 
     def receive(self) -> tuple[Task, list[int]] | None:
-        """The next task and the descriptors that came with it; None when the trainer is gone."""
+        """Returns the next task and the descriptors that came with it; None when the trainer is gone."""
         try:
             head, descriptors, _, _ = socket.recv_fds(self.connection, _LENGTH_BYTES, 1)
             head += self._exactly(_LENGTH_BYTES - len(head))
@@ -176,7 +176,7 @@ class Channel:
 
 
 def never_ending(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function with another error in place of StopIteration, which would be taken for the dataset's end."""
+    """Returns the function with another error for StopIteration, which would be taken for the dataset's end."""
 
     def call(samples: Any) -> Any:
         try:
@@ -188,7 +188,7 @@ def never_ending(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def worker_state(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
-    """A worker's state, under torchdata's keys."""
+    """Returns a worker's state, under torchdata's keys."""
     fetcher_state = None
     dataset_state = None
     if kind == _DatasetKind.Iterable:
@@ -201,11 +201,11 @@ def worker_state(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str
 
 
 def worker_main(connection: socket.socket, job: Job) -> None:
-    """A worker's whole life.
+    """The worker's main function.
 
     Args:
-        connection: To the trainer.
-        job: What to do.
+        connection: The socket to the trainer.
+        job: The job.
     """
     signal_handling._set_worker_signal_handlers()
     connection.settimeout(None)  # whatever the script's default for sockets is
@@ -276,7 +276,7 @@ _NO_MEMORY = np.empty(0, np.uint8)
 
 
 class _Worker:
-    """The dataset and what fetches from it."""
+    """The dataset and torch's fetcher of its samples."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -348,11 +348,11 @@ class _Worker:
 
 
 def encode_task(task: Task) -> bytes:
-    """A task as :meth:`Channel.receive` takes it."""
+    """Returns a task's message for :meth:`Channel.receive`."""
     data = bytes(ForkingPickler.dumps(task))
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data
 
 
 def _caught(where: str) -> ExceptionWrapper:
-    """The exception in flight, as torch sends it."""
+    """Returns the exception being handled, as torch sends it."""
     return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]

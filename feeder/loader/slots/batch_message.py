@@ -1,12 +1,12 @@
-"""Batches of any kind from a worker to the trainer: a small message, and the tensors' bytes in a slot.
+"""The message that brings a batch of any kind from a worker to the trainer; the tensors' bytes are in a slot.
 
 Note [Carrying]
-    A worker collates straight into the slot where it can (torch's ``default_collate``); other tensors are copied into
-    it when the batch is pickled. What doesn't fit, and tensors of special kinds, travel as torch's own loader sends
-    them, each in shared memory of its own. Writing into slots that are used again and again saves making, zeroing and
-    mapping fresh shared memory for every batch, which costs torch's loader more than the copy itself.
-    Torch's shared memory is a file in /dev/shm, which has 64 MiB in a container unless it is told otherwise. Where that
-    does not do, what doesn't fit a slot goes into the message; slots are no files there.
+    A worker collates straight into the slot if it can (torch's ``default_collate``); other tensors are copied into it
+    when the batch is pickled. Tensors that don't fit, and tensors of special kinds, travel as torch's own loader sends
+    them, each in a separate piece of shared memory. Reusing slots saves making, zeroing and mapping fresh shared memory
+    for every batch, which costs torch's loader more than the copy itself.
+    Torch's shared memory is a file in /dev/shm, which has 64 MiB in a container unless configured otherwise. If that is
+    full, tensors that don't fit a slot go into the message; slots are no files there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SMALLEST = 512
 
 
 class Slot:
-    """A slot that one batch is written into, from the worker's side.
+    """A slot that a worker writes one batch into.
 
     Args:
         memory: uint8 [size], writable shared memory; empty if the batch gets none.
@@ -46,7 +46,7 @@ class Slot:
         self._places: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """Offset of so many fresh bytes, or None if they don't fit."""
+        """Returns the offset of ``size`` unused bytes, or None if they don't fit."""
         self.wanted += -(-size // _ALIGN) * _ALIGN
         if self.used + size > self.memory.size:
             return None
@@ -55,16 +55,16 @@ class Slot:
         return offset
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """A contiguous tensor in the slot, or None if it doesn't fit."""
+        """Returns a contiguous tensor in the slot, or None if it doesn't fit."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if not size or self.used + size > self.memory.size:  # wanted all the same: counted when it is placed
+        if not size or self.used + size > self.memory.size:  # counted as wanted when it is placed
             return None
         offset = self.take(size)
         assert offset is not None
         return torch.from_numpy(self.memory[offset : offset + size]).view(dtype).view(shape)
 
     def place(self, tensor: torch.Tensor) -> int | None:
-        """Offset of a tensor's storage in the slot, where it is written now if it wasn't; None if it can't be there."""
+        """Returns the offset of a tensor's storage in the slot, written now if it wasn't; None if it can't be there."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if self.memory.size and self._address <= address < self._address + self.memory.size:
@@ -81,7 +81,7 @@ class Slot:
         return self._places[address]
 
     def write(self, data: memoryview) -> int | None:
-        """Offset of a copy of so many bytes, or None if they don't fit."""
+        """Returns the offset of a copy of the data, or None if it doesn't fit."""
         offset = self.take(data.nbytes)
         if offset is not None:
             self.memory[offset : offset + data.nbytes] = data
@@ -89,7 +89,7 @@ class Slot:
 
 
 class Packed:
-    """A batch on its way.
+    """A pickled batch.
 
     Args:
         message: The pickled batch; its tensors are offsets into the slot.
@@ -102,7 +102,7 @@ class Packed:
 
 
 class _Pickler(ForkingPickler):
-    """torch's pickling between processes, but for plain tensors that fit the slot."""
+    """Pickles as torch does between processes, except for plain tensors that fit the slot."""
 
     slot: Slot
 
@@ -118,7 +118,7 @@ class _Pickler(ForkingPickler):
 
 
 def pack(value: Any, slot: Slot) -> Packed:
-    """Pickles a batch, its tensors' bytes into the slot where they fit."""
+    """Pickles a batch; its tensors' bytes go into the slot if they fit."""
     file = io.BytesIO()
     pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
     pickler.slot = slot
@@ -127,7 +127,7 @@ def pack(value: Any, slot: Slot) -> Packed:
 
 
 class _Current(threading.local):
-    """The memory of the slot whose message this thread unpickles; a list, as a message may hold another."""
+    """The slots' memory of the messages that this thread unpickles: a list, as a message may hold another."""
 
     def __init__(self) -> None:
         self.memory: list[npt.NDArray[np.uint8] | None] = []
@@ -140,18 +140,18 @@ class _Unpickler(pickle.Unpickler):
     fetches: Callable[[], object]
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == resource_sharer.__name__:  # what is needed to fetch anything from another process
+        if module == resource_sharer.__name__:  # it fetches things from another process
             self.fetches()
         return super().find_class(module, name)
 
 
 def unpack(message: bytes, memory: npt.NDArray[np.uint8] | None, fetches: Callable[[], object] = lambda: None) -> Any:
-    """The batch of a message; its tensors stand on the slot's memory and keep it.
+    """Returns the batch of a message; its tensors are views of the slot's memory and keep it.
 
     Args:
         message: From :func:`pack`.
         memory: uint8, the slot; None if nothing was put there.
-        fetches: Called before something that is not in the slot is fetched from the process that sent the message.
+        fetches: Called before anything outside the slot is fetched from the process that sent the message.
     """
     unpickler = _Unpickler(io.BytesIO(message))
     unpickler.fetches = fetches
@@ -171,7 +171,7 @@ class WholeMessage(NamedTuple):
 
     Attributes:
         data: The pickle.
-        buffers: (offset in the slot, size) of the arrays' bytes that stand there and not in the pickle.
+        buffers: (offset, size) of the arrays whose bytes are in the slot and not in the pickle.
         wanted: Bytes that the value would take of the slot if that were large enough.
     """
 
@@ -181,7 +181,7 @@ class WholeMessage(NamedTuple):
 
 
 class _WholePickler(pickle.Pickler):
-    """Python's own pickling, but for plain tensors and contiguous arrays that fit the slot."""
+    """Pickles as Python does, except for plain tensors and contiguous arrays that fit the slot."""
 
     def __init__(self, file: io.BytesIO, slot: Slot) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=self._is_inside)
@@ -189,7 +189,7 @@ class _WholePickler(pickle.Pickler):
         self.buffers: list[tuple[int, int]] = []
 
     def _is_inside(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer's bytes belong into the pickle, as they are not in the slot."""
+        """Writes a buffer into the slot; returns True if it doesn't fit, and belongs into the pickle."""
         data = buffer.raw()
         offset = self.slot.write(data) if data.nbytes >= _SMALLEST else None
         if offset is None:
@@ -200,7 +200,7 @@ class _WholePickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor or not _is_plain(obj) or obj.nbytes == 0:
             return NotImplemented
-        if obj.untyped_storage().nbytes() > 2 * obj.nbytes:  # a view of something much larger: a copy of its own part
+        if obj.untyped_storage().nbytes() > 2 * obj.nbytes:  # a view of something much larger: a copy of it
             obj = obj.clone(memory_format=torch.contiguous_format)
             data = _storage_bytes(obj)
             offset = self.slot.write(data) if data.nbytes >= _SMALLEST else None
@@ -213,7 +213,7 @@ class _WholePickler(pickle.Pickler):
 
 
 def pack_whole(value: Any, slot: Slot) -> WholeMessage:
-    """Pickles a value: its bytes into the slot where they fit, and the rest into the message."""
+    """Pickles a value: its arrays' bytes into the slot if they fit, the rest into the message."""
     file = io.BytesIO()
     pickler = _WholePickler(file, slot)
     pickler.dump(value)
@@ -221,18 +221,18 @@ def pack_whole(value: Any, slot: Slot) -> WholeMessage:
 
 
 def unpack_whole(message: WholeMessage, memory: npt.NDArray[np.uint8]) -> Any:
-    """The value of a message; its tensors and arrays stand on the slot's memory, uint8, and keep it."""
+    """Returns the value of a message; its tensors and arrays are views of the slot's memory, uint8, and keep it."""
     buffers = [memory[offset : offset + size] for offset, size in message.buffers]
     return _loaded(pickle.Unpickler(io.BytesIO(message.data), buffers=buffers), memory)
 
 
 def slot_collate(collate_fn: Callable[[Any], Any]) -> Callable[[Any, Slot], Any]:
-    """The collate function with a slot to write into: torch's default one does, any other is called as it is."""
+    """Returns the collate function with a slot to write into: torch's default one does, any other is just called."""
     if collate_fn is not torch_collate.default_collate:
         return lambda batch, slot: collate_fn(batch)
 
     def collate(batch: Any, slot: Slot) -> Any:
-        # Taken at each call: callers may register types of their own at any time.
+        # Read at each call: callers may register further types at any time.
         functions = dict(torch_collate.default_collate_fn_map)
         if functions.get(torch.Tensor) is torch_collate.collate_tensor_fn:
 
@@ -271,7 +271,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _can_share(tensor: torch.Tensor) -> bool:
-    """Moves a tensor to torch's shared memory; whether there is enough."""
+    """Moves a tensor to torch's shared memory; returns False if there is not enough."""
     try:
         tensor.untyped_storage().share_memory_()
     except RuntimeError:

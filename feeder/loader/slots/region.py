@@ -23,8 +23,8 @@ class Region:
 
     Args:
         size_bytes: Its size.
-        descriptor: Of a region made by another process, to be mapped here and owned from now on; None makes a new one.
-        writable: Whether it is mapped for writing.
+        descriptor: A region made by another process, to be mapped here and owned from now on; None makes a new one.
+        writable: Maps it for writing.
     """
 
     def __init__(self, size_bytes: int, descriptor: int | None = None, *, writable: bool = True) -> None:
@@ -33,7 +33,7 @@ class Region:
         try:
             if descriptor is None:
                 try:
-                    # In pieces: kernels before 6.8 give up when a signal comes meanwhile, and it is begun anew: under a
+                    # In pieces: kernels before 6.8 give up when a signal comes, and the call starts over: under a
                     # profiler's timer a large region would never be done.
                     for start in range(0, size_bytes, _ALLOCATED_AT_ONCE):
                         piece = min(_ALLOCATED_AT_ONCE, size_bytes - start)
@@ -51,12 +51,12 @@ class Region:
         self._pid = os.getpid()
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int = 0) -> npt.NDArray[Any]:
-        """An array on the region's memory, which stays mapped as long as the array lives."""
+        """Returns an array on the region's memory, which stays mapped while the array lives."""
         count = int(np.prod(shape, dtype=np.int64))
         return np.frombuffer(self.memory, dtype, count, offset).reshape(shape)
 
     def close(self) -> None:
-        """Closes the descriptor; the memory goes with the last array on it."""
+        """Closes the descriptor; the memory is freed with the last array on it."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0 and self._pid == os.getpid():
             os.close(descriptor)

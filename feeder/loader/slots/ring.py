@@ -1,4 +1,4 @@
-"""The ring of batch slots, and the layout of a slot."""
+"""The ring of slots for batches of images, and the layout of a slot."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things stand in a slot; see Note [Slots].
+    """The layout of a slot; see Note [Slots].
 
     Args:
-        batch_size: At most how many samples a slot holds.
-        image_shape: (C, H, W), or (bytes,) of an image's share where they are staged.
+        batch_size: Largest number of samples in a slot.
+        image_shape: (C, H, W), or (bytes,) of an image's share if images are staged.
         dtype: numpy dtype name of the images as stored.
-        label_dtype: Of a sample's label: numpy's int64 or float32, or a subarray of K of these.
+        label_dtype: A sample's label: numpy's int64 or float32, or a subarray of K of these.
     """
 
     batch_size: int
@@ -60,7 +60,7 @@ class SlotView:
 
     @classmethod
     def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], rows: int | None = None) -> SlotView:
-        """The view of uint8 [slot_bytes], or of its first rows."""
+        """Returns the view of uint8 [slot_bytes], or of its first rows."""
         rows = layout.batch_size if rows is None else rows
         positions, ids = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(2))
         labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * 2)
@@ -68,7 +68,7 @@ class SlotView:
         return cls(positions, ids, labels, images)
 
     def copy(self) -> SlotView:
-        """The same in ordinary memory."""
+        """Returns a copy in ordinary memory."""
         return SlotView(self.positions.copy(), self.ids.copy(), self.labels.copy(), self.images.copy())
 
 
@@ -76,9 +76,9 @@ class Ring(Slots):
     """Slots for batches of images; see Note [Slots].
 
     Args:
-        layout: Of each slot.
-        slots: How many.
-        guard: Asked before a slot that the caller had is used again; None: at once.
+        layout: The layout of each slot.
+        slots: Number of slots.
+        guard: Asked before a slot that the caller had is used again; None: it is at once.
     """
 
     def __init__(self, layout: Layout, slots: int, guard: Guard | None = None) -> None:
@@ -87,18 +87,19 @@ class Ring(Slots):
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
 
     def lease_view(self, slot: int, rows: int | None = None) -> SlotView:
-        """As :meth:`lease`: the arrays of the slot, or their first rows, each of which keeps it."""
+        """Leases a slot as :meth:`lease` does; returns its arrays, or their first rows, each of which keeps it."""
         return SlotView.of(self.layout, self.lease(slot), rows)
 
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:
-    """How many slots to make and how many batches to make ahead, within the memory limit.
+    """Plans the number of slots and of batches made ahead, within the memory limit.
 
     Args:
-        layout: Of each slot.
-        ahead: Batches wanted ahead of the caller.
-        held: Batches that the caller is expected to hold at a time.
-        limit_bytes: Of the whole ring; None: half of the memory that is available now, or two slots if they take more.
+        layout: The layout of each slot.
+        ahead: Number of batches wanted ahead of the caller.
+        held: Number of batches that the caller is expected to hold at a time.
+        limit_bytes: Limit of the whole ring; None: half of the memory that is available now, or two slots if they take
+            more.
 
     Returns:
         (slots, ahead), ahead at least 1.

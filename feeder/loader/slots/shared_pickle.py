@@ -1,4 +1,4 @@
-"""A pickled value in shared memory, as workers get what they are to do."""
+"""A pickled value in shared memory: workers get their work this way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["pack", "unpack"]
 
 
 def pack(value: Any) -> Region:
-    """Pickles a value into shared memory; large arrays stand there once and are mapped by every worker."""
+    """Pickles a value into shared memory; large arrays are there once, and every worker maps them."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     pieces = [memoryview(data), *(buffer.raw() for buffer in buffers)]
@@ -25,7 +25,7 @@ def pack(value: Any) -> Region:
 
 
 def unpack(region: Region) -> Any:
-    """The value that :func:`pack` put there; its large arrays stand on the region's memory."""
+    """Returns the value that :func:`pack` put there; its large arrays are views of the region's memory."""
     memory = memoryview(region.memory)
     count = int.from_bytes(memory[:8], "little")
     sizes = memory[8 : 8 + 8 * count].cast("q").tolist()

@@ -1,14 +1,14 @@
-"""The ring of batch slots: anonymous shared memory that workers decode into and the caller's tensors stand on.
+"""The ring of batch slots: anonymous shared memory that workers write into and the caller's tensors are views of.
 
 Note [Slots]
     A slot holds one batch: positions int64 [B], sample ids int64 [B], labels (int64 [B], or float32 [B] or [B, K]),
-    then the images: pixels, or for each image an equal share of memory, where those of a part are staged for a decoder
-    in the trainer: a table, then an arena (see :class:`feeder.decode.staged.staged.Staged`). The ring is one memfd, so
-    nothing has a name that a crash could leave behind, and its pages are allocated before the first worker starts, so
-    that lack of memory is an error then and no SIGBUS later.
+    then the images: pixels, or for each image an equal share of memory, in which the images of a part are staged for a
+    decoder in the trainer: a table, then an arena (see :class:`feeder.decode.staged.staged.Staged`). The ring is one
+    memfd, so nothing has a name that a crash could leave behind, and its pages are allocated before the first worker
+    starts, so that lack of memory is an error then and no SIGBUS later.
     A slot is handed to the caller as a lease: the object that the arrays of that batch, and so their tensors, keep
-    alive. When the last of them is gone the slot is free again, or, page-locked, once the guard says that every copy
-    that may still read it is done.
+    alive. When the last of them is gone the slot is free again; if it is page-locked, once the guard says that every
+    copy that may still read it is done.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _POLL_S = 0.0005
 
 
 class Guard(Protocol):
-    """Says when copies that may still read a slot are done."""
+    """Knows when the copies that may still read a slot are done."""
 
     def record(self) -> Any:
-        """Marks this moment; called when a slot's last tensor is gone."""
+        """Returns a mark of this moment; called when a slot's last tensor is gone."""
 
     def done(self, mark: Any) -> bool:
-        """Whether everything before the mark is done. Never waits."""
+        """Returns True if everything before the mark is done. Never waits."""
 
 
 class Lease:
-    """Keeps a slot from being used again as long as an array on it lives."""
+    """Keeps a slot from being used again while an array on it lives."""
 
-    _slots: Slots | None = None  # as long as an interrupt may come before it is whole
+    _slots: Slots | None = None  # for the finalizer, if an interrupt comes before the lease is whole
 
     def __init__(self, slots: Slots, slot: int) -> None:
         address = slots.address + slot * slots.slot_bytes
@@ -63,8 +63,8 @@ class Slots:
 
     Args:
         slot_bytes: Size of each; a multiple of the page size.
-        slots: How many.
-        guard: Asked before a slot that the caller had is used again; None: at once.
+        slots: Number of slots.
+        guard: Asked before a slot that the caller had is used again; None: it is at once.
     """
 
     def __init__(self, slot_bytes: int, slots: int, guard: Guard | None = None) -> None:
@@ -81,20 +81,20 @@ class Slots:
 
     @property
     def leased(self) -> int:
-        """Slots that the caller holds, or that copies may still read."""
+        """Number of slots that the caller holds, or that copies may still read."""
         self._collect()
         return self.held + len(self._released)
 
     @property
     def held(self) -> int:
-        """Slots that the caller holds, about; unlike the rest of this class, for any thread."""
+        """Approximate number of slots that the caller holds; unlike the rest of this class, for any thread."""
         return self.slots - self._tokens.count(None)
 
     def settle(self, most: int) -> bool:
-        """Waits until at most so many slots are leased, if only copies hold up the others; at most a minute.
+        """Waits until at most ``most`` slots are leased, if only copies hold up the others; at most a minute.
 
         Returns:
-            Whether so few are leased. What the caller holds is not waited for.
+            True if so few are leased. Slots that the caller holds are not waited for.
         """
         ends = time.monotonic() + _LONGEST_WAIT_S
         while self.leased > most:
@@ -104,7 +104,7 @@ class Slots:
         return True
 
     def acquire(self) -> int | None:
-        """Takes a free slot to fill, or None if there is none now."""
+        """Takes a free slot to fill; returns None if there is none now."""
         self._collect()
         return self._free.popleft() if self._free else None
 
@@ -113,7 +113,7 @@ class Slots:
         self._free.append(slot)
 
     def lease(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Hands a filled slot to the caller: it comes free by itself when the last array on it is gone.
+        """Hands a filled slot to the caller; it becomes free by itself when the last array on it is gone.
 
         Returns:
             uint8 [slot_bytes].
@@ -123,29 +123,29 @@ class Slots:
         return np.asarray(lease)
 
     def release(self, slot: int, token: object) -> None:
-        """Called by a lease that is gone. Where nobody can say when copies are done, the slot isn't used again."""
-        if self._tokens[slot] is token:  # not, where an interrupt came before it was noted
+        """Frees the slot of a lease that is gone. If nothing can tell when copies are done, it isn't used again."""
+        if self._tokens[slot] is token:  # it is not, if an interrupt came before it was noted
             # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
             with contextlib.suppress(RuntimeError):
                 self._retire(slot)
-                self._tokens[slot] = None  # only now: meanwhile it would seem to be lost
+                self._tokens[slot] = None  # only now, or it would seem to be lost meanwhile
 
     def reclaim(self, making: Collection[int] = ()) -> None:
-        """Frees the slots that an interrupt took from one hand and put into no other.
+        """Frees the slots that an interrupt lost on their way between free, being filled and leased.
 
         Args:
-            making: Those that may be written into now.
+            making: Slots that may be written into now.
         """
         held = {slot for slot, token in enumerate(self._tokens) if token is not None}
-        held |= {slot for slot, _ in list(self._released)}  # after those, as that is the way they go
+        held |= {slot for slot, _ in list(self._released)}  # read after the tokens: slots go from there to here
         for slot in set(range(self.slots)).difference(making, held, self._free):
             with contextlib.suppress(RuntimeError):  # as above
                 self._retire(slot)  # a copy may still read it
 
     def before_end(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Has a function called when the memory goes, once no copy reads it any more, or after a minute.
+        """Calls a function before the memory is freed, once no copy reads it any more, or after a minute.
 
-        At the interpreter's end it isn't called: the system takes all back then, and a stuck GPU would hold it up.
+        At the interpreter's end it isn't called: the system takes all memory back, and a stuck GPU would hold it up.
         """
         finalizer = weakref.finalize(self.region, _end, self.guard, self._released, function, *arguments)
         finalizer.atexit = False

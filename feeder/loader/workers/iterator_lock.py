@@ -1,15 +1,15 @@
-"""Ending an iterator that another thread waits in, or this one under a signal's handler.
+"""The lock of an iterator, which is closed although another thread waits in it, or this one below a signal handler.
 
 Note [Closing]
-    Descriptors that are closed under someone's hands may be another file's by the time they are written to. So nothing
-    is ended while a thread is in the iterator: it is told, sees it within a second, and ends everything on its way
-    out. It learns so by an error, and not by an end of the epoch that never came.
+    A descriptor that is closed while a thread uses it may be another file's by the time the thread writes to it. So
+    nothing is closed while a thread is in the iterator: it is told, notices within a second, and closes everything on
+    its way out. It gets an error then, and not an end of the epoch that never came.
 
 Note [At the interpreter's end]
-    The last objects go while modules are taken apart, and a finalizer then finds None where a module's name was; those
-    of a script's top level are among them once anything keeps its ``__main__``, as dill does. By then ``atexit`` has
-    ended the workers, and the system takes memory and descriptors back. So a ``__del__`` does nothing while the
-    interpreter ends, and has the function that says so as a default argument.
+    The last objects go while modules are taken apart, and a finalizer then finds None in place of a module's global;
+    objects of a script's top level are among them once anything keeps its ``__main__``, as dill does. By then
+    ``atexit`` has ended the workers, and the system takes memory and descriptors back. So a ``__del__`` does nothing
+    while the interpreter ends, and gets ``sys.is_finalizing`` as a default argument.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterator
 
 from feeder.errors import WorkerError
 
-__all__ = ["Use"]
+__all__ = ["IteratorLock"]
 
 PATIENCE_S = 5.0
 
 
-class Use:
-    """Of an iterator, by one thread at a time.
+class IteratorLock:
+    """Held while an iterator is in use, by one thread at a time.
 
     Attributes:
-        is_over: Whether the iterator was told to end. Whoever uses it then ends it before letting go.
+        is_over: True once the iterator was told to end. The thread that uses it then ends it before letting go.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Use:
 
     @contextlib.contextmanager
     def begun(self, function: Callable[[], object]) -> Iterator[None]:
-        """Around what uses the iterator; ``function`` ends it, if it was told to end meanwhile."""
+        """Holds the lock around a use of the iterator; ``function`` ends it, if it was told to end meanwhile."""
         with self.lock:
             try:
                 yield
@@ -49,8 +49,8 @@ class Use:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held by who uses the iterator."""
-        if self._pid != os.getpid():  # forked off: it may be a thread's that is not here
+        """The lock itself."""
+        if self._pid != os.getpid():  # forked off: it may be held by a thread that is not here
             self._pid, self._lock = os.getpid(), threading.RLock()
         return self._lock
 
@@ -60,14 +60,14 @@ class Use:
             raise WorkerError("the loader was closed while a batch was waited for; iterate again to go on")
 
     def end(self, function: Callable[[], object], hurry: Callable[[], object] = lambda: None) -> bool:
-        """Has the iterator ended: at once, or by who uses it.
+        """Ends the iterator: at once, or by the thread that uses it.
 
         Args:
-            function: What ends it.
-            hurry: Called if who uses it is long in coming: ends what may hold it up.
+            function: Ends it.
+            hurry: Called if the thread that uses it takes long: ends what may hold it up.
 
         Returns:
-            Whether it has ended, and is not left to a thread that does not come, or to this one, further up.
+            True if it has ended; False if that is left to another thread, or to this one further up its stack.
         """
         self.is_over = True
         lock = self.lock

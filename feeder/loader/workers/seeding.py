@@ -21,7 +21,7 @@ _STREAM = 65_531  # the next below those of mixing
 
 @dataclass
 class WorkerInit:
-    """Called in a new worker: seeds it, tells ``get_worker_info()`` of it, and calls the user's ``worker_init_fn``.
+    """Called in a new worker: seeds it, sets its ``get_worker_info()``, and calls the user's ``worker_init_fn``.
 
     Attributes:
         init: The user's function, if any.
@@ -42,7 +42,7 @@ class WorkerInit:
 
 
 def introduce(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
-    """Seeds a worker and tells ``get_worker_info()`` of it, as torch does before it calls ``worker_init_fn``."""
+    """Seeds a worker and sets its ``get_worker_info()``, as torch does before it calls ``worker_init_fn``."""
     seed = base_seed + worker
     random.seed(seed)
     torch.manual_seed(seed)

@@ -1,11 +1,11 @@
-"""Ends of connections between the trainer and its workers, kept out of processes that are forked off meanwhile.
+"""Sockets between the trainer and its workers, kept out of processes that are forked off meanwhile.
 
-Note [Ends in forked processes]
-    Whoever has an end of a connection learns that the other one is gone when the other end closes. A copy of that in a
-    forked process would hold it open: of the trainer's end, the worker would not see the trainer go; of the worker's,
-    which the trainer has until the worker is started, the trainer would not see the worker go. Two threads that start
-    workers at once fork while the other has both. So a child closes all ends but the one that it was forked for, and
-    nobody forks between the making of a pair and its being noted.
+Note [Sockets in forked processes]
+    A process learns that its peer is gone when the peer's socket closes. A copy of that socket in a forked process
+    would hold it open: with a copy of the trainer's socket around, the worker would not see the trainer go; with one of
+    the worker's, which the trainer has until the worker is started, the trainer would not see the worker go. Of two
+    threads that start workers at once, one forks while the other has both sockets. So a forked child closes all sockets
+    but the one that it was forked for, and nothing forks between the making of a pair and its registration.
 """
 
 from __future__ import annotations
@@ -19,52 +19,53 @@ from collections.abc import Iterator
 
 __all__ = ["handing_over", "pair"]
 
-_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _making = threading.RLock()
 
 
-class _Handed(threading.local):
-    """What this thread hands over now."""
+class _HandedOver(threading.local):
+    """The workers' sockets that this thread hands over now."""
 
     def __init__(self) -> None:
-        self.ends: tuple[socket.socket, ...] = ()
+        self.sockets: tuple[socket.socket, ...] = ()
 
 
-_handed = _Handed()
+_handed_over = _HandedOver()
 
 
 def pair(kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets: the trainer's, closed in every forked child, and the worker's."""
+    """Returns two connected sockets: the trainer's, closed in every forked child, and the worker's."""
     with _making:
         mine, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        _ends.update((mine, theirs))
-    for end in (mine, theirs):
-        end.settimeout(None)  # whatever the script's default for sockets is
+        _sockets.update((mine, theirs))
+    for one in (mine, theirs):
+        one.settimeout(None)  # whatever the script's default for sockets is
     return mine, theirs
 
 
 @contextlib.contextmanager
 def handing_over(kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A pair whose other end a process gets inside: here it is closed then, and both are if none was started."""
+    """Gives a pair of sockets to a block that starts a process with the second one, which is closed here afterwards. If
+    the block fails, both are."""
     mine, theirs = pair(kind)
-    before = _handed.ends
+    before = _handed_over.sockets
     try:
         with theirs:
-            _handed.ends = (*before, theirs)
+            _handed_over.sockets = (*before, theirs)
             yield mine, theirs
     except BaseException:
         mine.close()
         raise
     finally:
-        _handed.ends = before
+        _handed_over.sockets = before
 
 
 def _close_in_child() -> None:
     _making.release()
-    for end in list(_ends):
-        if end not in _handed.ends:
-            end.close()
-    _handed.ends = ()  # this process's own children have no use for it
+    for one in list(_sockets):
+        if one not in _handed_over.sockets:
+            one.close()
+    _handed_over.sockets = ()  # this process's own children have no use for it
 
 
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_close_in_child)

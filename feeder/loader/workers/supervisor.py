@@ -1,4 +1,4 @@
-"""The supervisor of one loader's workers: starts them, exchanges messages, notices who died or hangs, ends them.
+"""The supervisor of one loader's workers: starts and ends them, exchanges messages, finds those that died or hang.
 
 Both paths use it. Which work a worker has, and what follows from its death, is theirs.
 
