@@ -26,8 +26,8 @@ from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index
 from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
-from tests.shard.test_index import damage_row
 from tests.support.loader_data import encode, write_shards
+from tests.support.shard_sets import damage_row
 
 
 def _folder(root: Path) -> Path:

@@ -26,9 +26,9 @@ from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.cli import main
 from feeder.tools.inspect import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
-from tests.shard.test_source import write_tar
 from tests.support.images import make_tree
 from tests.support.loader_data import encode
+from tests.support.shard_sets import write_tar
 
 COUNT = 20
 

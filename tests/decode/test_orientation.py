@@ -16,8 +16,8 @@ from feeder.shard.format.index import Index
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
-from tests.shard.test_shard import samples_of
 from tests.support.images import encode, pixels
+from tests.support.shard_sets import samples_of
 
 PHOTO = pixels(5, 40, 30)
 

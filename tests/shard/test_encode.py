@@ -23,8 +23,8 @@ from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.transforms import Resize
 from tests.kernels import jpegs
-from tests.shard.test_shard import contents, samples_of
 from tests.support.images import encode, pixels
+from tests.support.shard_sets import contents, samples_of
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,8 @@ from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.cli import main
 from feeder.tools.inspect import inspect, verify
 from feeder.transforms import Resize
-from tests.shard.test_index import header_of
-from tests.shard.test_shard import kept
-from tests.shard.test_source import write_tar
 from tests.support.images import encode, pixels
+from tests.support.shard_sets import header_of, kept, write_tar
 
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 

@@ -24,9 +24,8 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.inspect import Damage, verify
-from tests.shard.test_shard import kept
-from tests.shard.test_source import rejected, tar_members, write_tar
 from tests.support.images import encode, make_tree, pixels
+from tests.support.shard_sets import kept, rejected, tar_members, write_tar
 
 JPEG = encode(pixels(1))
 GIB = 1 << 30

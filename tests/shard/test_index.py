@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pickle
 import tempfile
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +15,7 @@ from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
 from feeder.shard.format.index_file import ShardEntry
+from tests.support.shard_sets import header_of, with_header
 
 
 def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "cls")) -> str:
@@ -109,48 +107,12 @@ def test_cut_off_at_any_byte_it_is_refused_by_name(tmp_path: Path) -> None:
             Index(cut)
 
 
-def header_of(data: bytes | bytearray) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
-    return header
-
-
-def with_header(data: bytes, header: dict[str, Any], *, checksums: bool = True) -> bytes:
-    """An index file with another header, of the same length, and with checksums that match, or with none as of old."""
-    length = int.from_bytes(data[8:16], "little")
-    columns = header["columns"].items() if isinstance(header["columns"], dict) else ()
-    for name, entry in columns:
-        column = header_of(data)["columns"][name]
-        start, size = column["offset"], column["count"] * np.dtype(column["dtype"]).itemsize
-        entry.pop("crc32", None)
-        if checksums:
-            entry["crc32"] = f"{zlib.crc32(data[start : start + size]):08x}"
-    header = {name: value for name, value in header.items() if name != "header_crc32"}
-    if checksums:
-        header = {"header_crc32": "00000000"} | header
-    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
-    assert len(text) == length
-    if checksums:
-        text = text.replace(b"00000000", b"%08x" % zlib.crc32(data[:16] + text), 1)
-    return data[:16] + text + data[16 + length :]
-
-
 def damage(path: str, change: dict[str, object], column: str | None = None) -> None:
     """Changes the header of an index file, as someone would who knows its checksums."""
     data = Path(path).read_bytes()
     header = header_of(data)
     (header["columns"][column] if column else header).update(change)
     Path(path).write_bytes(with_header(data, header))
-
-
-def damage_row(path: str, column: str, row: int, value: int) -> None:
-    """Writes another value into a column of an index file, as someone would who knows its checksums."""
-    data = bytearray(Path(path).read_bytes())
-    header = header_of(data)
-    entry = header["columns"][column]
-    size = np.dtype(entry["dtype"]).itemsize
-    start = entry["offset"] + row * size
-    data[start : start + size] = value.to_bytes(size, "little")
-    Path(path).write_bytes(with_header(bytes(data), header))
 
 
 @pytest.mark.parametrize(
@@ -239,6 +201,8 @@ BASE, SPANS = fuzz_base()
 
 
 VALUES = st.integers(0, 255)
+
+
 IN_A_COLUMN = st.sampled_from(sorted(SPANS.values())).flatmap(lambda span: st.integers(span[0], span[1] - 1))
 
 

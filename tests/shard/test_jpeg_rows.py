@@ -22,8 +22,8 @@ from feeder.shard.write.sharding import shard
 from feeder.tools.inspect import verify
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 from tests.kernels import jpegs
-from tests.shard.test_index import damage_row
 from tests.support.images import encode
+from tests.support.shard_sets import damage_row
 
 KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "4:4:0", "progressive")
 CROP = (

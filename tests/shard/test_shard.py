@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import functools
 import gc
-import hashlib
 import json
 import os
 import random
@@ -25,35 +23,12 @@ from feeder.order.permutation import permute
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
-from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import default_out, shard, write_shards
 from feeder.system.files import exclusive_lock
 from feeder.system.progress import Progress
 from tests.support.images import encode, make_tree, pixels
-
-KEEP = EncodeOptions("keep")
-kept = functools.partial(ShardOptions, encode=KEEP)
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder with its checksum."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def samples_of(folder: Path) -> list[tuple[str, bytes, int]]:
-    """(original path, image bytes, label) as the index has them, in order."""
-    index = Index(folder / "index.bin")
-    found = []
-    for i in range(len(index)):
-        with open(index.shard_path(int(index.shard[i])), "rb") as file:
-            data = os.pread(file.fileno(), int(index.length[i]), int(index.offset[i]))
-        found.append((index.source_path(i), data, int(index.label[i])))
-    return found
+from tests.support.shard_sets import KEEP, contents, kept, samples_of
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import pytest
 import feeder
 from feeder.tools.commands import common
 from feeder.tools.inspect import inspect
-from tests.shard.test_source import write_tar
 from tests.support.images import encode, make_tree, pixels
+from tests.support.shard_sets import write_tar
 
 
 def run(*arguments: object, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:

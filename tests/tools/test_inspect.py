@@ -17,9 +17,8 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.inspect import Damage, inspect, render, verify
-from tests.shard.test_index import damage_row, header_of, with_header
-from tests.shard.test_source import write_tar
 from tests.support.images import encode, make_tree, pixels
+from tests.support.shard_sets import damage_row, header_of, with_header, write_tar
 
 
 @pytest.fixture

@@ -1,0 +1,380 @@
+"""Tables of samples (CSV, TSV, JSONL, Parquet): labels, targets, embedded images, and damage."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError, ShardError, SourceError
+from feeder.shard.format.index import Index
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source import parquet
+from feeder.shard.source.parquet import parquet_rows
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.sharding import shard
+from tests.support.images import encode, make_tree, pixels
+from tests.support.shard_sets import (
+    StopAtOnce,
+    kept,
+    member,
+    rejected,
+    samples_of,
+    sharded,
+    write_tar,
+)
+
+JPEG = encode(pixels(1))
+
+
+ROWS = [
+    {"path": "class-0/img-000.jpg", "label": "dog", "note": 'a, "quoted"\nnote'},
+    {"path": "class-0/img-001.jpg", "label": "cat", "note": ""},
+    {"path": "class-1/img-000.jpg", "label": "dog", "note": "é"},
+]
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "images", 2, 3)
+
+
+def write_manifest(images: Path, kind: str, rows: Sequence[Mapping[str, object]]) -> Path:
+    path = images / f"list.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_manifest_rows_become_samples_with_labels_and_json(images: Path, tmp_path: Path, kind: str) -> None:
+    manifest = write_manifest(images, kind, ROWS)
+    out = sharded(manifest, tmp_path)
+    assert rejected(out) == {}
+    assert Manifest.read(str(out)).classes == ["cat", "dog"]  # type: ignore[union-attr]
+    expected = {row["path"]: {"dog": 1, "cat": 0}[row["label"]] for row in ROWS}
+    assert {path: label for path, _, label in samples_of(out)} == expected
+    for row in ROWS:
+        assert json.loads(member(out, row["path"], "json") or b"") == {"note": row["note"]}
+        assert member(out, row["path"], "cls") == b"%d" % expected[row["path"]]
+
+
+def test_integer_labels_stay_as_they_are(images: Path, tmp_path: Path) -> None:
+    rows = [{"path": f"class-0/img-00{i}.jpg", "target": label} for i, label in enumerate([7, 1000, ""])]
+    out = sharded(write_manifest(images, "csv", rows), tmp_path)
+    assert {path[-7:-4]: label for path, _, label in samples_of(out)} == {"000": 7, "001": 1000, "002": -1}
+    assert Manifest.read(str(out)).classes is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (["0.5", "2", "", "-1"], [0.5, 2.0, None, -1.0]),
+        (["1.0", "0", "", "2e0"], [1, 0, -1, 2]),  # as pandas writes integers beside a gap
+        (["-1", "-1", "-1", "-1"], [-1, -1, -1, -1]),
+        ([-1, 1, None, 1], [-1.0, 1.0, None, 1.0]),
+        (["nan", "1", "2", "3"], [-1, 1, 2, 3]),
+        (["nan", "1", "ant", ""], [2, 0, 1, -1]),
+    ],
+)
+def test_numbers_of_a_label_column_stay_numbers(
+    images: Path, tmp_path: Path, values: list[object], labels: list[float | None]
+) -> None:
+    kind = "csv" if all(isinstance(value, str) for value in values) else "jsonl"
+    rows: Sequence[Mapping[str, object]] = [
+        {"path": f"class-{i // 3}/img-00{i % 3}.jpg", "label": value, "note": "n"} for i, value in enumerate(values)
+    ]
+    out = sharded(write_manifest(images, kind, rows), tmp_path)
+    dataset = ShardDataset(out, fields=["row", "json", "path"])
+    are_targets = any(isinstance(label, float) for label in labels)
+    assert dataset.reader.labels().dtype == (np.float32 if are_targets else np.int64)
+    for _, label, row, extras, path in dataset:  # type: ignore[attr-defined]
+        expected = labels[row]
+        assert path == rows[row]["path"]
+        if are_targets:
+            assert extras == {"note": "n", "label": expected}
+            expected = math.nan if expected is None else expected
+            assert label == expected or math.isnan(label) == math.isnan(expected)
+        else:
+            assert (extras, label) == ({"note": "n"}, expected)
+
+
+def test_ids_become_paths_and_targets_stand_in_the_index(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    table = tmp_path / "tables/train.csv"
+    table.write_text("id,label,x,y\nimg-002,a,0.1,7\nimg-000,b,,-1\n\nimg-001,c,wrong,0\n")
+    columns = ManifestColumns(targets=("x", "y"), root=str(images / "class-0"), suffix=".jpg")
+    out = sharded(table, tmp_path, columns)
+    assert rejected(out) == {"train.csv#3": "column 'x' holds 'wrong', expected a number"}
+    index = Index(out / "index.bin")
+    assert index.targets == ("x", "y")
+    found = {index.source_path(i): (int(index.column("source_row")[i]), index.column("target")[i]) for i in range(2)}
+    assert {path: row for path, (row, _) in found.items()} == {"img-002.jpg": 0, "img-000.jpg": 1}
+    assert found["img-002.jpg"][1].tolist() == np.array([0.1, 7], np.float32).tolist()
+    assert np.isnan(found["img-000.jpg"][1][0])
+    assert json.loads(member(out, "img-002.jpg", "json") or b"") == {"label": "a", "x": 0.1, "y": 7.0}
+    assert member(out, "img-002.jpg", "cls") is None
+    with pytest.raises(ShardError, match="labels or columns differ"):
+        shard(str(table), str(out), kept(max_bad=1, samples_per_shard=5, columns=replace(columns, targets=("y",))))
+    with pytest.raises(SourceError, match="nowhere: no such folder; --image-root"):
+        sharded(table, tmp_path, replace(columns, root=str(tmp_path / "nowhere")))
+
+
+def test_an_unfinished_run_is_not_resumed_with_other_targets(images: Path, tmp_path: Path) -> None:
+    rows: Sequence[Mapping[str, object]] = [{"path": "class-0/img-000.jpg", "x": 0.5, "y": 1}]
+    manifest = write_manifest(images, "csv", rows)
+    x, y = (kept(columns=ManifestColumns(targets=(name,))) for name in "xy")
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(manifest), str(tmp_path / "out"), x, progress=StopAtOnce())
+    with pytest.raises(ShardError, match="targets were x, are y"):
+        shard(str(manifest), str(tmp_path / "out"), y)
+    shard(str(manifest), str(tmp_path / "out"), x)
+
+
+def test_a_label_column_may_be_left_alone(images: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(images, "csv", [{"path": "class-0/img-000.jpg", "label": "dog"}])
+    out = sharded(manifest, tmp_path, ManifestColumns(has_labels=False))
+    assert [label for _, _, label in samples_of(out)] == [-1]
+    assert member(out, "class-0/img-000.jpg", "json") == b'{"label":"dog"}'
+    for given in ({"label": "a", "targets": ("b",)}, {"label": "a", "has_labels": False}, {"path": "a", "label": "a"}):
+        with pytest.raises(ArgumentError, match="column 'a'"):
+            ManifestColumns(**given)
+    with pytest.raises(SourceError, match="--suffix is for manifests"):
+        sharded(images, tmp_path / "b", ManifestColumns(suffix=".jpg"))
+    for columns in (ManifestColumns(has_labels=False), ManifestColumns(label="a")):
+        with pytest.raises(SourceError, match="a folder's classes are its subfolders"):
+            sharded(images, tmp_path / "b", columns)
+    assert not (tmp_path / "b" / "out").exists()
+    write_tar(tmp_path / "t.tar", [("a.jpg", JPEG), ("a.cls", b"dog")])
+    index = index_tars(str(tmp_path / "t.tar"), columns=ManifestColumns(has_labels=False)).path
+    assert ShardDataset(index, labels=False, fields=["cls"])[0][1:] == (-1, b"dog")
+    with pytest.raises(ArgumentError, match="labels=False"):
+        ShardDataset(index)
+
+
+def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text(
+        '{"path": "class-0/img-000.jpg", "label": 1}\n'
+        "not json\n[1]\n"
+        '{"path": "gone.jpg", "label": 1}\n'
+        '{"path": "./class-0//img-000.jpg", "label": 2}\n'
+        '{"label": 3}\n'
+        '{"path": "class-0", "label": 2}\n'
+    )
+    found = rejected(sharded(images / "list.jsonl", tmp_path))
+    assert found == {
+        "./class-0//img-000.jpg": "duplicate path",
+        "class-0": "not a regular file",
+        "gone.jpg": "not found",
+        "list.jsonl#2": "line 2: not JSON: Expecting value: line 1 column 1 (char 0)",
+        "list.jsonl#3": "line 3: expected an object, got list",
+        "list.jsonl#6": "no path in column 'path'",
+    }
+
+
+def test_csv_rows_with_too_few_columns_are_listed(images: Path, tmp_path: Path) -> None:
+    (images / "list.csv").write_text("path,label\nclass-0/img-000.jpg,1\nclass-0/img-001.jpg\n")
+    assert rejected(sharded(images / "list.csv", tmp_path)) == {"list.csv#2": "line 3: 1 column, expected 2"}
+
+
+def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) -> None:
+    data = [encode(pixels(i)) for i in range(3)]
+    rows: Sequence[Mapping[str, object]] = [
+        {"image": {"bytes": d, "path": "same.jpg"}, "label": i, "id": i} for i, d in enumerate(data)
+    ]
+    out = sharded(write_manifest(images, "parquet", rows), tmp_path)
+    assert sorted((label, d) for _, d, label in samples_of(out)) == list(enumerate(data))
+    assert member(out, "list.parquet#2/same.jpg", "json") == b'{"id":1}'
+    rows = [{"picture": base64.b64encode(d).decode(), "label": i} for i, d in enumerate(data)]
+    rows += [{"picture": "?!", "label": 9}]
+    out2 = tmp_path / "b"
+    manifest = write_manifest(images, "jsonl", rows)
+    shard(str(manifest), str(out2), kept(max_bad=1, columns=ManifestColumns(image="picture")))
+    assert sorted((label, d) for _, d, label in samples_of(out2)) == list(enumerate(data))
+    assert rejected(out2)["list.jsonl#4"].startswith("column 'picture' is not base64")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("", ManifestColumns(), "is empty"),
+        ("a,b\n1,2\n", ManifestColumns(), "no column for the images; it has a, b.*--path-column"),
+        ("path,path\nx,y\n", ManifestColumns(), "names a column twice"),
+        ("path,label\nclass-0/img-000.jpg,1\n", ManifestColumns(label="kind"), "no column 'kind'; it has path, label"),
+        ("path,a\nclass-0/img-000.jpg,0.5\n", ManifestColumns(targets=("a", "b")), "no column 'b'; it has path, a"),
+        ("path,label\nclass-0/img-000.jpg,1e39\n", ManifestColumns(), "holds 1e.39, which is beyond float32"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_says_why(
+    images: Path, tmp_path: Path, text: str, columns: ManifestColumns, message: str
+) -> None:
+    (images / "list.csv").write_text(text)
+    with pytest.raises(SourceError, match=message):
+        sharded(images / "list.csv", tmp_path, columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n"x",3\n', "can't be read|stray quote on line 2"),
+        ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n', "unexpected end of data"),
+        ("path,label\nclass-0/img-000.jpg,99999999999999999999\n", "holds the label 9999"),
+    ],
+)
+def test_nothing_is_lost_by_a_stray_quote_or_a_wild_label(
+    images: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    (images / "list.csv").write_text(text)
+    with pytest.raises(SourceError, match=message):
+        sharded(images / "list.csv", tmp_path)
+
+
+def test_parquet_pages_are_compared_with_their_checksums(images: Path, tmp_path: Path) -> None:
+    path = images / "list.parquet"
+    table = pyarrow.Table.from_pylist([{"path": f"class-0/img-00{i}.jpg", "label": i + 40} for i in range(3)])
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = path.read_bytes()
+    assert data.count(bytes([41, 0, 0, 0, 0, 0, 0, 0, 42])) == 1
+    path.write_bytes(data.replace(bytes([41, 0, 0, 0, 0, 0, 0, 0, 42]), bytes([41, 0, 0, 0, 0, 0, 0, 0, 43])))
+    with pytest.raises(SourceError, match=r"list\.parquet: can't be read: .*CRC"):
+        sharded(path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b"\x25\x02\x18\x05label", b"\x25\x00\x18\x05label", r"footer is damaged \(pyarrow ends with SIGABRT\)"),
+        (b"\x05label", b"\x05la\xffel", "can't be read as Parquet: 'utf-8' codec"),
+        (b"\x15\x02\x16\x06\x16", b"\x15\x02\x16\x00\x16", "is damaged: 0 of its 3 rows were found"),
+    ],
+    ids=["a column that has no nulls", "a name", "no values"],
+)
+def test_a_damaged_footer_of_parquet_is_an_error(
+    images: Path, tmp_path: Path, old: bytes, new: bytes, message: str
+) -> None:
+    path = write_manifest(images, "parquet", [{"path": f"class-0/img-00{i}.jpg", "label": i} for i in range(3)])
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+    with pytest.raises(SourceError, match=rf"list\.parquet: .*{message}"):
+        sharded(path, tmp_path)
+
+
+def test_parquet_rows_that_cannot_be_read_are_listed(images: Path, tmp_path: Path) -> None:
+    names = [f"class-0/img-00{i}.jpg" for i in range(3)]
+    times = pyarrow.array([0, 2**60, 1], pyarrow.timestamp("ms"))
+    notes = pyarrow.array([b"a", b"b", b"\xff"], pyarrow.binary()).view(pyarrow.string())
+    table = pyarrow.table({"path": names, "time": times, "note": notes})
+    pyarrow.parquet.write_table(table, images / "list.parquet")
+    out = sharded(images / "list.parquet", tmp_path)
+    found = rejected(out)
+    assert found.keys() == {"list.parquet#2", "list.parquet#3"}
+    assert found["list.parquet#2"].startswith("row 2: ")
+    assert [path for path, _, _ in samples_of(out)] == names[:1]
+
+
+def test_a_small_parquet_file_does_not_take_much_memory(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = images / "list.parquet"
+    image = pyarrow.array([bytes(4 << 20)], pyarrow.binary())
+    repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 200), image)
+    pyarrow.parquet.write_table(pyarrow.table({"image": repeated}), path, compression="zstd")
+    assert path.stat().st_size < 1 << 14
+    before, most = pyarrow.total_allocated_bytes(), 0
+    for _ in parquet_rows(str(path)):
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert most < 512 << 20
+    lists = pyarrow.table({"path": ["class-0/img-000.jpg"], "x": pyarrow.array([[0] * 100_000])})
+    pyarrow.parquet.write_table(lists, images / "lists.parquet")
+    monkeypatch.setattr(parquet, "BATCH_VALUES", 99_999)
+    with pytest.raises(SourceError, match=r"column 'x.list.element' has 100,000 values in a row, more than 99,999"):
+        sharded(images / "lists.parquet", tmp_path)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 1 << 20)
+    with pytest.raises(SourceError, match=r"column 'image' unpacks from [\d,]+ bytes to 4,19\d,\d+, more than"):
+        sharded(path, tmp_path)
+
+
+def test_columns_are_found_whatever_the_first_row_lacks(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text(
+        '{"path": null}\n{"path": "class-0/img-000.jpg"}\n{"path": "class-0/img-001.jpg", "label": 5}\n'
+        '{"path": "class-0/img-002.jpg", "label": ""}\n'
+    )
+    out = sharded(images / "list.jsonl", tmp_path)
+    assert {path[-7:-4]: label for path, _, label in samples_of(out)} == {"000": -1, "001": 5, "002": -1}
+    (images / "list.csv").write_text("path, label\nclass-0/img-000.jpg, 4\n")
+    shard(str(images / "list.csv"), str(tmp_path / "b"), kept())
+    assert [label for _, _, label in samples_of(tmp_path / "b")] == [4]
+
+
+def test_labels_that_look_like_numbers_but_are_written_oddly_are_names(images: Path, tmp_path: Path) -> None:
+    rows = [{"path": f"class-0/img-00{i}.jpg", "label": label} for i, label in enumerate(["001", "1", "1_0"])]
+    out = sharded(write_manifest(images, "csv", rows), tmp_path)
+    assert Manifest.read(str(out)).classes == ["001", "1", "1_0"]  # type: ignore[union-attr]
+
+
+def test_rows_that_cannot_be_written_as_json_are_listed(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text(
+        '{"path": "class-0/img-000.jpg", "note": "\\ud800"}\n{"path": "class-0/img-001.jpg", "note": NaN}\n'
+        '{"path": "class-0/img-002.jpg", "note": "fine"}\n'
+    )
+    found = rejected(sharded(images / "list.jsonl", tmp_path))
+    assert sorted(found) == ["list.jsonl#1", "list.jsonl#2"]
+    assert all("can't be written as JSON" in reason for reason in found.values())
+
+
+def test_a_list_as_label_is_an_error(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text('{"path": "class-0/img-000.jpg", "label": [1, 2]}\n')
+    with pytest.raises(SourceError, match=r"holds \[1, 2\]; labels are"):
+        sharded(images / "list.jsonl", tmp_path)
+
+
+def test_a_manifest_run_resumes_from_another_working_folder(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = write_manifest(images, "csv", ROWS)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(manifest), str(tmp_path / "out"), progress=StopAtOnce())
+    monkeypatch.chdir(images)
+    shard("list.csv", str(tmp_path / "out"))
+
+
+def test_a_finished_set_notices_renamed_classes_and_other_columns(images: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(images, "csv", ROWS)
+    shard(str(manifest), str(tmp_path / "out"))
+    for old, new in (("dog", "dug"), ("é", "è")):
+        text = manifest.read_text()
+        manifest.write_text(text.replace(old, new))
+        with pytest.raises(ShardError, match="labels or columns differ"):
+            shard(str(manifest), str(tmp_path / "out"))
+        manifest.write_text(text)
+    assert shard(str(manifest), str(tmp_path / "out")).written_shards == 0
+
+
+def test_a_changed_manifest_is_noticed_on_resume(images: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(images, "csv", ROWS)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(manifest), str(tmp_path / "out"), progress=StopAtOnce())
+    manifest.write_text(manifest.read_text().replace("dog", "cow"))
+    os.utime(manifest, (1, 1))  # some file systems count whole seconds
+    with pytest.raises(ShardError, match=r"list\.csv had \d+ bytes"):
+        shard(str(manifest), str(tmp_path / "out"))

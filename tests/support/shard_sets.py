@@ -1,0 +1,153 @@
+"""Shard sets and tars to try things on, and readers of what was written."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feeder.shard.format.index import Index
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
+from feeder.system.progress import Progress
+from feeder.tools.inspect import verify
+from tests.support.images import encode, pixels
+
+__all__ = [
+    "KEEP",
+    "StopAtOnce",
+    "contents",
+    "damage_row",
+    "header_of",
+    "kept",
+    "member",
+    "rejected",
+    "samples_of",
+    "sharded",
+    "tar_members",
+    "with_header",
+    "write_tar",
+]
+
+KEEP = EncodeOptions("keep")
+kept = functools.partial(ShardOptions, encode=KEEP)
+
+
+class StopAtOnce(Progress):
+    """Interrupts the run after its first sample."""
+
+    def advance(self, samples: int, size_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below a folder with its checksum."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def samples_of(folder: Path) -> list[tuple[str, bytes, int]]:
+    """(original path, image bytes, label) as the index has them, in order."""
+    index = Index(folder / "index.bin")
+    found = []
+    for i in range(len(index)):
+        with open(index.shard_path(int(index.shard[i])), "rb") as file:
+            data = os.pread(file.fileno(), int(index.length[i]), int(index.offset[i]))
+        found.append((index.source_path(i), data, int(index.label[i])))
+    return found
+
+
+def header_of(data: bytes | bytearray) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+    return header
+
+
+def with_header(data: bytes, header: dict[str, Any], *, checksums: bool = True) -> bytes:
+    """An index file with another header, of the same length, and with checksums that match, or with none as of old."""
+    length = int.from_bytes(data[8:16], "little")
+    columns = header["columns"].items() if isinstance(header["columns"], dict) else ()
+    for name, entry in columns:
+        column = header_of(data)["columns"][name]
+        start, size = column["offset"], column["count"] * np.dtype(column["dtype"]).itemsize
+        entry.pop("crc32", None)
+        if checksums:
+            entry["crc32"] = f"{zlib.crc32(data[start : start + size]):08x}"
+    header = {name: value for name, value in header.items() if name != "header_crc32"}
+    if checksums:
+        header = {"header_crc32": "00000000"} | header
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    if checksums:
+        text = text.replace(b"00000000", b"%08x" % zlib.crc32(data[:16] + text), 1)
+    return data[:16] + text + data[16 + length :]
+
+
+def damage_row(path: str, column: str, row: int, value: int) -> None:
+    """Writes another value into a column of an index file, as someone would who knows its checksums."""
+    data = bytearray(Path(path).read_bytes())
+    header = header_of(data)
+    entry = header["columns"][column]
+    size = np.dtype(entry["dtype"]).itemsize
+    start = entry["offset"] + row * size
+    data[start : start + size] = value.to_bytes(size, "little")
+    Path(path).write_bytes(with_header(bytes(data), header))
+
+
+def rejected(out: Path) -> dict[str, str]:
+    """Reason by path, after checking that nothing got lost."""
+    manifest = Manifest.read(str(out))
+    rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    assert manifest is not None
+    assert len(rows) == manifest.rejected
+    assert manifest.samples == len(Index(out / "index.bin"))
+    assert manifest.inputs == manifest.samples + manifest.rejected
+    assert verify(str(out)) == []
+    return {row["path"]: row["reason"] for row in rows}
+
+
+def sharded(source: Path | str, tmp_path: Path, columns: ManifestColumns | None = None) -> Path:
+    out = tmp_path / "out"
+    shard(str(source), str(out), kept(max_bad=1, samples_per_shard=5, columns=columns or ManifestColumns()))
+    return out
+
+
+def member(out: Path, path: str, field: str) -> bytes | None:
+    """A field of the sample with this original path."""
+    index = Index(out / "index.bin")
+    i = next(i for i in range(len(index)) if index.source_path(i) == path)
+    with tarfile.open(index.shard_path(int(index.shard[i]))) as tar:
+        try:
+            return tar.extractfile(f"{index.key(i)}.{field}").read()  # type: ignore[union-attr]
+        except KeyError:
+            return None
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def tar_members(count: int, first: int = 0) -> list[tuple[str, bytes]]:
+    found = []
+    for i in range(first, first + count):
+        fields = [("jpg", encode(pixels(i))), ("cls", b"%d" % (i % 3)), ("json", b'{"i":%d}' % i), ("seg.png", b"\x89")]
+        found += [(f"dir/{i:04d}.{field}", data) for field, data in fields]
+    return found
