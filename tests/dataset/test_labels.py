@@ -291,6 +291,18 @@ def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
         ShardDataset(tmp_path, classes=["b", "a"])
 
 
+def test_a_manifest_with_other_class_names_than_were_written_is_refused(tmp_path: Path) -> None:
+    write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["ant", "bee", "cat"])
+    path = tmp_path / "manifest.json"
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b'"bee"', b'"cow"'))
+    with pytest.raises(FormatError, match="its bytes do not match its checksum"):
+        ShardDataset(tmp_path)
+    path.write_bytes(written[:-4])
+    with pytest.raises(FormatError, match=r"manifest\.json: damaged"):
+        ShardDataset(tmp_path)
+
+
 def dataset_path(dataset: FolderDataset | ShardDataset) -> str:
     return dataset.reader.place
 
