@@ -242,7 +242,7 @@ def jpeg_orientation(exif: list[bytes], xmp: bytes | None) -> int:
     from PIL import Image
 
     image = Image.new("1", (1, 1))
-    if exif:  # Pillow takes the first segment, and the others as what follows it
+    if exif:  # Pillow takes the first segment, followed by the others
         image.info["exif"] = exif[0] + b"".join(segment[len(EXIF_HEAD) :] for segment in exif[1:])
     if xmp is not None:
         image.info["xmp"] = xmp

@@ -89,9 +89,9 @@ class Split:
 def ordered_batches(
     order: Order, epoch: int, split: Split
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yields of each of a rank's batches the positions and the sample ids, both int64 [N].
+    """Yields the positions and the sample ids of each of a rank's batches, both int64 [N].
 
-    Ids of several batches are computed at once: most of what they cost is there however few they are.
+    Ids of several batches are computed at once, as most of the cost does not depend on their number.
     """
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
     for first_step in range(0, len(split), steps):

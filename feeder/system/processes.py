@@ -60,7 +60,7 @@ def memory(root: int | None = None) -> Memory:
 
 
 def pss_bytes(pid: int) -> int:
-    """Returns the memory of a process, with its share of what it has in common with others; 0 if that can't be read."""
+    """Returns the memory of a process with its share of the shared part; 0 if that can't be read."""
     try:
         return _field_bytes(f"/proc/{pid}/smaps_rollup", "Pss")
     except OSError:

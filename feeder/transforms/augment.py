@@ -30,7 +30,7 @@ AUGMENTATIONS = (
     "Equalize",
     "Invert",
 )
-# Those that enhance, and what they enhance.
+# Enhancements, and the property that each changes.
 ENHANCEMENTS = {"Brightness": "brightness", "Color": "saturation", "Contrast": "contrast", "Sharpness": "sharpness"}
 # RandAugment and TrivialAugmentWide choose among all but the last; AutoAugment's policies have that one, too.
 _DRAWN = AUGMENTATIONS.index("Invert")
@@ -46,7 +46,7 @@ class RandAugment(Op):
         magnitude: Strength: number of the bin, from 0.
         num_magnitude_bins: Number of bins, at least 2.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image; None for black.
 
     Raises:
         ArgumentError: for an argument outside its range.
@@ -95,7 +95,7 @@ class TrivialAugmentWide(Op):
     Args:
         num_magnitude_bins: Number of strengths, at least 2.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image; None for black.
 
     Raises:
         ArgumentError: for an argument outside its range.

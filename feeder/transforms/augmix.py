@@ -35,7 +35,7 @@ class AugMix(Op):
         alpha: Parameter of the weights' Dirichlet and Beta distributions, positive.
         all_ops: True to have brightness, color, contrast and sharpness among the augmentations.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image; None for black.
 
     Raises:
         ArgumentError: for an argument outside its range.

@@ -138,7 +138,7 @@ class AutoAugment(Op):
     Args:
         policy: The pairs: an :class:`AutoAugmentPolicy`, torchvision's own, or "imagenet", "cifar10" or "svhn".
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        fill: One number or (R, G, B), 0-255, for what comes from outside the image; None for black.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image; None for black.
 
     Raises:
         ArgumentError: for an argument outside its range.

@@ -49,7 +49,7 @@ class Branches(Op):
             if isinstance(op, Branches):
                 raise ArgumentError(
                     f"{type(op).__name__} can't be in {type(self).__name__}: ops that have others in them do not nest; "
-                    "give the ops in it probabilities of their own, or put it before or after"
+                    "give the ops in it their own probabilities, or put it before or after"
                 )
             if isinstance(op, (ToDtype, Normalize)) or any(op.extent(e) != e for e in _PROBES):
                 raise ArgumentError(

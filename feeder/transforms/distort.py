@@ -24,7 +24,7 @@ class RandomRotation(Op):
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         expand: True to enlarge the output until the whole image fits.
         center: (x, y) in pixels from the upper left corner; None for the middle.
-        fill: One number or (R, G, B), 0-255, for what lies outside the image.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image.
 
     Raises:
         ArgumentError: for an argument outside its range.
@@ -89,7 +89,7 @@ class RandomAffine(Op):
         scale: (min, max) of the scale; None for 1.
         shear: In degrees: one number or (min, max) for x, or four numbers, (min, max) for x and for y.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        fill: One number or (R, G, B), 0-255, for what lies outside the image.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image.
         center: (x, y) in pixels from the upper left corner; None for the middle.
 
     Raises:
@@ -157,7 +157,7 @@ class RandomPerspective(Op):
         distortion_scale: Largest move of a corner, as a fraction of half the width and half the height, 0 to 1.
         p: Probability, 0 to 1.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        fill: One number or (R, G, B), 0-255, for what lies outside the image.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image.
 
     Raises:
         ArgumentError: for an argument outside its range.

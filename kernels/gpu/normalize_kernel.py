@@ -253,7 +253,7 @@ def on_device(values: torch.Tensor | None, dtype: torch.dtype, like: torch.Tenso
     if values is None:
         return None
     if like.device.type == "cuda" and values.device.type == "cpu":
-        values = values.pin_memory()  # from elsewhere the copy may wait for what is queued
+        values = values.pin_memory()  # from other memory the copy may wait for queued work
     return values.to(like.device, dtype, non_blocking=True).contiguous()
 
 

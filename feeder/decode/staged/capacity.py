@@ -17,7 +17,7 @@ _PEEK = 1024
 _PEEK_AT_FILES = 64
 _GROUPS = 512
 _ALIGN = 64
-# Images of so many times the pixels of all but one in a hundred are outliers, if they have at least so many pixels.
+# Outliers have this many times the pixels of all but one image in a hundred, and at least this many.
 _OUTLIER_TIMES = 4
 _OUTLIER_LEAST = 4_000_000
 
