@@ -21,6 +21,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import get_decoder
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
+from feeder.loader.slots.ring import Samples
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -50,7 +51,7 @@ def main() -> None:
             for name in sorted(meters, reverse=(turn + number) % 2 == 0):
                 work.meter = meters[name]
                 started = time.process_time_ns()
-                work.run(0, ids, ids, images, labels)
+                work.run(0, Samples.of(ids, ids), images, labels)
                 if turn:  # the first turn opens files and takes memory
                     times[name].append((time.process_time_ns() - started) / _PART / 1000)
     calls = [_calls_us(work.decoder) for _ in range(options.repeats)]

@@ -33,7 +33,7 @@ from feeder.errors import BackendError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.trainer_decode import DecodeFeed
-from feeder.loader.slots.ring import SlotView
+from feeder.loader.slots.ring import Samples, SlotView
 from feeder.transforms import (
     CenterCrop,
     ColorJitter,
@@ -640,13 +640,13 @@ def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) ->
 
 def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
     """Over so many batches of one sample, all of them at hand."""
-    work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0)
+    work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0, keys=lambda _: ())
     one = np.zeros(1, np.int64)
     finished = []
     for number in range(batches):
         memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
         Staged(np.zeros(1, ROW), [bytes([number])]).pack(memory.reshape(-1))
-        finished.append(Finished(SlotView(one, one, one, memory), [], [], 0, [(0, 1)]))
+        finished.append(Finished(SlotView(Samples.of(one, one), one, memory), [], [], 0, [(0, 1)]))
     return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
 
 

@@ -24,11 +24,11 @@ def test_slot_arrays_do_not_overlap() -> None:
     ring = Ring(Layout(3, (3, 5, 6), "float32"), 2)
     for slot in range(2):
         view = ring.views[slot]
-        for k, array in enumerate((view.positions, view.ids, view.labels, view.images)):
+        for k, array in enumerate((*view.samples, view.labels, view.images)):
             array[...] = 10 * slot + k
     for slot in range(2):
         view = ring.views[slot]
-        for k, array in enumerate((view.positions, view.ids, view.labels, view.images)):
+        for k, array in enumerate((*view.samples, view.labels, view.images)):
             assert (array == 10 * slot + k).all()
         assert view.images.shape == (3, 3, 5, 6)
         assert view.images.dtype == np.float32

@@ -15,7 +15,7 @@ from feeder.loader.fast.batches import Finished, Request
 from feeder.loader.fast.part_report import Report
 from feeder.loader.fast.position import Progress
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.ring import HELD_BATCHES, SlotView
+from feeder.loader.slots.ring import HELD_BATCHES, Samples, SlotView
 from feeder.order.epoch import Order
 from feeder.order.split import ordered_batches
 from feeder.system.callers import warn
@@ -37,11 +37,11 @@ def requests(order: Order, progress: Progress) -> Iterator[Request]:
     epoch, split, replay = progress.place.epoch, progress.split, progress.replay
     if split is not None:
         for positions, ids in ordered_batches(order, epoch, split):
-            yield Request(epoch, positions, ids)
+            yield Request(epoch, Samples.of(positions, ids))
         return
     assert replay is not None
-    for first, ids in replay.batches():
-        yield Request(epoch, first + np.arange(len(ids), dtype=np.int64), ids)
+    for samples in replay.batches():
+        yield Request(epoch, samples)
 
 
 @dataclass
@@ -62,12 +62,12 @@ def make_here(work: Work, requests: Iterator[Request], meters: dict[str, int]) -
         meters: Sums that grow with every batch; see :meth:`feeder.loader.fast.task_board.Board.meters`.
     """
     for request in requests:
-        rows = len(request.ids)
+        rows = len(request.samples.ids)
         labels = np.empty(rows, work.reader.label_dtype)
         images = np.empty((rows, *work.sample_shape), work.sample_dtype)
         started = time.perf_counter_ns()
         try:
-            report = work.run(request.epoch, request.positions, request.ids, images, labels)
+            report = work.run(request.epoch, request.samples, images, labels)
         except Exception as error:
             yield error
             continue
@@ -75,7 +75,7 @@ def make_here(work: Work, requests: Iterator[Request], meters: dict[str, int]) -
             meters[name] = meters.get(name, 0) + getattr(report, name)
         meters["busy_ns"] = meters.get("busy_ns", 0) + time.perf_counter_ns() - started
         meters["parts"] = meters.get("parts", 0) + 1
-        arrays = SlotView(request.positions, request.ids, labels, images)
+        arrays = SlotView(request.samples, labels, images)
         fields, substitutions = report.fields, report.substitutions
         whole = [(0, rows)]
         found = fields, substitutions, request.epoch, whole, report.left_over, report.collated
@@ -114,7 +114,7 @@ class BatchQueue:
                 self._waiting = next(self._requests, None)
             if self._waiting is None:
                 return
-            rows = max(len(self._waiting.ids), self._batch_size or 1)
+            rows = max(len(self._waiting.samples.ids), self._batch_size or 1)
             if not self._engine.fits(rows):
                 if self._queue:
                     return
@@ -181,10 +181,10 @@ class BatchQueue:
         self._waiting = None
 
     def _give_out(self, request: Request, slot: int) -> None:
-        rows = len(request.ids)
+        rows = len(request.samples.ids)
         view = self._engine.ring.views[slot]
-        view.positions[:rows] = request.positions
-        view.ids[:rows] = request.ids
+        for column, values in zip(view.samples, request.samples, strict=True):
+            column[:rows] = values
         pool = self._engine.pool
         edges = self._engine.parts(rows)
         parts = pool.submit(slot, edges, request.epoch)
@@ -200,7 +200,7 @@ class BatchQueue:
                 self._engine.ring.put_back(making.slot)
                 return report
             reports.append(report)
-        rows, ring = len(making.request.ids), self._engine.ring
+        rows, ring = len(making.request.samples.ids), self._engine.ring
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
         if ring.settle(most):

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from feeder.loader.fast.part_report import Substitution
-from feeder.loader.slots.ring import SlotView
+from feeder.loader.slots.ring import Samples, SlotView
 
 if TYPE_CHECKING:
     from feeder.decode.decoder import Buffer
@@ -24,14 +23,11 @@ class Request(NamedTuple):
 
     Attributes:
         epoch: The epoch that the augmentation is drawn for.
-        positions: int64 [N], positions in the epoch.
-        ids: int64 [N], sample ids; of one that came before in the epoch, as often with the number of samples added,
-            which tells its augmentation apart.
+        samples: The samples.
     """
 
     epoch: int
-    positions: npt.NDArray[np.int64]
-    ids: npt.NDArray[np.int64]
+    samples: Samples
 
 
 @dataclass
@@ -63,17 +59,19 @@ class Finished:
     def let_go(self) -> None:
         """Keeps what is small in ordinary memory, and the slot no longer: its images are gone from here."""
         arrays = self.arrays
-        nothing = np.empty((len(arrays.ids), 0), np.uint8)
-        self.arrays = SlotView(arrays.positions.copy(), arrays.ids.copy(), arrays.labels.copy(), nothing)
+        nothing = np.empty((len(arrays.labels), 0), np.uint8)
+        self.arrays = SlotView(arrays.samples.copy(), arrays.labels.copy(), nothing)
 
-    def made_ids(self) -> npt.NDArray[np.int64]:
-        """int64 [N], ids of the samples that are really in it: those of the request, or their substitutes."""
+    def made(self) -> Samples:
+        """Returns the samples whose images are in the batch: those of the request, or their substitutes."""
+        samples = self.arrays.samples
         if not self.substitutions:
-            return self.arrays.ids
-        ids: npt.NDArray[np.int64] = self.arrays.ids.copy()
+            return samples
+        made = samples.copy()
         for substitution in self.substitutions:
-            ids[self.arrays.positions == substitution.position] = substitution.substitute
-        return ids
+            row = samples.positions == substitution.position
+            made.ids[row], made.repeats[row] = substitution.substitute, 0
+        return made
 
 
 @dataclass

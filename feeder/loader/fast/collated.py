@@ -26,6 +26,7 @@ from feeder.loader.fast.part_report import Report
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
+from feeder.loader.slots.ring import Samples
 from feeder.loader.workers.seeding import seeded
 
 __all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]
@@ -85,8 +86,7 @@ class CollatedWork(Work):
     def run(
         self,
         epoch: int,
-        positions: npt.NDArray[np.int64],
-        ids: npt.NDArray[np.int64],
+        samples: Samples,
         images: npt.NDArray[Any],
         labels: npt.NDArray[Any],
         beat: Callable[[], None] = lambda: None,
@@ -94,25 +94,27 @@ class CollatedWork(Work):
         """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
         pixels: list[npt.NDArray[Any]] = []
         parts = []
-        for first, count in part_rows(len(ids), 1):  # a large batch at once would be long without a sign of life
+        for first, count in part_rows(
+            len(samples.ids), 1
+        ):  # a large batch at once would be long without a sign of life
             rows = slice(first, first + count)
             made: Any = [None] * count
             if self.recipe.output_size is not None:
                 made = np.empty((count, *super().sample_shape), super().sample_dtype)
-            parts.append(super().run(epoch, positions[rows], ids[rows], made, labels[rows], beat))
+            parts.append(super().run(epoch, samples.part(rows), made, labels[rows], beat))
             pixels += list(made)
             del made
         fields = [[value for part in parts for value in part.fields[k]] for k in range(len(self.fields))]
-        samples = as_samples(pixels, labels, fields, self.recipe.output_dtype)
-        del pixels, fields  # the samples are the collate_fn's
+        finished = as_samples(pixels, labels, fields, self.recipe.output_dtype)
+        del pixels, fields  # the finished samples are the collate_fn's
         report = _together(parts)
         beat()
         started = time.perf_counter_ns()
-        with seeded(self.seed, epoch, int(positions[0])):
+        with seeded(self.seed, epoch, int(samples.positions[0])):
             if not self.share_bytes:
-                report.collated = Collated(self.collate_fn(samples))
+                report.collated = Collated(self.collate_fn(finished))
             else:
-                result = self._caught(samples)
+                result = self._caught(finished)
         collated = time.perf_counter_ns()
         self.meter.add("collate", collated - started)
         if self.share_bytes:

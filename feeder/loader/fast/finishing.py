@@ -76,7 +76,7 @@ class Finishing:
             return None
         size = self._work.recipe.output_size
         assert size is not None
-        place = self._work.seed, finished.epoch, int(finished.arrays.positions[0])
+        place = self._work.seed, finished.epoch, int(finished.arrays.samples.positions[0])
         return pick(self._mix, *place).draw(*place, *size)
 
     def _images(self, finished: Finished, images: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ class Finishing:
         assert work.split is not None
         rest = None
         if work.split.fuses_rest and work.recipe.rest:
-            rest = work.recipe.draw_rest(work.seed, finished.epoch, finished.made_ids())
+            rest = work.recipe.draw_rest(work.seed, finished.epoch, work.keys(finished.made()))
         fused = mixing is not None and work.recipe.output_dtype != "uint8"
         done = self._finisher(
             images,

@@ -64,7 +64,7 @@ class Ledger:
         self.substitutions.extend(skipped)
         padding = progress.split.padding(step) if progress.split is not None else 0
         if padding:
-            self.padded += finished.arrays.ids[-padding:].tolist()
+            self.padded += finished.arrays.samples.ids[-padding:].tolist()
 
     def waited(self, waited_ns: int) -> None:
         """Counts the time that the caller waited for a batch of the workers."""

@@ -369,8 +369,8 @@ class Pool:
         )
 
     def _keys(self, part: Part) -> tuple[str, ...]:
-        ids = self._ring.views[part.slot].ids[part.first : part.first + part.rows]
-        return tuple(str(self._work.reader.field(i, "key")) for i in self._work.samples_of(ids).tolist())
+        ids = self._ring.views[part.slot].samples.ids[part.first : part.first + part.rows]
+        return tuple(str(self._work.reader.field(i, "key")) for i in ids.tolist())
 
 
 def _cause(code: int) -> str:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.errors import ArgumentError
 from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
+from feeder.loader.slots.ring import Samples
 from feeder.loader.stateful import Stateful
 from feeder.text import count
 
@@ -76,9 +77,8 @@ class Replay:
     def drawn(self) -> list[str]:
         return sorted(self._global)
 
-    def batches(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Gives (position of its first sample, ids int64 [N]) of each batch; of a sample that came before in the epoch
-        the id has the number of samples added as often.
+    def batches(self) -> Iterator[Samples]:
+        """Yields the samples of each batch.
 
         Raises:
             ArgumentError: if a batch is empty, or the sampler gives other samples than when the state was saved.
@@ -105,12 +105,14 @@ class Replay:
                 raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {size}")
             if number == self._start:
                 self._arrive(digest)
-            ids = _told_apart(ids % size, times)
-            digest = hashlib.blake2b(digest + ids.tobytes(), digest_size=_DIGEST_BYTES).digest()
+            ids = ids % size
+            repeats = _repeats(ids, times)
+            drawn = (ids + repeats * size).tobytes()
+            digest = hashlib.blake2b(digest + drawn, digest_size=_DIGEST_BYTES).digest()
             number += 1
             if number > self._start:
                 self._ahead.append((digest, first + len(ids), self._own_state()))
-                yield first, ids
+                yield Samples(first + np.arange(len(ids), dtype=np.int64), ids, repeats)
             else:
                 self._digest, self._first = digest, first + len(ids)
                 if saved is not None and saved["rank"] == self._rank and self._first > saved["samples"]:
@@ -250,16 +252,17 @@ def _chain(sampler: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         sampler, path = inner, f"{path}{name}."
 
 
-def _told_apart(ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The ids with ``len(times)`` added for each time that the sample came before, and those times counted on.
+def _repeats(ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns for each of a batch's ids how often it came before, int64 [N].
 
-    Samplers that weight or repeat samples count on another augmentation each time.
+    Args:
+        ids: int64 [N].
+        times: int64 [samples], how often each sample came before the batch; counted on.
     """
     order = np.argsort(ids, kind="stable")
     ordered, again = ids[order], np.zeros(len(ids), np.int64)
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     again[order] = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))
-    before = times[ids] + again
+    repeats: npt.NDArray[np.int64] = times[ids] + again
     np.add.at(times, ids, 1)
-    told_apart: npt.NDArray[np.int64] = ids + before * len(times)
-    return told_apart
+    return repeats

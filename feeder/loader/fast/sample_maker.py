@@ -19,6 +19,7 @@ from feeder.decode.staged.stored_boxes import stored_rows
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
 from feeder.loader.observe.meter import Meter
+from feeder.loader.slots.ring import Samples
 from feeder.order.epoch import substitute
 from feeder.system.callers import warn
 
@@ -112,8 +113,7 @@ class Work:
     def run(
         self,
         epoch: int,
-        positions: npt.NDArray[np.int64],
-        ids: npt.NDArray[np.int64],
+        samples: Samples,
         images: npt.NDArray[Any],
         labels: npt.NDArray[Any],
         beat: Callable[[], None] = lambda: None,
@@ -122,8 +122,7 @@ class Work:
 
         Args:
             epoch: The epoch that the augmentation is drawn for.
-            positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
-            ids: int64 [N]; they key the augmentation, and name the samples, see :meth:`samples_of`.
+            samples: The samples.
             images: [N, *sample_shape] of the sample dtype; filled.
             labels: [N] of the reader's label dtype; filled.
             beat: Called between the steps, as a sign of life.
@@ -132,16 +131,17 @@ class Work:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
         report = Report()
-        samples = self.samples_of(ids)
+        ids = samples.ids.copy()
         sink = self._sink(images)
-        errors = self._make(epoch, np.arange(len(ids)), ids, sink, labels, report, beat)
+        errors = self._make(epoch, np.arange(len(ids)), ids, self.keys(samples), sink, labels, report, beat)
         if any(errors):
             for row, error in enumerate(errors):
                 if error is not None:
-                    samples[row] = self._replace(error, epoch, int(positions[row]), row, sink, labels, report, beat)
+                    position = int(samples.positions[row])
+                    ids[row] = self._replace(error, epoch, position, row, sink, labels, report, beat)
         report.clipped, report.slow = sink.clipped, sink.slow
         report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
-        report.fields = [[self.reader.field(i, name) for i in samples.tolist()] for name in self.fields]
+        report.fields = [[self.reader.field(i, name) for i in ids.tolist()] for name in self.fields]
         return report
 
     def _sink(self, images: Any) -> Sink:
@@ -149,15 +149,16 @@ class Work:
             return PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
         return StagedSink(self.stager, self.recipe, images, self.meter)
 
-    def samples_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Samples that a request's ids name: int64 of any shape; see :class:`feeder.loader.fast.batches.Request`."""
-        return ids % len(self.reader)
+    def keys(self, samples: Samples) -> npt.NDArray[np.int64]:
+        """Returns the keys of the augmentation's draws, int64 [N]: others for each repeat of a sample."""
+        return samples.ids + samples.repeats * len(self.reader)
 
     def _make(
         self,
         epoch: int,
         rows: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.int64],
         sink: Sink,
         labels: npt.NDArray[Any],
         report: Report,
@@ -165,9 +166,8 @@ class Work:
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
         started, already_ns = time.perf_counter_ns(), report.read_ns
-        drawing = _Drawing(self, epoch, ids)
-        samples = self.samples_of(ids)
-        encoded = self._read(samples, report, drawing if sink.takes_rows else None)
+        drawing = _Drawing(self, epoch, keys)
+        encoded = self._read(ids, report, drawing if sink.takes_rows else None)
         labels[rows] = encoded.labels
         beat()
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
@@ -177,13 +177,13 @@ class Work:
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
                 beat()
-                encoded = self._read(samples[again], report)
+                encoded = self._read(ids[again], report)
                 for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
                     if error is None:
                         warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
-        return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, samples, strict=True)]
+        return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
     def _read(self, ids: npt.NDArray[np.int64], report: Report, drawing: _Drawing | None = None) -> Encoded:
         started = time.perf_counter_ns()
@@ -211,7 +211,8 @@ class Work:
         here = np.array([row])
         for attempt in range(SUBSTITUTES):
             i = substitute(position, attempt, len(self.reader), self.seed, epoch)
-            problem = self._make(epoch, here, np.array([i]), sink, labels, report, beat)[0]
+            one = np.array([i])
+            problem = self._make(epoch, here, one, one, sink, labels, report, beat)[0]
             if problem is None:
                 where = error.key, error.shard, error.offset_bytes
                 report.substitutions.append(Substitution(position, *where, error.reason, i))
@@ -232,7 +233,7 @@ class _Drawing:
     Args:
         work: What is done to them.
         epoch: The epoch that it is drawn for.
-        ids: int64 [N], what it is keyed by.
+        keys: int64 [N], keys of the draws.
 
     Attributes:
         draws: What was drawn.
@@ -241,14 +242,14 @@ class _Drawing:
 
     work: Work
     epoch: int
-    ids: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]
     draws: Draws | None = field(default=None, init=False)
     spent_ns: int = field(default=0, init=False)
 
     def draw(self, sizes: npt.NDArray[np.int32]) -> Draws:
         """Draws for images of these upright sizes, int32 [N, 2]."""
         started = time.perf_counter_ns()
-        self.draws = self.work.recipe.draw(self.work.seed, self.epoch, self.ids, sizes)
+        self.draws = self.work.recipe.draw(self.work.seed, self.epoch, self.keys, sizes)
         self.spent_ns = time.perf_counter_ns() - started
         self.work.meter.add("draw", self.spent_ns)
         return self.draws

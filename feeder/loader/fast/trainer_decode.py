@@ -19,6 +19,7 @@ from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.sample_maker import SUBSTITUTES, Work
 from feeder.loader.observe.meter import Meter
+from feeder.loader.slots.ring import Samples
 from feeder.order.epoch import substitute
 
 if TYPE_CHECKING:
@@ -142,11 +143,11 @@ class DecodeFeed:
 
     def _decode(self, finished: Finished, staged: Staged) -> Decoded | BaseException:
         work = self._work
-        made = finished.made_ids()
-        rest = work.recipe.draw_rest(work.seed, finished.epoch, made)
+        made = finished.made()
+        rest = work.recipe.draw_rest(work.seed, finished.epoch, work.keys(made))
         mixing = self._mixing(finished)
         fused = mixing is not None and work.recipe.output_dtype != "uint8"
-        mix = mixing_partner(mixing, len(made), self._decoder.device) if mixing is not None and fused else None
+        mix = mixing_partner(mixing, len(made.ids), self._decoder.device) if mixing is not None and fused else None
         images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last, mix=mix)
         finished.let_go()
         batch = Decoded(
@@ -161,7 +162,7 @@ class DecodeFeed:
         )
         for row, error in enumerate(errors):
             if error is not None:
-                named = work.reader.at(error, int(work.samples_of(made[row])))
+                named = work.reader.at(error, int(made.ids[row]))
                 failed = self._replace(batch, row, named) if work.skip else named
                 if failed is not None:
                     return failed
@@ -172,12 +173,13 @@ class DecodeFeed:
     def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
         """Puts another sample in the place of one that only the decoder found to be bad; returns why it can't."""
         work, arrays = self._work, batch.arrays
-        position = int(arrays.positions[row])
+        here = arrays.samples.part(slice(row, row + 1))
+        position = int(here.positions[0])
         memory = np.empty((1, work.share_bytes), np.uint8)
         for attempt in range(SUBSTITUTES):
             i = np.array([substitute(position, attempt, len(work.reader), work.seed, batch.epoch)])
             try:
-                report = work.run(batch.epoch, arrays.positions[row : row + 1], i, memory, arrays.labels[row : row + 1])
+                report = work.run(batch.epoch, Samples.of(here.positions, i), memory, arrays.labels[row : row + 1])
             except DecodeError:
                 continue
             for found in report.substitutions:

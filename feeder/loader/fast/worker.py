@@ -100,8 +100,7 @@ def make_part(channel: socket.socket, board: Board, number: int, part: Part, vie
     try:
         message = work.run(
             part.epoch,
-            view.positions[rows],
-            view.ids[rows],
+            view.samples.part(rows),
             view.images[rows],
             view.labels[rows],
             lambda: board.beat(number),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,13 @@ from feeder.errors import ArgumentError
 from feeder.loader.slots.slots import Guard, Slots
 from feeder.system.memory import available_bytes
 
-__all__ = ["HELD_BATCHES", "Layout", "Ring", "SlotView", "plan_slots"]
+__all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "SlotView", "plan_slots"]
 
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
 
 _PAGE = 4096
+_COLUMNS = 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Layout:
 
     @functools.cached_property
     def images_offset(self) -> int:
-        return _aligned((2 * 8 + self.label_dtype.itemsize) * self.batch_size)
+        return _aligned((_COLUMNS * 8 + self.label_dtype.itemsize) * self.batch_size)
 
     @functools.cached_property
     def slot_bytes(self) -> int:
@@ -48,13 +49,45 @@ class Layout:
         return self.images_offset + _aligned(images)
 
 
-@dataclass(frozen=True)
-class SlotView:
-    """The arrays of a slot: positions and ids int64 [B], labels int64 [B] or float32 [B] or [B, K], images
-    [B, *image_shape]."""
+class Samples(NamedTuple):
+    """The samples of a batch, or of a part of one.
+
+    Attributes:
+        positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
+        ids: int64 [N], sample ids.
+        repeats: int64 [N], times that the sample came before in the epoch, as an explicit sampler may repeat it; each
+            time it is augmented anew.
+    """
 
     positions: npt.NDArray[np.int64]
     ids: npt.NDArray[np.int64]
+    repeats: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, positions: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Samples:
+        """Returns samples of which none is a repeat."""
+        return cls(positions, ids, np.zeros_like(ids))
+
+    def part(self, rows: slice) -> Samples:
+        """Returns some of the samples, in the same memory."""
+        return Samples(self.positions[rows], self.ids[rows], self.repeats[rows])
+
+    def copy(self) -> Samples:
+        """Returns the same samples in other memory."""
+        return Samples(self.positions.copy(), self.ids.copy(), self.repeats.copy())
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """The arrays of a slot for B samples.
+
+    Attributes:
+        samples: The samples.
+        labels: int64 [B], or float32 [B] or [B, K].
+        images: [B, *image_shape].
+    """
+
+    samples: Samples
     labels: npt.NDArray[Any]
     images: npt.NDArray[Any]
 
@@ -62,14 +95,14 @@ class SlotView:
     def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], rows: int | None = None) -> SlotView:
         """Returns the view of uint8 [slot_bytes], or of its first rows."""
         rows = layout.batch_size if rows is None else rows
-        positions, ids = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(2))
-        labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * 2)
+        columns = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
+        labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * _COLUMNS)
         images = np.ndarray((rows, *layout.image_shape), layout.dtype, memory, layout.images_offset)
-        return cls(positions, ids, labels, images)
+        return cls(Samples(*columns), labels, images)
 
     def copy(self) -> SlotView:
         """Returns a copy in ordinary memory."""
-        return SlotView(self.positions.copy(), self.ids.copy(), self.labels.copy(), self.images.copy())
+        return SlotView(self.samples.copy(), self.labels.copy(), self.images.copy())
 
 
 class Ring(Slots):
