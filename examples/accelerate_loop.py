@@ -1,4 +1,4 @@
-"""Trains a small classifier with Hugging Face Accelerate. Only the import of the data's side is feeder's.
+"""Trains a small classifier with Hugging Face Accelerate. Only the data loading is feeder's.
 
 python examples/accelerate_loop.py DIR [--epochs 3] [--size 224] [--checkpoint FILE]
 accelerate launch --num_processes 2 examples/accelerate_loop.py DIR
@@ -40,7 +40,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     )
     set_seed(0)
     dataset = ShardDataset(args.dir, transform=recipe)
-    # Not for prepare(), which would make one of torch's loaders from it: feeder splits by rank and feeds the device.
+    # Kept out of prepare(), which would replace it by torch's loader: feeder splits by rank and feeds the device.
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=args.batch_size,
@@ -78,7 +78,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
             if args.checkpoint:
                 state = {"model": accelerator.unwrap_model(model).state_dict(), "optimizer": optimizer.state_dict()}
                 state |= {"loader": loader.state_dict(), "epoch": epoch, "step": step}
-                if accelerator.is_main_process:  # whole or not at all, wherever this is killed
+                if accelerator.is_main_process:  # complete or not at all, even if this is killed
                     torch.save(state, f"{args.checkpoint}.unfinished")
                     os.replace(f"{args.checkpoint}.unfinished", args.checkpoint)
             if step == args.max_steps:
@@ -92,7 +92,7 @@ def main() -> None:
     args = arguments()
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     train(accelerator, args)
-    # First the model, which holds the process group; the group's threads must end before the interpreter does.
+    # First the model, which holds the process group: the group's threads must end before the interpreter.
     accelerator.free_memory()
     accelerator.end_training()
 

@@ -1,4 +1,4 @@
-"""Trains a small classifier with PyTorch Lightning. Only the import of the data's side is feeder's.
+"""Trains a small classifier with PyTorch Lightning. Only the data loading is feeder's.
 
 python examples/lightning_fit.py DIR [--epochs 3] [--devices 2] [--size 224] [--out RUN] [--resume CHECKPOINT]
 """

@@ -1,4 +1,4 @@
-"""Loads one epoch of a shard set with training augmentation and says how fast that was.
+"""Loads one epoch of a shard set with training augmentation and prints the rate.
 
 python examples/load_epoch.py DIR [--batch-size 64] [--workers N]
 """

@@ -1,4 +1,4 @@
-"""A training loop in the manner of timm's: MixUp, label smoothing, a cosine schedule by updates, an average of weights.
+"""A training loop in timm's style: MixUp, label smoothing, a cosine schedule by updates, averaged weights.
 
 python examples/timm_style.py DIR [--val DIR] [--epochs 3] [--size 224] [--log loss.csv]
 """
@@ -43,7 +43,7 @@ def train_one_epoch(
     loss_fn = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     model.train()
     total = torch.zeros((), device=next(model.parameters()).device)
-    for step, (images, shares) in enumerate(loader):  # how much of each class an image has
+    for step, (images, shares) in enumerate(loader):  # shares: float32 [N, classes], from MixUp
         loss = loss_fn(model(images), shares)
         optimizer.zero_grad()
         loss.backward()

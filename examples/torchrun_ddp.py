@@ -1,4 +1,4 @@
-"""Plain DistributedDataParallel under torchrun. Only the import of the data's side is feeder's.
+"""Plain DistributedDataParallel under torchrun. Only the data loading is feeder's.
 
 torchrun --nproc-per-node 2 examples/torchrun_ddp.py DIR [--epochs 3] [--size 224]
 """
@@ -82,7 +82,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if has_gpu else "gloo")
     train(args, device)
-    gc.collect()  # the model, which holds the group; the group's threads must end before the interpreter does
+    gc.collect()  # the model, which holds the group: the group's threads must end before the interpreter
     distributed.destroy_process_group()
 
 

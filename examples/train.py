@@ -1,14 +1,14 @@
-"""Trains an image classifier on feeder: from scratch or from weights, on one device or several; goes on when killed.
+"""Trains an image classifier: from scratch or from weights, on one device or several, resumable when killed.
 
     feeder shard train_images --out train && feeder shard val_images --out val
     python examples/train.py train val --out runs/first
     python examples/train.py train val --out runs/second --model resnet50 --pretrained --freeze
     torchrun --nproc-per-node 8 examples/train.py train val --out runs/third --parallel ddp --amp bf16 --channels-last
 
-The same command again goes on with exactly the batch that would have followed the last checkpoint.
+The same command again resumes with exactly the batch that would have followed the last checkpoint.
 --batch-size is that of the whole job: ddp gives each process, and dp each device, an equal part. The loss is the mean
-over the whole batch, so its curve is that of a single device, but for rounding. Not so with BatchNorm, which takes its
-statistics from each part alone; --norm group has no such statistics.
+over the whole batch, so its curve is that of a single device, except for rounding. BatchNorm is different, as it takes
+its statistics from each part alone; --norm group has no such statistics.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[Any]:
-    """Batches of (images, labels); a process of ddp gets its part of each."""
+    """Returns a loader of (images, labels); with ddp each process gets its part of a batch."""
     size, path = args.image_size, args.train if training else args.val
     val = [T.Resize(round(size * 8 / 7)), T.CenterCrop(size)]
     ops = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()] if training else val
@@ -79,9 +79,9 @@ def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[A
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         seed=args.seed,
-        rank=None if training else rank(),  # validate() knows what pads batches
+        rank=None if training else rank(),  # validate() knows which samples pad batches
         world_size=None if training else world_size(),
-        # dp copies each part of a batch to its own device, straight from where the workers decoded it.
+        # dp copies each part of a batch to its own device, directly from the memory that workers decoded it to.
         device="cuda" if args.device == "cuda" and args.parallel != "dp" else None,
         pin_memory=args.device == "cuda",
     )
@@ -93,7 +93,7 @@ class Residual(nn.Sequential):
 
 
 def small_resnet(classes: int, norm: str) -> nn.Module:
-    """A residual network for trying things out: 0.4 million parameters."""
+    """A small residual network for trials: 0.4 million parameters."""
 
     def convolution(inputs: int, outputs: int, stride: int) -> nn.Module:
         normalize = nn.GroupNorm(8, outputs) if norm == "group" else nn.BatchNorm2d(outputs)
@@ -108,7 +108,7 @@ def small_resnet(classes: int, norm: str) -> nn.Module:
 
 
 def make_model(args: argparse.Namespace, classes: int) -> Any:
-    """The model, with a last layer for that many classes."""
+    """Returns the model, with a last layer for that many classes."""
     if args.model == "small":
         model = small_resnet(classes, args.norm)
     elif importlib.util.find_spec("timm"):
@@ -135,7 +135,7 @@ def make_model(args: argparse.Namespace, classes: int) -> Any:
 
 
 class ModelAndLoss(nn.Module):
-    """Gives (mean loss, number of right answers), so that each device computes the loss of its own part."""
+    """Returns (mean loss, number of right answers), so that each device computes the loss of its own part."""
 
     def __init__(self, model: nn.Module, args: argparse.Namespace) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class ModelAndLoss(nn.Module):
 
 
 class DataParallel:
-    """dp: one process, and a replica on each device that gets its part of the batch and computes the loss there.
+    """dp: one process, and on each device a replica that computes the loss of its part of the batch.
 
     On the CPU, which torch's replicate and parallel_apply do not take, two replicas share the parameters.
     """
@@ -172,7 +172,7 @@ class DataParallel:
         inputs = [(i.to(device, non_blocking=True), n.to(device, non_blocking=True)) for i, n, device in parts]
         devices = [device for *_, device in parts]
         if devices[0].type == "cuda":
-            for device in devices[1:]:  # the loader fills a slot again once the first device's stream has passed
+            for device in devices[1:]:  # the loader reuses a slot once the first device's stream is past it
                 torch.cuda.current_stream(devices[0]).wait_stream(torch.cuda.current_stream(device))
             outputs = parallel_apply(replicate(self.module, devices), inputs, devices=devices)
         else:
@@ -204,7 +204,7 @@ def sum_over_processes(values: torch.Tensor) -> None:
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Writes a file that is there whole or not at all."""
+    """Writes a file completely or not at all."""
     if rank() != 0:
         return
     with open(path.with_suffix(".unfinished"), "wb") as file:
@@ -215,7 +215,7 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 
 class Trainer:
-    """Everything that a run consists of; what is named here is saved, and a run goes on from it."""
+    """A run; its checkpoints hold everything that STATEFUL and NUMBERS name."""
 
     STATEFUL = ("model", "optimizer", "scaler", "loader")
     NUMBERS = ("epoch", "step", "best", "stale_epochs")
@@ -248,25 +248,25 @@ class Trainer:
                 getattr(self, name).load_state_dict(state[name])
             for name in self.NUMBERS:
                 setattr(self, name, state[name])
-            say(f"going on with step {self.step} in epoch {self.epoch}")
+            say(f"resuming at step {self.step} in epoch {self.epoch}")
 
     def checkpoint(self) -> None:
         state = {name: getattr(self, name).state_dict() for name in self.STATEFUL}
         save(state | {name: getattr(self, name) for name in self.NUMBERS}, self.last_path)
 
     def learning_rate(self) -> float:
-        """A linear warm-up over 5 % of the steps, then half a cosine."""
+        """Returns the rate: a linear warm-up over 5 % of the steps, then half a cosine."""
         done = self.step / max(1, self.args.epochs * math.ceil(len(self.loader) / self.args.accumulate))
         return self.args.lr * (min(1.0, (done + 1e-3) / 0.05) if done < 0.05 else (1 + math.cos(math.pi * done)) / 2)
 
     def train_epoch(self, log: feeder.DeviceLog) -> int:
-        """The rest of the epoch; gives its batches' number. All stays on the device: no step waits for what it gave."""
+        """Trains the rest of the epoch and returns its number of batches; no step waits for the device."""
         args, batches = self.args, iter(self.loader)
         total, summary = len(batches), torch.zeros(2, device=args.device)
         for number, (images, labels) in enumerate(batches):
             place = number % args.accumulate
             group = min(args.accumulate, total - number + place)  # batches for this step of the optimizer
-            # What a batch draws depends on nothing but its number, so that it is the same after a resume.
+            # A batch's draws depend only on its number, so that they are the same after a resume.
             torch.manual_seed(((args.seed << 20) + self.step * args.accumulate + place) * world_size() + rank())
             with self.forward.no_sync() if args.parallel == "ddp" and place < group - 1 else contextlib.nullcontext():
                 loss, right = self.forward(images, labels)
@@ -279,7 +279,7 @@ class Trainer:
                 summary.zero_()
                 self.step += 1
                 if self.step % args.checkpoint_every == 0:
-                    log.flush()  # the log reaches at least as far as the checkpoint
+                    log.flush()  # the log must reach at least as far as the checkpoint
                     self.checkpoint()
         return total
 
@@ -292,7 +292,7 @@ class Trainer:
 
     @torch.inference_mode()
     def validate(self) -> float:
-        """The accuracy on the validation set, 0 to 1; every sample counts once."""
+        """Returns the accuracy on the validation set, 0 to 1; every sample counts once."""
         self.module.eval()
         if distributed.is_initialized():  # BatchNorm's statistics are the first process's, as in the checkpoint
             for buffer in self.model.buffers():
@@ -300,7 +300,7 @@ class Trainer:
         right = torch.zeros((), device=self.args.device)
         padded = len(self.val_loader.stats()["padded"])
         for images, labels in self.val_loader:
-            # Processes get batches of one size; what fills up the last one are repeats, at its end.
+            # All processes get batches of the same size; repeats fill the end of the last one.
             padded, before = len(self.val_loader.stats()["padded"]), padded
             count = len(labels) - (padded - before)
             right += self.module(images[:count].to(self.args.device), labels[:count].to(self.args.device))[1]
@@ -341,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     Trainer(args).run()
     if distributed.is_initialized():
-        gc.collect()  # the model, which holds the group; the group's threads must end before the interpreter does
+        gc.collect()  # the model, which holds the group: the group's threads must end before the interpreter
         distributed.destroy_process_group()
 
 

@@ -17,7 +17,7 @@ from feeder import DataLoader, ShardDataset, transforms
 
 
 class Named:
-    """A loader whose batches are dicts, as Trainer hands them to a model; all else is the loader's own.
+    """A loader whose batches are dicts, as Trainer passes them to a model; everything else is the loader's.
 
     Args:
         loader: A loader of (images, labels, ...).
@@ -38,7 +38,7 @@ class Named:
 
 
 class SaveLoader(TrainerCallback):
-    """Saves the training loader's place with each checkpoint, and goes on there; wants ``ignore_data_skip=True``."""
+    """Saves the training loader's place with each checkpoint and resumes there; needs ``ignore_data_skip=True``."""
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         place = kwargs["train_dataloader"].state_dict()
@@ -54,7 +54,7 @@ class SaveLoader(TrainerCallback):
 
 
 class LoaderTrainer(Trainer):
-    """A Trainer on a loader that is there already.
+    """A Trainer with a given loader.
 
     Args:
         train_loader: The loader.
@@ -66,7 +66,7 @@ class LoaderTrainer(Trainer):
         self.add_callback(SaveLoader())
 
     def get_train_dataloader(self) -> Any:
-        # Not by way of accelerator.prepare(), which would make one of torch's loaders from it.
+        # Not through accelerator.prepare(), which would replace it by torch's loader.
         return Named(self.train_loader)
 
 
@@ -121,7 +121,7 @@ def main() -> None:
         per_device_train_batch_size=args.batch_size,
         learning_rate=1e-2,
         save_steps=args.save_steps,
-        ignore_data_skip=True,  # the loader itself goes on where it was
+        ignore_data_skip=True,  # the loader itself resumes where it was
         report_to=[],
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,
@@ -129,7 +129,7 @@ def main() -> None:
     )
     torch.manual_seed(0)
     model = Classifier(len(dataset.classes or []))
-    # Rank and world size are torch.distributed's, which TrainingArguments has set up by now.
+    # Rank and world size come from torch.distributed, which TrainingArguments has initialized.
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_size=args.batch_size, shuffle=True, num_workers=args.workers, device=training.device
     )

@@ -208,7 +208,7 @@ def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[
         runs += [([*options, workers, *arguments], 1, (0, *death)) for workers, *death in several]
         runs += [([*options, "0", *arguments], 1, (None,))]
     printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
-    resumed = re.findall(r"going on with step (\d+) in epoch (\d+)", printed)
+    resumed = re.findall(r"resuming at step (\d+) in epoch (\d+)", printed)
     assert resumed[-4:] == [("3", "0"), ("6", "1"), ("5", "0"), ("5", "1")], deaths
     for every, several in deaths.items():
         _assert_alike(tmp_path / f"{every}", unbroken, several)
@@ -221,7 +221,7 @@ def test_ddp_that_loses_a_process_ends_with_the_weights_of_an_unbroken_run(data:
     runs: list[Any] = [([*options, "--out", str(tmp_path / "unbroken")], 2, (None,))]
     runs += [([*options, "--out", str(tmp_path / "killed")], 2, death) for death in [*deaths, (None,)]]
     printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
-    assert printed.count("going on with step") == 2
+    assert printed.count("resuming at step") == 2
     _assert_alike(tmp_path / "killed", tmp_path / "unbroken", deaths)
 
 

@@ -45,7 +45,7 @@ def render(result: Mapping[str, Any]) -> str:
     if stages:
         total = sum(stages.values()) or 1.0
         shares = ", ".join(f"{stage} {ms:.2f} ({100 * ms / total:.0f}%)" for stage, ms in stages.items())
-        parts += ["", f"feeder's workers, ms an image: {shares}"]
+        parts += ["", f"feeder's workers, ms per image: {shares}"]
     if limit := limit_of(result, most):
         parts.append(f"limit: {limit}")
     if "interrupted" in result:

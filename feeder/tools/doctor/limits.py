@@ -58,7 +58,7 @@ def check_memory(root: str = "/") -> Iterator[Finding]:
     limit = memory_limit(root)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if limit is None or limit.limit_bytes >= total:
-        yield Finding("memory", "ok", f"{size(total)}, no lower limit")
+        yield Finding("memory", "ok", f"{size(total)}, no limit below that")
     elif limit.available_bytes < limit.limit_bytes // 10:
         yield Finding(
             "memory",

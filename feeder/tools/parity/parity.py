@@ -27,7 +27,7 @@ from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.progress import Progress
 from feeder.text import count, printable
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Comparison, crop_ratio
-from feeder.tools.terminal import table
+from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
 __all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
@@ -100,11 +100,9 @@ class ParityReport:
 
     def render(self) -> str:
         """Returns the report as a table."""
-        lines = [
-            f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: {self.images:,} "
-            "images, differences in levels of 0-255",
-            "",
-        ]
+        head = f"backend {self.backend!r} ({self.fidelity}, {self.device}) against {self.versions}: "
+        head += f"{count(self.images, 'image')}, differences in levels of 0-255"
+        lines = [*wrap(head), ""]
         rows = [["crop / target", "images", "mean", "99.9 %", "max", "bias R, G, B", ""]]
         for bucket in self.buckets:
             ratio = f"over {bucket.low:g}" if math.isinf(bucket.high) else f"{bucket.low:g} - {bucket.high:g}"

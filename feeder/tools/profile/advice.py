@@ -114,9 +114,7 @@ def stage_text(main: LoaderTimes) -> str:
         total = sum(record.stage_ns.values())
         longest = sorted(record.stage_ns.items(), key=lambda item: -item[1])
         text = ", ".join(f"{name} {value / total:.0%}" for name, value in longest[:4])
-        return f"of the loader's own time: {text}" + (
-            f"; it names {record.bottleneck} as the limit" if record.bottleneck else ""
-        )
+        return f"{text} of the loader's own time" + (f"; its limit is {record.bottleneck}" if record.bottleneck else "")
     return ""
 
 
