@@ -52,14 +52,23 @@ from feeder.transforms import (
     RandomRotation,
     Resize,
 )
-from tests.loader import test_device, test_loader, test_workers
+from tests.loader import test_bad_samples, test_device, test_loader, test_resume, test_workers
 from tests.scenarios import test_frameworks
 from tests.support import images
+from tests.support.batches import copied_epoch, same_batches, sample_ids
 from tests.support.loader_data import write_shards
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 
 import nvidia.dali as dali_library
+
+from tests.loader.test_bad_samples import (
+    test_a_bad_sample_that_a_sampler_repeats_is_named_each_time,
+    test_bad_sample_raises_by_name_and_the_next_batch_follows,
+    test_nothing_but_bad_samples_is_an_error_even_when_skipping,
+    test_skipped_samples_have_the_same_substitutes_whatever_the_workers,
+    test_unreadable_files_of_a_folder_are_skipped_too,
+)
 
 # ruff: noqa: F401 -- collected here again, with this module's shards and the loader of the fixture below
 from tests.loader.test_device import (
@@ -68,24 +77,21 @@ from tests.loader.test_device import (
     test_workers_end_when_an_iterator_with_a_device_is_let_go,
 )
 from tests.loader.test_loader import (
-    test_a_bad_sample_that_a_sampler_repeats_is_named_each_time,
     test_an_explicit_sampler_replaces_order_and_rank_split,
-    test_bad_sample_raises_by_name_and_the_next_batch_follows,
     test_break_and_iterating_again,
     test_copied_loader_works,
     test_iterator_of_a_loader_that_is_gone,
     test_length_of_loader_and_iterator,
-    test_nothing_but_bad_samples_is_an_error_even_when_skipping,
     test_ranks_take_equal_batches_and_share_the_epoch,
-    test_resume_with_an_explicit_sampler_skips_its_batches,
-    test_resume_with_other_world_sizes_sees_every_sample_once,
     test_same_pixels_and_order_whatever_the_workers,
-    test_skipped_samples_have_the_same_substitutes_whatever_the_workers,
     test_two_iterators_at_once,
-    test_unreadable_files_of_a_folder_are_skipped_too,
     test_what_a_sampler_repeats_is_augmented_anew_each_time,
     test_what_comes_after_the_crop_is_drawn_anew_for_each_repeat_too,
     test_worker_init_fn_runs_in_every_worker,
+)
+from tests.loader.test_resume import (
+    test_resume_with_an_explicit_sampler_skips_its_batches,
+    test_resume_with_other_world_sizes_sees_every_sample_once,
 )
 from tests.loader.test_workers import (
     test_a_bug_in_a_worker_is_raised_with_its_traceback,
@@ -120,7 +126,7 @@ class DaliLoader(DataLoader[Any]):
 
 @pytest.fixture(autouse=True)
 def _with_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (test_device, test_frameworks, test_loader, test_workers):
+    for module in (test_bad_samples, test_device, test_frameworks, test_loader, test_resume, test_workers):
         monkeypatch.setattr(module, "DataLoader", DaliLoader)
         if hasattr(module, "write_shards"):
             monkeypatch.setattr(module, "write_shards", functools.partial(write_shards, jpegs=True))
@@ -131,24 +137,11 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("shards"), 50, jpegs=True)
 
 
-def _epoch(loader: Any) -> list[tuple[Any, ...]]:
-    """An epoch's batches, in memory of their own."""
-    return [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in batch) for batch in loader]
-
-
-def _same(a: list[tuple[Any, ...]], b: list[tuple[Any, ...]]) -> bool:
-    return len(a) == len(b) and all(
-        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
-        for p, q in zip(a, b, strict=True)
-        for x, y in zip(p, q, strict=True)
-    )
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pixels_are_the_other_backends_and_labels_and_fields_too(shards: Path, workers: int) -> None:
     dataset = ShardDataset(shards, RECIPE, fields=("index", "key"))
     loader = DaliLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
-    batches = _epoch(loader)
+    batches = copied_epoch(loader)
     assert [len(batch[0]) for batch in batches] == [8] * 6 + [2]
     for batch, other in zip(batches, DataLoader(dataset, batch_size=8, shuffle=True, backend="pillow"), strict=True):
         assert batch[0].dtype == torch.float32
@@ -171,7 +164,7 @@ def test_resume_after_every_step(shards: Path, workers: int) -> None:
     for step, state in enumerate(states[:-1], 1):
         resumed = DaliLoader(dataset, **options)
         resumed.load_state_dict(state)
-        assert _same(_epoch(resumed), epoch[step:])
+        assert same_batches(copied_epoch(resumed), epoch[step:])
 
 
 def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +174,12 @@ def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path, monkeypa
 
     narrowed: list[int] = []
     dataset = ShardDataset(shards, RECIPE)
-    expected = _epoch(DaliLoader(dataset, batch_size=16))
+    expected = copied_epoch(DaliLoader(dataset, batch_size=16))
     for workers, share in ((0, 128), (2, 128), (2, 640)):
         assert share >= ROW.itemsize
         with monkeypatch.context() as patched:
             patched.setattr("feeder.loader.fast.setup.plan_capacity", narrow)
-            assert _same(_epoch(DaliLoader(dataset, batch_size=16, num_workers=workers)), expected)
+            assert same_batches(copied_epoch(DaliLoader(dataset, batch_size=16, num_workers=workers)), expected)
     assert narrowed == [128, 128, 640]
 
 
@@ -216,21 +209,21 @@ def test_an_image_that_only_the_decoder_finds_bad(tmp_path: Path, workers: int, 
     options: dict[str, Any] = {"batch_size": 8, "num_workers": workers, "device": device}
     good = ShardDataset(write_shards(tmp_path / "good", 40, jpegs=True), RECIPE, fields=("index", "key"))
     cut = ShardDataset(write_shards(tmp_path / "cut", 40, jpegs=True, cut=(10, 17)), RECIPE, fields=("index", "key"))
-    expected = _epoch(DaliLoader(good, **options))
+    expected = copied_epoch(DaliLoader(good, **options))
     iterator = iter(DaliLoader(cut, **options))
-    assert _same([next(iterator)], expected[:1])
+    assert same_batches([next(iterator)], expected[:1])
     for key, shard in (("00000010", "shard-000000.tar"), ("00000017", "shard-000001.tar")):
         with pytest.raises(DecodeError, match=key) as caught:
             next(iterator)
         assert caught.value.shard == shard
-    assert _same(_epoch(iterator), expected[3:])
+    assert same_batches(copied_epoch(iterator), expected[3:])
     again = iter(DaliLoader(cut, sampler=[10, 10], **(options | {"batch_size": 1})))
     for _ in range(2):
         with pytest.raises(DecodeError, match="00000010"):
             next(again)
 
     loader = DaliLoader(cut, on_error="skip", **options)
-    batches, stats = _epoch(loader), loader.stats()
+    batches, stats = copied_epoch(loader), loader.stats()
     assert [len(batch[0]) for batch in batches] == [8] * 5
     assert [entry["key"] for entry in stats["substitutions"]] == ["00000010", "00000017"]
     assert (stats["skipped"], stats["dali_images"] > 0, stats["redone_images"] > 0) == (2, True, True)
@@ -331,26 +324,29 @@ def test_held_batches_never_change(shards: Path, workers: int) -> None:
     for _ in range(2):
         for _ in loader:
             pass
-    assert _same(held, copies)
-    assert _same(held, _epoch(DaliLoader(dataset, batch_size=4)))
+    assert same_batches(held, copies)
+    assert same_batches(held, copied_epoch(DaliLoader(dataset, batch_size=4)))
 
 
 def test_two_loaders_at_once_train_and_validation(shards: Path) -> None:
     train = ShardDataset(shards, RECIPE)
     validation = ShardDataset(shards, Compose([Resize(20), CenterCrop(16)]))
     options: dict[str, Any] = {"batch_size": 8, "num_workers": 1}
-    first, second = _epoch(DaliLoader(train, shuffle=True, **options)), _epoch(DaliLoader(validation, **options))
+    first, second = (
+        copied_epoch(DaliLoader(train, shuffle=True, **options)),
+        copied_epoch(DaliLoader(validation, **options)),
+    )
     loaders = DaliLoader(train, shuffle=True, **options), DaliLoader(validation, **options)
     pairs = list(zip(*loaders, strict=True))
-    assert _same([a for a, _ in pairs], first)
-    assert _same([b for _, b in pairs], second)
+    assert same_batches([a for a, _ in pairs], first)
+    assert same_batches([b for _, b in pairs], second)
     loaders[0].set_epoch(0)
     half = iter(loaders[0])
-    assert _same([next(half) for _ in range(3)], first[:3])
+    assert same_batches([next(half) for _ in range(3)], first[:3])
     loaders[1].set_epoch(0)
-    assert _same(_epoch(loaders[1]), second)
+    assert same_batches(copied_epoch(loaders[1]), second)
     loaders[1].close()
-    assert _same(_epoch(half), first[3:])
+    assert same_batches(copied_epoch(half), first[3:])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -379,7 +375,7 @@ def test_closing_in_any_order_at_any_time_ends_well(shards: Path) -> None:
         next(iterators[0])
     for loader, batch in zip(loaders, first, strict=True):
         loader.set_epoch(0)
-        assert _same([next(iter(loader))], [batch])
+        assert same_batches([next(iter(loader))], [batch])
 
 
 def test_the_trainers_decoding_is_what_the_stats_name_as_the_limit(
@@ -445,7 +441,7 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
     assert built[0].preallocate == (24, 32)
     loader.close()
     gc.collect()
-    assert len(_epoch(loader)) == 1
+    assert len(copied_epoch(loader)) == 1
     assert len(built) == 2
 
 
@@ -466,9 +462,9 @@ def test_the_load_of_the_hardware_engine_is_the_loaders_or_dalis_own(
 
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
-    expected = _epoch(DaliLoader(dataset, batch_size=16))
+    expected = copied_epoch(DaliLoader(dataset, batch_size=16))
     limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
-    assert _same(_epoch(limited), expected)
+    assert same_batches(copied_epoch(limited), expected)
     assert limited.stats()["dali_images"] == 33
 
 
@@ -550,15 +546,15 @@ def test_what_dali_cant_run_is_refused_when_the_loader_is_built(shards: Path) ->
 )
 def test_ops_after_the_crop_are_the_same_whatever_the_workers_and_after_a_resume(shards: Path, ops: list[Any]) -> None:
     dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops]))
-    expected = _epoch(DaliLoader(dataset, 8))
+    expected = copied_epoch(DaliLoader(dataset, 8))
     running = DaliLoader(dataset, 8, num_workers=2)
     iterator = iter(running)
-    assert _same([next(iterator)], expected[:1])
+    assert same_batches([next(iterator)], expected[:1])
     resumed = DaliLoader(dataset, 16, num_workers=1)  # other images lie together in a batch
     resumed.load_state_dict(running.state_dict())
     rest = torch.cat([batch[0] for batch in resumed])
     assert torch.equal(rest, torch.cat([batch[0] for batch in expected[1:]]))
-    assert _same(_epoch(iterator), expected[1:])
+    assert same_batches(copied_epoch(iterator), expected[1:])
 
 
 @pytest.mark.parametrize("other", ["cpu", "pillow"])
@@ -608,7 +604,7 @@ def test_batches_decoded_on_the_gpu_stay_as_they_are(tmp_path: Path, workers: in
     cut = ShardDataset(write_shards(tmp_path / "cut", 48, jpegs=True, cut=(10, 31)), RECIPE, fields=("index",))
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "on_error": "skip"}
     for dataset, bad in ((good, 0), (cut, 2)):
-        expected = _epoch(DaliLoader(dataset, **options))
+        expected = copied_epoch(DaliLoader(dataset, **options))
         loader = DaliLoader(dataset, device="cuda", channels_last=True, **options)
         held = []
         for batch in loader:

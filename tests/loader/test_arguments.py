@@ -1,0 +1,204 @@
+"""Arguments, attributes, and the choice of the path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError
+from feeder.loader.dataloader import DataLoader
+from feeder.order.epoch import Window
+from feeder.transforms import (
+    Compose,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from tests.support import images
+from tests.support.loader_data import write_shards
+
+RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 50)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": 1}, "^seed is for feeder's datasets, .* Here the dataset is a list. Leave it out; .*manual_seed"),
+        ({"backend": "cpu", "on_error": "skip"}, "^backend, on_error are for .*Leave them out$"),
+        ({"rank": 0, "world_size": 2}, "^rank, world_size are for .*DistributedSampler splits the samples"),
+        ({"shuffle": Window(4)}, r"^shuffle=Window\(...\) is for "),
+    ],
+)
+def test_an_argument_that_other_datasets_do_not_take_is_named_alone(options: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        DataLoader([1, 2], **options)
+
+
+def test_loaders_show_what_they_are(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 8), RECIPE)
+    fast = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, device="cpu")
+    held = f"DataLoader({dataset!r}, batch_size=4, "
+    assert repr(fast) == f"{held}shuffle=True, num_workers=2, seed=0, device='cpu', path='fast')"
+    assert repr(DataLoader(dataset, 4, sampler=[1])) == f"{held}sampler=list, num_workers=0, seed=0, path='fast')"
+    plain = DataLoader(range(9), shuffle=True)
+    assert repr(plain) == "DataLoader(range, batch_size=1, shuffle=True, num_workers=0, path='generic')"
+    batches = DataLoader(range(9), batch_sampler=[[1, 2]])
+    assert repr(batches) == "DataLoader(range, batch_sampler=list, num_workers=0, path='generic')"
+    assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.loader.dataloader.DataLoader object")
+
+
+def test_a_timeout_without_workers_is_refused_as_torch_does(shards: Path) -> None:
+    with pytest.raises(AssertionError, match="timeout must be 0"):
+        iter(DataLoader(ShardDataset(shards, RECIPE), timeout=5))
+
+
+def test_it_is_torchs_loader_with_its_attributes(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, seed=4)
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.seed) == (8, 2, 2, 4)
+    assert loader.dataset is dataset
+    with pytest.raises(ValueError, match="batch_size"):
+        loader.batch_size = 4
+    with pytest.raises(ValueError, match="num_workers"):
+        DataLoader(dataset, num_workers=-1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"seed": -1},
+        {"seed": 1.0},
+        {"seed": "0"},
+        {"rank": 0},
+        {"rank": 2, "world_size": 2},
+        {"on_error": "ignore"},
+        {"worker_threads": 0},
+        {"hang_timeout_s": 0},
+        {"backend": "magic"},
+    ],
+)
+def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        DataLoader(ShardDataset(shards, RECIPE), **arguments)
+
+
+def test_other_datasets_take_torchs_path() -> None:
+    loader = DataLoader(torch.arange(10), batch_size=4)
+    assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    for options in ({"rank": 0, "world_size": 2}, {"seed": 0}, {"shuffle": Window(4)}, {"fidelity": "exact"}):
+        with pytest.raises(ArgumentError, match="feeder's datasets"):
+            DataLoader(torch.arange(10), **options)
+
+
+def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8)
+    vars(loader)["_DataLoader__initialized"] = False  # as timm's MultiEpochsDataLoader passes torch's own check
+    for name in ("seed", "collate_fn", "mix", "batch_sampler"):
+        before = getattr(loader, name)
+        with pytest.raises(ArgumentError, match=name):
+            setattr(loader, name, len)
+        assert getattr(loader, name) is before
+    loader.whatever = 1
+    generic = DataLoader(torch.arange(4), batch_size=2)
+    generic.collate_fn = len
+    assert list(generic) == [2, 2]
+
+
+def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    concatenated: Any = torch.utils.data.ConcatDataset([dataset, ShardDataset(shards, Resize(8))])
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (concatenated, {}, "the dataset is a ConcatDataset"),
+        (torch.arange(10), {}, "the dataset is a Tensor"),
+        (ShardDataset(shards, Resize(8)), {}, r"Resize\(\(height, width\)\)"),
+        (dataset, {"batch_size": None}, "batch_size is None"),
+    ]
+    for given, arguments, message in cases:
+        with pytest.raises(ArgumentError, match=message):
+            DataLoader(given, fidelity="exact", **arguments)
+
+
+def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:
+    dataset = ShardDataset(shards, Resize(8))
+    with pytest.warns(UserWarning, match="runs torch's path"):
+        loader = DataLoader(dataset, batch_size=4)
+    images, labels = next(iter(loader))
+    assert images.shape == (4, 3, 8, 10)
+    assert labels.tolist() == [0, 1, 2, 3]
+
+
+class _AsDict(torch.utils.data.Dataset[Any]):
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, i: int) -> Any:
+        return {"label": self.inner[i][1]}
+
+
+def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_the_way_out(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    subset = torch.utils.data.Subset(dataset, [1, 2])
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (_AsDict(dataset), {}, "the dataset is a _AsDict around a ShardDataset: give the ShardDataset itself"),
+        (_AsDict(_AsDict(subset)), {"num_workers": 1}, "a _AsDict around a ShardDataset"),
+        (_AsDict([dataset]), {}, "a _AsDict around a ShardDataset"),
+        (ShardDataset(shards, Resize(8)), {}, r"images have sizes of their own: .*\(\(height, width\)\), or give a"),
+        (dataset, {"batch_size": None}, "batch_size is None: give batch_size"),
+    ]
+    for given, arguments, message in cases:
+        with pytest.warns(UserWarning, match=message) as caught:
+            loader = DataLoader(given, **arguments)
+        assert [warning.filename for warning in caught] == [__file__]
+        assert loader.path == loader.stats()["path"] == "generic"
+        assert loader.stats()["path_reason"] in str(caught[0].message)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="Each of the 2 ranks gets all samples, unless a sampler splits them"):
+        DataLoader(_AsDict(dataset))
+    for quiet in (DataLoader(dataset), DataLoader(subset), DataLoader(torch.arange(3))):
+        assert quiet.stats()["path"] == quiet.path
+        assert quiet.stats()["path_reason"] is None
+    assert DataLoader(subset).path == "fast"
+    assert DataLoader(torch.arange(3)).path == "generic"
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
+def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.loader.auto_workers.RUN_S", 0.01)
+    with pytest.warns(UserWarning, match="runs torch's path") as caught:
+        DataLoader(_AsDict(ShardDataset(shards, RECIPE)), batch_size=8, num_workers="auto")
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:this loader runs torch's path")
+def test_images_of_different_sizes_name_the_op_that_is_missing(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    for i in range(4):
+        (folder / f"{i}.jpg").write_bytes(images.encode(images.pixels(i, 40 + 8 * i, 30)))
+    for recipe, missing in (
+        (Resize(16), r"Resize\(size=\(16,\).*\) keeps each image's shape\. Put CenterCrop, RandomCrop"),
+        (RandomHorizontalFlip(), "the recipe leaves images at their sizes. Put CenterCrop"),
+    ):
+        loader = DataLoader(FolderDataset(tmp_path, transform=recipe), batch_size=4, num_workers=workers)
+        with pytest.raises(ArgumentError, match=f"different sizes: {missing}"):
+            next(iter(loader))
+    same = FolderDataset(tmp_path, transform=Resize((16, 16)))
+    assert next(iter(DataLoader(same, batch_size=4)))[0].shape == (4, 3, 16, 16)
