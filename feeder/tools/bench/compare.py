@@ -21,8 +21,8 @@ from feeder.text import count
 from feeder.tools.html import page as report
 from feeder.tools.html.charts import Bar, bar_chart
 from feeder.tools.html.page import number
-from feeder.tools.noticeable import NOTICEABLE_GAIN
 from feeder.tools.terminal import table, wrap
+from feeder.tools.thresholds import NOTICEABLE_GAIN
 
 __all__ = ["RULE", "Change", "Comparison", "compare", "comparison_page", "load"]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feeder.tools.noticeable import NOTICEABLE_WAIT
+from feeder.tools.thresholds import NOTICEABLE_WAIT
 
 __all__ = ["Fit"]
 

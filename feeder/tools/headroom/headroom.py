@@ -16,7 +16,7 @@ from feeder.text import count
 from feeder.tools.headroom.fit import Fit
 from feeder.tools.headroom.measure import Run, first_batch, run
 from feeder.tools.headroom.remedies import Remedy, remedies
-from feeder.tools.noticeable import NOTICEABLE_WAIT
+from feeder.tools.thresholds import NOTICEABLE_WAIT
 from feeder.tools.training.training_state import Snapshot
 
 if TYPE_CHECKING:

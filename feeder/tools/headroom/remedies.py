@@ -12,7 +12,7 @@ from feeder.dataset.subset import as_feeder
 from feeder.decode.device.fused import split_for_device
 from feeder.text import count
 from feeder.tools.headroom.fit import Fit
-from feeder.tools.noticeable import NOTICEABLE_GAIN, NOTICEABLE_WAIT
+from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 
 if TYPE_CHECKING:
     from feeder.loader.dataloader import DataLoader

@@ -15,8 +15,8 @@ from typing import Literal
 
 from feeder.text import count
 from feeder.tools.instrument.record import TRAINER_DECODE
-from feeder.tools.noticeable import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 from feeder.tools.profile.times import LoaderTimes, MachineLoad
+from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 
 __all__ = ["Advice", "Bound", "advise", "stage_text"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.loader.trial import Trial
-from feeder.tools.noticeable import NOTICEABLE_GAIN
+from feeder.tools.thresholds import NOTICEABLE_GAIN
 
 __all__ = ["ROUNDS_TO_TELL", "Gain", "Point", "Setting", "cheaper", "gain"]
 

@@ -20,7 +20,7 @@ from feeder.order.epoch import Order, Window
 from feeder.system.cores import Cores, cores
 from feeder.system.memory import available_bytes
 from feeder.text import count
-from feeder.tools.noticeable import NOTICEABLE_GAIN
+from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
 from feeder.tools.tune.setting import Point, Setting

@@ -1,4 +1,4 @@
-"""Differences that are worth speaking of, the same for every tool that compares or predicts rates."""
+"""Thresholds of what is worth speaking of, the same for every tool that compares or predicts rates."""
 
 from __future__ import annotations
 
