@@ -45,91 +45,95 @@ __all__ = ["DataLoader"]
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
 _DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
-# What a fast path takes when it is made, and would not look at again.
+# Attributes that the fast path reads once, when it is made.
 _FIXED = frozenset(
     {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
 )
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
-    """A drop-in for torch's DataLoader.
+    """A drop-in replacement for torch's DataLoader.
 
-    For a feeder dataset (with a recipe of fixed output size or a ``collate_fn``, and batches) the fast path yields
-    ``(images, labels, *fields)``: images uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's
-    ToDtype/Normalize ask for; labels int64 [N], of targets float32 [N] or [N, K]; fields lists of N, "index" and other
-    numbers int64 [N]; or what a ``collate_fn`` makes of
-    the samples. Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of
-    workers or ranks. The same holds for torch's ``Subset`` of one, with the indices that it has when the loader is
-    made: its samples are drawn for by their place in it, and named by their ids in the whole; and for torch's
-    ``ConcatDataset`` of several with equal transforms and fields, whose labels stay as they are. Elsewhere batches are
-    made as with torch's loader. For feeder datasets, and for classes that derive from them, order, rank split, seed and
-    ``shuffle`` are feeder's there, too; for any other dataset everything is torch's.
+    Feeder datasets take the fast path, if their recipe has a fixed output size or there is a ``collate_fn``, and
+    samples come in batches. It yields ``(images, labels, *fields)``, or what ``collate_fn`` returns:
+
+    - images: uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's ToDtype or Normalize asks for;
+    - labels: int64 [N], or float32 [N] or [N, K] for numeric targets;
+    - fields: lists of N values; int64 [N] for "index" and other numbers.
+
+    Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of workers or ranks.
+
+    A torch ``Subset`` of a feeder dataset takes the fast path too, with the indices that it has when the loader is
+    made. Its augmentation is drawn by the place in the subset; samples are named by their ids in the whole dataset. So
+    does a ``ConcatDataset`` of feeder datasets with equal transforms and fields; labels stay as they are.
+
+    All other datasets take torch's path: batches are made as torch's loader makes them. There, too, feeder datasets
+    and classes that derive from them have feeder's order, rank split, ``seed`` and ``shuffle``.
 
     Args:
-        dataset: As torch's; but for what follows, the same holds for every argument up to ``in_order``.
-        num_workers: Also "auto": the fewest that are about as fast as one for each core that this rank may have, by
-            about three seconds of measurement on samples drawn apart; where that is not possible (iterable datasets,
-            datasets with a state of their own), one for each such core. One rank of a host measures for all. What was
-            chosen, and why, is logged and in :meth:`stats`. For feeder datasets it changes no batch; for others torch
-            seeds random augmentation by worker, so take a number where runs are to be repeated.
-        collate_fn: On the fast path it is called once for each batch, in the worker that makes the whole batch, with
-            the list of its finished samples as ``dataset[i]`` gives them; what it returns is the batch. Before each
-            call the generators of Python, numpy and torch are seeded from seed, epoch and the batch's place in the
-            epoch, and afterwards they are put back. Not together with ``mix`` or ``channels_last``, or a backend that
-            decodes in this process.
-        multiprocessing_context: Obeyed. Without one, workers of the fast path come from a small server without torch
-            and CUDA, so that they can be replaced at any time; but with a ``worker_init_fn`` or ``collate_fn``, or a
-            recipe that can't be pickled (a lambda in it), they are started as torch starts its own, and by fork where
-            something can't be pickled.
-        worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of (seed, rank, the
-            epoch that the workers start in, number of the worker).
+        dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
+        num_workers: Also "auto": the fewest workers that are about as fast as one for each core of this rank. That is
+            measured for about three seconds, on samples of a separate iteration, by one rank for all ranks of the host.
+            Where it can't be measured (iterable datasets, datasets with a state), "auto" is one worker for each core.
+            The choice and its reason are logged and in :meth:`stats`. The number changes no batch of a feeder dataset;
+            for other datasets torch seeds random augmentation by worker, so give a number if runs are to be repeated.
+        collate_fn: On the fast path called once for each batch, in the worker that makes the whole batch, with the
+            list of its finished samples as ``dataset[i]`` gives them; returns the batch. Before each call the
+            generators of Python, numpy and torch are seeded from seed, epoch and the batch's place in the epoch;
+            afterwards they are restored. Not together with ``mix`` or ``channels_last``, or with a backend that decodes
+            in this process.
+        multiprocessing_context: The way to start workers. Without one, workers of the fast path come from a small
+            server without torch and CUDA, so that they can be replaced at any time. With a ``worker_init_fn``, a
+            ``collate_fn`` or a recipe that can't be pickled (a lambda in it), they are started as torch starts its own
+            workers, and by fork if something can't be pickled.
+        worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of seed, rank, the
+            epoch that the workers start in and the worker's number.
         shuffle: For feeder datasets also a :class:`feeder.Window`.
-        in_order: On the fast path batches come in order also with False, as order and resume rest on it.
-        generator: For feeder datasets, where there is no ``seed``, the seed is drawn from it when the loader is made.
-        seed: Of the order and the augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one. Off the
-            fast path it has no effect beside an explicit sampler.
+        in_order: Ignored on the fast path: batches always come in order, as resume rests on it.
+        generator: For feeder datasets without ``seed`` the seed is drawn from it when the loader is made.
+        seed: Seed of order and augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one. On torch's
+            path it has no effect beside an explicit sampler.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
-            the same number of batches: ``stats()["padded"]`` lists what is repeated for that. So in a distributed job
-            ``rank=0, world_size=1`` is for a loader that one rank alone iterates. An explicit ``sampler`` or
-            ``batch_sampler`` replaces order and rank split; what it repeats is augmented anew each time, and with
-            ``seed=rank`` also what it repeats on other ranks.
+            ranks get the same number of batches: ``stats()["padded"]`` lists the samples that are repeated for that. A
+            loader that one rank of a distributed job iterates alone needs ``rank=0, world_size=1``. An explicit
+            ``sampler`` or ``batch_sampler`` replaces order and rank split. Samples that it repeats are augmented anew
+            each time, and with ``seed=rank`` also those that it repeats on other ranks.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
             this process, on ``device`` if that is a GPU; workers read, check and cut for it.
-        fidelity: "fast", or "exact" for pixels within one level of Pillow's at the price of some speed.
-        device: Where batches are to be: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
-            GPU start from page-locked memory, on a stream of their own; what the caller gets may be used at once.
-        prefetch_to_device: Batches that are copied to the device before they are asked for, 0 or more.
-        channels_last: Memory format of the images; False is torch's own, [N, C, H, W] contiguous.
-        static_buffers: Every batch on ``device`` stands at the same addresses, as CUDA graphs want it, and **overwrites
-            the one before it**: the one exception to batches being the caller's own. Where "dali" decodes on the GPU,
-            its threads use CUDA while you capture: pass torch.cuda.graph ``capture_error_mode="thread_local"``.
-        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one, all
-            equally likely. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels of
-            what was mixed in, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
-        memory_limit_bytes: Upper limit of the shared memory for batches; None: half of what is available.
-        gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, all that are there
-            at a time, with a backend that decodes there; larger batches are done in parts, and a batch is decoded ahead
-            of the one that is asked for only where both fit. Batches of the output's size and what the decoder keeps
-            for its own work are not in it. None: no limit.
-        hw_decoder_load: The share of a batch's JPEGs that "dali" leaves to the hardware JPEG engine of a GPU, 0 to 1.
-            The best is a matter of trying: less with more ``num_workers``, which is how many CPU threads decode the
-            rest. None: DALI's own, 0.65.
-        worker_threads: Threads that the backend may use in each worker.
-        hang_timeout_s: A worker that is silent for longer while it has work is replaced, as one that died. None: 300
-            on the fast path; elsewhere, where a batch may take any time, never.
+        fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower.
+        device: Device that batches go to: "cuda", "cuda:N" or "cpu"; None leaves batches where they are made. Copies
+            to a GPU start from page-locked memory, on a stream of their own; the caller may use a batch at once.
+        prefetch_to_device: Number of batches that are copied to the device before the caller asks for them, 0 or more.
+        channels_last: True for images in torch's channels_last memory format.
+        static_buffers: True puts every batch on ``device`` at the same addresses, as CUDA graphs need it, and so
+            **overwrites the batch before**. Where "dali" decodes on the GPU, its threads use CUDA during a capture:
+            pass torch.cuda.graph ``capture_error_mode="thread_local"``.
+        mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
+            equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
+            of the partners, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
+        memory_limit_bytes: Upper limit of the shared memory for batches; None: half of the available memory.
+        gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, with a backend
+            that decodes there. Larger batches are decoded in parts, and a batch is decoded ahead only where both fit.
+            Finished batches and the decoder's own memory are not counted. None: no limit.
+        hw_decoder_load: Share of a batch's JPEGs that "dali" leaves to the hardware JPEG engine of a GPU, 0 to 1. Try
+            which is best: less with more ``num_workers``, the number of CPU threads that decode the rest. None: DALI's
+            default, 0.65.
+        worker_threads: Number of threads that the backend may use in each worker.
+        hang_timeout_s: A worker that has work and stays silent for longer is replaced, like one that died. None: 300
+            on the fast path; never on torch's, where a batch may take any time.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
             puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
-        snapshot_every_n_steps: How often workers send the state of their dataset along, where it has a
-            ``state_dict()``, or where it is not feeder's; a resume makes the batches since then again and drops them.
-            0: never.
+        snapshot_every_n_steps: Number of batches between two snapshots of the state of datasets that have one
+            (``state_dict()``) or are not feeder's. A resume makes the batches since the last snapshot again and drops
+            them. 0: no snapshots.
         metrics_port: Serves :meth:`stats` to Prometheus on this TCP port, at ``/metrics``, until :meth:`close`; 0 takes
             a free one, see :attr:`metrics_url`. Loaders of one process may share a port: the label ``loader`` tells
             them apart. None: no server. Needs the extra ``metrics``.
         metrics_address: The address to listen on; "0.0.0.0" is open to other machines.
-        progress: Shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, how long the caller
-            waits, slots that are full, how busy the workers are and, once CUDA is in use and with the extra ``nvml``,
-            the GPU. A bar on a terminal, else a line every 5 s.
+        progress: True shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, the caller's waits,
+            full slots, the workers' load and, once CUDA is in use and with the extra ``nvml``, the GPU's. A bar on a
+            terminal, else a line every 5 s.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
@@ -300,7 +304,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def _warn_of_torchs_path(self, world_size: int, seed: int | None) -> None:
-        """Says that a feeder dataset goes without the fast path: nothing else would show it."""
+        """Warns that a feeder dataset goes without the fast path: nothing else would show it."""
         reason = self._path_reason
         if reason is None:
             return
@@ -315,7 +319,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _path_reason(self) -> str | None:
-        """Why feeder's samples go without the fast path; None if they don't, or are not feeder's."""
+        """The reason why feeder's samples go without the fast path; None if they don't, or are not feeder's."""
         reason = self._generic_reason
         return None if reason is None or not reason.way_out else str(reason)
 
@@ -360,13 +364,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def metrics_url(self) -> str | None:
-        """Where the metrics are served; None if they are not."""
+        """URL of the metrics; None if they are not served."""
         return None if self._metrics is None else self._metrics.url
 
     def _choose(
         self, dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, init: Any, context: Any
     ) -> Choice:
-        """The number of workers that "auto" stands for."""
+        """Returns the number of workers that "auto" stands for."""
         arguments = {"worker_init_fn": init, "multiprocessing_context": context}
         if self._is_fast:
             names = ("backend", "fidelity", "memory_limit_bytes", "worker_threads")
@@ -491,27 +495,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands; batches that were made ahead and not handed out yet do not count. After a
-        ``break`` it is where the loop was broken off, although the next iterator goes on to the next epoch.
+        """Returns the place of the iteration, not counting batches that were made ahead and not handed out. After a
+        ``break`` that is the place of the break, although the next iterator goes on to the next epoch.
 
-        On the fast path a few numbers, as JSON, the same on every rank. With an explicit sampler also the state of
-        its generator, or its own, and a digest of the samples handed out, which are of this rank. Elsewhere the state
-        of torchdata's StatefulDataLoader: the sampler's place, which with feeder's own order any rank can go on from,
-        and what dataset and iterators give as theirs.
+        On the fast path the state is a few numbers, fit for JSON and the same on every rank; with an explicit sampler
+        also the state of its generator, or its own, and a digest of the samples handed out, both of this rank. On
+        torch's path it is the state of torchdata's StatefulDataLoader: the sampler's place, from which any rank can go
+        on with feeder's own order, and the states of dataset and iterators.
 
         Warns:
             UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
-                epoch that is going on can be resumed as it would have been.
+                current epoch can be resumed exactly.
         """
         return self._torchs.state_dict(self, self._epoch_options()) if self._fast is None else self._fast.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where a state was taken; the world size, batch size and number of workers may be others.
+        """Goes on where a state was taken; world size, batch size and number of workers may differ.
 
         Raises:
             ArgumentError: if the state is of another dataset, order, seed or backend. With the next batch: if an
-                explicit sampler gives other samples than were handed out; for any other dataset, if workers have states
-                of their own and their number is another.
+                explicit sampler gives other samples than were handed out; on torch's path, if workers have states and
+                their number differs.
         """
         if self._fast is None:
             self._torchs.load_state_dict(self, state_dict)
@@ -519,7 +523,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._fast.load_state_dict(state_dict)
 
     def stats(self) -> dict[str, Any]:
-        """What the stages took so far, and the ledger of bad samples and replaced workers.
+        """Returns the time that each stage took so far, and the lists of bad samples and replaced workers.
 
         Times are nanoseconds, shares 0-1. ``stages`` has, for each stage that has run, ``count`` (of its runs),
         ``bytes``, ``total_ns`` (summed over workers and threads), ``mean_ns``, ``p50_ns``, ``p90_ns``, ``p99_ns``
@@ -529,10 +533,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         - ``draw``: the augmentation's parameters of a part;
         - ``cut``: a part's images cut to their crops before they are decoded elsewhere;
         - ``decode``, ``transform``: of an image; crop, resize and all ops are transform. Where the trainer decodes,
-          decode is of a batch, and what it takes of the caller's time;
-        - ``fetch``: a batch from a dataset that is not feeder's, with all that the dataset does;
+          decode is of a batch, in the caller's time;
+        - ``fetch``: a batch from a dataset on torch's path, with all that the dataset does;
         - ``collate``: a batch from its samples, into the slot where torch's default function collates;
-        - ``write``: pixels of an image into the slot, or of a batch what collating has not put there, and the message;
+        - ``write``: pixels of an image into the slot, or the rest of a batch after collating, and the message;
         - ``wait_slot``: a worker waits for something to do: for a free slot, or for the next epoch;
         - ``wait_batch``: the caller waits for a batch of the workers;
         - ``copy``: a batch to the device, as timed there on a GPU;
@@ -545,10 +549,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               without the fast path, and the way out; else None;
             - ``stages``: see above; ``fused``: by stage without a time of its own the one whose time contains it;
             - ``workers``: for each worker ``worker`` (its number), ``respawns`` and its ``stages``;
-            - ``respawns``: how many workers were replaced; ``replaced_workers``: each of these, with ``worker``,
-              ``pid``, ``cause`` and, for feeder's datasets, the ``keys`` of the samples that it had in hand;
-            - ``slots``: how many there are (``total``), the caller has (``held``), are being filled (``making``), and
-              are full (``ready``, about); all 0 between epochs;
+            - ``respawns``: number of workers that were replaced; ``replaced_workers``: each of these, with
+              ``worker``, ``pid``, ``cause`` and, for feeder's datasets, ``keys`` of the samples that it was making;
+            - ``slots``: number of slots in all (``total``), held by the caller (``held``), being filled (``making``)
+              and full (``ready``, about); all 0 between epochs;
             - ``batches``, ``samples``: handed out; ``elapsed_ns``: from asking for an epoch to getting its last batch;
               ``waited_ns``: of that, waiting for workers; ``busy_ns``: of all workers, or of the caller without any;
             - ``waited_share``: of the caller's time; ``busy_share``: of the workers' time; ``bottleneck``: see
@@ -564,7 +568,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``backend``: the decode backend's name;
             - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``:
               sums over the workers' parts;
-            - ``skipped``: how many bad samples were replaced by others; ``substitutions``: each of these (the last
+            - ``skipped``: number of bad samples that were replaced by others; ``substitutions``: each of these (the last
               10,000), see :class:`feeder.loader.fast.part_report.Substitution`.
         """
         stats = self._generic.stats() if self._fast is None else self._fast.stats()
@@ -572,7 +576,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the fast path's workers that run now."""
+        """Returns the process ids of the fast path's running workers."""
         return [] if self._path is None else self._path.worker_pids()
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class CudaGuard:
         return streams if torch.cuda.is_current_stream_capturing() else [stream.record_event() for stream in streams]
 
     def done(self, mark: list[Any]) -> bool:
-        """Whether all of them have passed; no, during a capture."""
+        """Returns True if all of them have passed; False during a capture."""
         if torch.cuda.is_current_stream_capturing():
             return False
         mark[:] = [each.record_event() if hasattr(each, "record_event") else each for each in mark]

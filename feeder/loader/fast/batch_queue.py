@@ -57,7 +57,7 @@ def make_here(work: Work, requests: Iterator[Request], meters: dict[str, int]) -
     """Makes each batch in the calling process, when it is asked for, in ordinary memory.
 
     Args:
-        work: How to make samples.
+        work: Makes the samples.
         requests: The batches.
         meters: Sums that grow with every batch; see :meth:`feeder.loader.fast.task_board.Board.meters`.
     """
@@ -86,11 +86,11 @@ class BatchQueue:
     """Keeps an engine's workers busy with the next batches and hands out finished ones in order.
 
     Args:
-        engine: Slots and workers; made ready for the first batch, and anew for one larger than all before.
+        engine: Slots and workers; prepared for the first batch, and again for a batch larger than all before.
         requests: The batches.
         timeout_s: Longest wait for a batch; 0: no limit.
         batch_size: The largest batch, if it is known.
-        use: Whether it is over by now.
+        use: The iterator's; ends waits.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class BatchQueue:
         return self
 
     def fill(self) -> None:
-        """Gives out as many batches as may be made ahead."""
+        """Gives workers as many batches as may be made ahead."""
         self._engine.check_owner()  # before anything is written into a slot, which the owner may use by now
         while True:
             if self._waiting is None:
@@ -143,7 +143,7 @@ class BatchQueue:
         return self._finished(making)
 
     def ready(self) -> bool:
-        """Whether the next batch is there. Takes what has come back, and never waits."""
+        """Returns True if the next batch is made. Takes finished parts, and never waits."""
         self.fill()
         if not self._queue:
             return False
@@ -153,11 +153,11 @@ class BatchQueue:
         return len(making.reports) == len(making.parts)
 
     def __len__(self) -> int:
-        """Batches that are given out."""
+        """Number of batches given to workers and not handed out."""
         return len(self._queue)
 
     def made(self) -> int:
-        """How many of them are made, about: workers take parts in order, but do not finish them in order."""
+        """Returns about how many of them are made: workers take parts in order, but do not finish them in order."""
         queue = list(self._queue)  # another thread may ask
         left = self._engine.unfinished if queue else 0
         unmade = 0
@@ -169,12 +169,12 @@ class BatchQueue:
         return len(queue) - unmade
 
     def take_waited_ns(self) -> int:
-        """How long the caller was kept waiting since the last call."""
+        """Returns the time that the caller waited since the last call, nanoseconds."""
         waited, self._waited_ns = self._waited_ns, 0
         return waited
 
     def abandon(self) -> None:
-        """Forgets the batches that are being made."""
+        """Drops the batches that are being made."""
         self._queue.clear()
         self._by_part.clear()
         self._requests = iter(())

@@ -1,4 +1,4 @@
-"""Batches as data: what is asked for, and what was made."""
+"""Batches as data: requests, and batches that are made."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Finished:
 
     Attributes:
         arrays: Its rows.
-        fields: The further fields, each a list of one value a sample.
-        substitutions: Bad samples and what stands in their place.
-        epoch: The epoch that its augmentation was drawn for.
-        parts: (first row, number of rows) of the parts that it was made in.
-        left_over: Staged images that found no room in the slot, by row.
+        fields: Further fields, each a list of one value a sample.
+        substitutions: Bad samples and their substitutes.
+        epoch: The epoch of its augmentation.
+        parts: (first row, number of rows) of its parts.
+        left_over: Staged images that did not fit into the slot, by row.
         collated: The batch that a collate_fn made, in place of images, labels and fields; else None.
-        clipped, slow: How many images were decoded with a loss of range, or slowly; see
+        clipped, slow: Numbers of images that were decoded with a loss of range, or slowly; see
             :class:`feeder.loader.fast.part_report.Report`.
     """
 
@@ -57,7 +57,7 @@ class Finished:
     slow: int = 0
 
     def let_go(self) -> None:
-        """Keeps what is small in ordinary memory, and the slot no longer: its images are gone from here."""
+        """Copies the small arrays to ordinary memory and drops the slot; the images are gone from here."""
         arrays = self.arrays
         nothing = np.empty((len(arrays.labels), 0), np.uint8)
         self.arrays = SlotView(arrays.samples.copy(), arrays.labels.copy(), nothing)

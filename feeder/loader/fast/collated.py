@@ -36,11 +36,11 @@ _ALIGN = 64
 
 @dataclass
 class Collated:
-    """What a collate_fn made, on its way to the caller.
+    """The result of a collate_fn, on its way to the caller.
 
     Attributes:
-        result: It, where it was made in the caller's process; else None.
-        message: It as a message, from another process; else None.
+        result: The result, if it was made in the caller's process; else None.
+        message: The result as a message, from another process; else None.
     """
 
     result: Any = None
@@ -62,11 +62,11 @@ class Collated:
 
 @dataclass
 class CollatedWork(Work):
-    """How to make batches with a collate_fn; one part is a batch.
+    """The work of making batches with a collate_fn; one part is a whole batch.
 
     Args:
         collate_fn: Takes the finished samples of a batch, as ``dataset[i]`` gives them, and returns the batch.
-        share_bytes: Of the slot, for each sample; 0 to make batches in the caller's process.
+        share_bytes: Bytes of the slot for each sample; 0 to make batches in the caller's process.
     """
 
     collate_fn: Callable[[list[Any]], Any] = field(default=list)

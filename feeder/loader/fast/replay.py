@@ -132,11 +132,11 @@ class Replay:
         self._digest, self._first, self._own = self._ahead.popleft()
 
     def state(self) -> dict[str, Any]:
-        """What is to be saved beside the number of batches that were handed out.
+        """Returns the sampler's part of a state, to be saved beside the number of batches handed out.
 
         Returns:
-            ``rank``; ``digest`` (hexadecimal) of the ``samples`` that were handed out; ``generators`` and ``global``:
-            the random states that the epoch began with, by attribute and by package; ``own``: the sampler's state.
+            ``rank``; ``digest`` (hexadecimal) of the ``samples`` handed out; ``generators`` and ``global``: the random
+            states at the epoch's beginning, by attribute and by package; ``own``: the sampler's state.
         """
         if not self._is_there and self._saved is not None:
             return dict(self._saved)

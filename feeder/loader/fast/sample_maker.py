@@ -41,20 +41,20 @@ _WRONG_ROWS = (
 
 @dataclass
 class Work:
-    """How to make samples; cheap to pickle.
+    """The work of making samples; cheap to pickle.
 
     Args:
-        reader: Where the encoded images come from.
-        recipe: What is done to every image.
+        reader: Reads the encoded images.
+        recipe: The ops on every image.
         backend: The decode backend's name; never "auto".
         fields: Names of the further fields.
         seed: Of the augmentation, 0 to 2**64-1.
-        skip: Whether bad samples are replaced by substitutes, or raised.
+        skip: True replaces bad samples by substitutes; False raises.
         threads: Threads that the backend may use in this process.
         fidelity: "fast", or "exact" for pixels within a level of Pillow's.
-        stager: Images are not decoded but staged with it, for a decoder in the trainer.
-        share_bytes: Of the slot, for each staged image; a multiple of 64.
-        split: Only the CPU's side of the recipe is done.
+        stager: Stages images for a decoder in the trainer, instead of decoding them.
+        share_bytes: Bytes of the slot for each staged image; a multiple of 64.
+        split: The recipe's split; only the CPU's side is done.
     """
 
     reader: Reader
@@ -85,7 +85,7 @@ class Work:
         return self._decoder
 
     def prepare(self) -> None:
-        """Makes what the first part would have to wait for; an unusable backend fails here."""
+        """Makes the decoder, for which the first part would wait; an unusable backend fails here."""
         if self.stager is None:
             self.decoder  # noqa: B018
         else:
@@ -93,12 +93,12 @@ class Work:
 
     @property
     def makes_batches(self) -> bool:
-        """Whether a part must be a whole batch."""
+        """True if a part must be a whole batch."""
         return False
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """What a sample takes of a slot: (C, H, W) of pixels, or (bytes,) of staged images."""
+        """Shape of a sample in a slot: (C, H, W) of pixels, or (bytes,) of a staged image."""
         if self.stager is not None:
             return (self.share_bytes,)
         assert self.recipe.output_size is not None
@@ -106,7 +106,7 @@ class Work:
 
     @property
     def sample_dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of it."""
+        """numpy dtype of a sample in a slot."""
         is_bytes = self.stager is not None or self.split is not None
         return np.dtype(np.uint8) if is_bytes else self.recipe.storage_dtype
 
@@ -164,7 +164,7 @@ class Work:
         report: Report,
         beat: Callable[[], None],
     ) -> list[DecodeError | None]:
-        """Makes samples for some rows of the part; one entry each: None, or what is wrong."""
+        """Makes samples for some rows of the part; returns an error or None for each."""
         started, already_ns = time.perf_counter_ns(), report.read_ns
         drawing = _Drawing(self, epoch, keys)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None)
@@ -228,16 +228,16 @@ class Work:
 
 @dataclass
 class _Drawing:
-    """Draws the augmentation of some samples, as soon as their sizes are known.
+    """Draws the augmentation of some samples, once their sizes are known.
 
     Args:
-        work: What is done to them.
-        epoch: The epoch that it is drawn for.
+        work: The work on them.
+        epoch: The epoch of the draws.
         keys: int64 [N], keys of the draws.
 
     Attributes:
-        draws: What was drawn.
-        spent_ns: What it took, nanoseconds.
+        draws: The draws.
+        spent_ns: Time that they took, nanoseconds.
     """
 
     work: Work
@@ -255,12 +255,12 @@ class _Drawing:
         return self.draws
 
     def rows(self, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The rows that are needed then; see :data:`feeder.dataset.reader.Wanted`."""
+        """Returns the rows that the crops need; see :data:`feeder.dataset.reader.Wanted`."""
         return stored_rows(self.draw(sizes), orientations)
 
 
 def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
-    """Gives what was read to the sink; one entry each: None, or what is wrong."""
+    """Gives samples that were read to the sink; returns an error or None for each."""
     errors = list(encoded.errors)
     buffers, orientations, first_rows = encoded.buffers, encoded.orientations, encoded.first_rows
     if not any(errors):

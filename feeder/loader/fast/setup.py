@@ -83,7 +83,7 @@ def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions) -> None:
 
 
 def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:
-    """Refuses what comes after a batch is put together, where a collate_fn does that."""
+    """Refuses steps that follow feeder's own collating, where a collate_fn replaces it."""
     if fixed.mix is not None:
         raise ArgumentError(
             "mix= mixes images and labels as feeder collates them, and there is a collate_fn: leave one of them out, "
@@ -128,7 +128,7 @@ def make_engine(work: Work, options: EpochOptions, init: WorkerInit | None, *, d
 
 
 def _torchs_context(work: Work) -> Any:
-    """Starts workers as torch's loader does by default; what can't be pickled goes along only with a fork."""
+    """Returns the context that torch's loader would start workers with; fork, if the work can't be pickled."""
     context = torch.multiprocessing.get_context()
     if context.get_start_method() != "fork":
         try:
@@ -139,7 +139,7 @@ def _torchs_context(work: Work) -> Any:
 
 
 def _travels(work: Work) -> bool:
-    """Whether workers that never import the caller's script can unpickle it."""
+    """Returns True if workers that never import the caller's script can unpickle the work."""
     try:
         return b"__main__" not in pickle.dumps(work.recipe)
     except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function

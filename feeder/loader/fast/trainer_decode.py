@@ -40,17 +40,17 @@ class _Waiting:
 
 
 class DecodeFeed:
-    """Iterates over finished batches, their staged images decoded. Their slots come free when they are.
+    """Iterates over batches whose staged images are decoded here. A slot comes free once its images are decoded.
 
     Args:
         source: Batches of staged images; an error takes its batch's place.
-        work: How they were made.
-        decoder: With what to decode.
-        ready: Says whether the source has the next batch at hand; only then it is started ahead.
-        mixing: Says what is mixed in a batch; None: nothing.
+        work: The work that made them.
+        decoder: Decodes them.
+        ready: Returns True if the source has the next batch; only then it is started ahead.
+        mixing: Returns the mixing of a batch; None: none.
         channels_last: Memory format of the images.
         stream: The stream to decode on; None: the current one.
-        meter: Has decode: what the calling process takes for a batch.
+        meter: Gets the stage "decode": the calling process's time for a batch.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class DecodeFeed:
             self._queue.popleft()
 
     def ready(self) -> bool:
-        """Whether the next batch is at hand: its bytes are there, and its decode has started."""
+        """Returns True if the next batch can be had without a wait: its decode has started, or its bytes are there."""
         return bool(self._queue) or self._source_ready()
 
     def close(self) -> None:
-        """Forgets the batches that were started."""
+        """Drops the batches that were started."""
         for waiting in self._queue:
             if waiting.staged is not None:
                 with self._on_stream():  # what is dropped is collected first
@@ -127,7 +127,7 @@ class DecodeFeed:
         self._start()
 
     def _start(self) -> None:
-        """Starts what waits, in its order, as far as the decoder has room."""
+        """Starts waiting batches in order, as far as the decoder has capacity."""
         for waiting in self._queue:
             if waiting.staged is None or waiting.started:
                 continue
@@ -171,7 +171,7 @@ class DecodeFeed:
         return batch
 
     def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
-        """Puts another sample in the place of one that only the decoder found to be bad; returns why it can't."""
+        """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
         work, arrays = self._work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
