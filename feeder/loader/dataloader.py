@@ -568,8 +568,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``backend``: the decode backend's name;
             - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``:
               sums over the workers' parts;
-            - ``skipped``: number of bad samples that were replaced by others; ``substitutions``: each of these (the last
-              10,000), see :class:`feeder.loader.fast.part_report.Substitution`.
+            - ``skipped``: number of bad samples that were replaced by others; ``substitutions``: the last
+              10,000 of these, see :class:`feeder.loader.fast.part_report.Substitution`.
         """
         stats = self._generic.stats() if self._fast is None else self._fast.stats()
         stats |= {"path": self.path, "path_reason": self._path_reason}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -89,13 +90,17 @@ class Split:
 def ordered_batches(
     order: Order, epoch: int, split: Split
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yields the positions and the sample ids of each of a rank's batches, both int64 [N].
+    """Returns the positions and the sample ids of each of a rank's batches, both int64 [N]."""
+    return itertools.chain.from_iterable(_several_batches(order, epoch, split))
 
-    Ids of several batches are computed at once, as most of the cost does not depend on their number.
-    """
+
+def _several_batches(
+    order: Order, epoch: int, split: Split
+) -> Iterator[Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]]:
+    """Yields several batches at once, as most of what their ids cost does not depend on their number."""
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
     for first_step in range(0, len(split), steps):
         batches = [split.positions(step) for step in range(first_step, min(first_step + steps, len(split)))]
         ids = order.ids(epoch, np.concatenate(batches))
         ends = np.cumsum([len(positions) for positions in batches])
-        yield from zip(batches, np.split(ids, ends[:-1]), strict=True)
+        yield zip(batches, np.split(ids, ends[:-1]), strict=True)

@@ -62,8 +62,7 @@ class Ledger:
         counts["clipped"] += finished.clipped
         counts["slow"] += finished.slow
         self.substitutions.extend(skipped)
-        padding = progress.split.padding(step) if progress.split is not None else 0
-        if padding:
+        if progress.split is not None and step == progress.last_step and (padding := progress.split.padding(step)):
             self.padded += finished.arrays.samples.ids[-padding:].tolist()
 
     def waited(self, waited_ns: int) -> None:

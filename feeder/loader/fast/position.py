@@ -44,6 +44,7 @@ class Progress:
         samples: Number of samples handed out.
         skipped: Number of samples that took the place of bad ones.
         first_skipped: The first bad sample.
+        last_step: Number of the epoch's last batch; None with an explicit sampler.
     """
 
     place: Place
@@ -55,6 +56,9 @@ class Progress:
     samples: int = 0
     skipped: int = 0
     first_skipped: Substitution | None = None
+
+    def __post_init__(self) -> None:
+        self.last_step = None if self.split is None else len(self.split) - 1
 
     def now(self) -> Place:
         """Returns the place at which the next iteration goes on after the batches that were handed out."""
