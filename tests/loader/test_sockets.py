@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import popen_fork
@@ -22,6 +23,7 @@ from feeder.loader.generic import processes as generic_processes
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.process import InContext, wait_for
 from feeder.loader.workers.sockets import handing_over
+from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.transforms import RandomResizedCrop
 from tests.loader.test_generic import _Tensors
 from tests.support.loader_data import write_shards
@@ -75,6 +77,28 @@ def test_a_worker_has_the_end_that_is_handed_over_to_it_and_its_children_have_no
     assert mine.recv(1) == b"x"
     assert os.waitpid(child, 0)[1] == 0
     mine.close()
+
+
+def test_a_workers_end_is_seen_though_a_process_that_it_forked_lives_on() -> None:
+    mine, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:  # a worker that got its socket otherwise than by being forked
+        mine.close()
+        end_with_trainer(theirs)
+        left = os.fork()
+        if left == 0:
+            signal.pause()
+        theirs.send(left.to_bytes(4, "little"))
+        os._exit(0)
+    theirs.close()
+    with mine:
+        mine.settimeout(30)
+        left = int.from_bytes(mine.recv(4), "little")
+        try:
+            assert mine.recv(1) == b""
+        finally:
+            os.kill(left, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("kind", ["generic", "fast", "fast in context"])

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-__all__ = ["handing_over", "pair"]
+__all__ = ["close_in_children", "handing_over", "pair"]
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _making = threading.RLock()
@@ -41,6 +41,11 @@ def pair(kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[socket.socket, s
     for one in (mine, theirs):
         one.settimeout(None)  # whatever the script's default for sockets is
     return mine, theirs
+
+
+def close_in_children(connection: socket.socket) -> None:
+    """Has a worker's socket closed in the processes that the worker forks, which may outlive it."""
+    _sockets.add(connection)
 
 
 @contextlib.contextmanager

@@ -212,11 +212,11 @@ class Supervisor(Generic[W]):
             has_started: False for one that starts, which may take longer than a batch.
 
         Returns:
-            True if it was killed now.
+            True if it was killed, now or before.
         """
         worker, timeout_s = self.workers[number], self.hang_timeout_s
         if timeout_s is None or worker.was_silent:
-            return False
+            return worker.was_silent
         if not has_started:
             timeout_s = max(_START_S, timeout_s)
         if time.monotonic_ns() - heard_ns < timeout_s * 1e9:

@@ -1,4 +1,4 @@
-"""A worker's watch over its trainer, so that no worker outlives it."""
+"""A worker's watch over its trainer: no worker outlives it, and the trainer sees every worker's end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import select
 import socket
 import time
+
+from feeder.loader.workers.sockets import close_in_children
 
 __all__ = ["end_with_trainer"]
 
@@ -20,6 +22,7 @@ def end_with_trainer(connection: socket.socket, grace_s: float = 0.0) -> None:
         connection: To the trainer.
         grace_s: Seconds that the main thread gets to end by itself.
     """
+    close_in_children(connection)
     # Not a threading.Thread: if the thread ends as it starts, for want of memory, Thread.start() waits for ever.
     _thread.start_new_thread(_watch, (connection.fileno(), os.getppid(), grace_s))
 
