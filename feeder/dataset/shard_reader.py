@@ -35,7 +35,6 @@ from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, 
 from feeder.dataset.shard_fields import ShardFields
 from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.index import Index
-from feeder.shard.format.jpeg_rows import extents
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.system.files import open_regular
 
@@ -119,7 +118,7 @@ class ShardReader(ShardFields):
         """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
         index, count = self.index, len(ids)
         orientations, sizes, errors = self._stored(ids)
-        found = None if wanted is None else extents(index, ids, wanted(orientations, sizes))
+        found = None if wanted is None else index.row_extents(ids, wanted(orientations, sizes))
         first_rows = None if found is None else found[:, 0].astype(np.int32)
         shards, offsets, lengths = index.shard[ids], index.offset[ids], index.length[ids]
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))

@@ -160,6 +160,26 @@ class Index:
         """Places of the sample's rows of pixels, see Note [Index file]; empty if they are not known."""
         return self._text("row", i)
 
+    def row_extents(self, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+        """Returns the bytes of N images that some of their rows need.
+
+        Args:
+            ids: int64 [N].
+            rows: int32 [N, 2], first and end row, in pixels as stored.
+
+        Returns:
+            int64 [N, 4], see :func:`feeder._native.row_extents`; None if all bytes of all images are needed.
+        """
+        starts, places = self.column("row_start"), self.column("row_data")
+        if len(places) == 0:
+            return None
+        from feeder import _native
+
+        found = _native.row_extents(
+            places, starts[ids], starts[ids + 1], self.length[ids], self.height[ids], np.ascontiguousarray(rows)
+        )
+        return found if (found[:, 0] >= 0).any() else None
+
     def members(self, i: int) -> list[tuple[str, int, int]]:
         """The sample's fields besides the image: (field, offset, length) in its shard, bytes."""
         start, end = (int(v) for v in self._columns["member_start"][i : i + 2])
