@@ -7,6 +7,7 @@ imports torchvision where it is installed.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import runpy
 import subprocess
@@ -48,6 +49,7 @@ def run_with_torchvision(script: Path, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")  # as tests/conftest.py does; scripts have no main guard
     add_torchvision()
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")
