@@ -183,8 +183,10 @@ class BatchQueue:
     def _give_out(self, request: Request, slot: int) -> None:
         rows = len(request.samples.ids)
         view = self._engine.ring.views[slot]
-        for column, values in zip(view.samples, request.samples, strict=True):
-            column[:rows] = values
+        samples, wanted = view.samples, request.samples
+        samples.positions[:rows] = wanted.positions
+        samples.ids[:rows] = wanted.ids
+        samples.repeats[:rows] = wanted.repeats
         pool = self._engine.pool
         edges = self._engine.parts(rows)
         parts = pool.submit(slot, edges, request.epoch)

@@ -42,7 +42,7 @@ class Finishing:
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._is_on_device = device is not None
         # numpy has no bfloat16: its bits are stored as uint16.
-        self._stored_dtype = torch.uint8 if work.split is not None else getattr(torch, work.recipe.output_dtype)
+        self._is_bfloat16 = work.split is None and work.recipe.output_dtype == "bfloat16"
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
     def host_batch(self, finished: Finished) -> tuple[Any, ...]:
@@ -57,7 +57,9 @@ class Finishing:
         if isinstance(finished, Decoded):
             images = finished.images
         else:
-            images = torch.from_numpy(finished.arrays.images).view(self._stored_dtype)
+            images = torch.from_numpy(finished.arrays.images)
+            if self._is_bfloat16:
+                images = images.view(torch.bfloat16)
         labels = finished.arrays.labels
         return (images, torch.from_numpy(labels.copy() if self._is_on_device else labels), *fields)
 

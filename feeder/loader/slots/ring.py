@@ -66,7 +66,7 @@ class Samples(NamedTuple):
     @classmethod
     def of(cls, positions: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> Samples:
         """Returns samples of which none is a repeat."""
-        return cls(positions, ids, np.zeros_like(ids))
+        return cls(positions, ids, np.zeros(len(ids), np.int64))
 
     def part(self, rows: slice) -> Samples:
         """Returns some of the samples, in the same memory."""
