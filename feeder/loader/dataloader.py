@@ -325,7 +325,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _serve_metrics(self) -> None:
         if self.metrics_port is not None and self._metrics is None:
-            self._metrics = Metrics(self, self.metrics_port, self.metrics_address)
+            self._metrics = Metrics(self, DataLoader._stage_words, self.metrics_port, self.metrics_address)
 
     def __repr__(self) -> str:
         if not hasattr(self, "_own_order"):
@@ -422,11 +422,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The sampler that torch's iterators take indices from."""
         order = self._torchs.order
         return super()._index_sampler if order is None else order
-
-    @property
-    def target_device(self) -> torch.device | None:
-        """The device that batches go to; None: they stay where they are made."""
-        return self._target_device
 
     @functools.cached_property
     def _stream(self) -> CopyStream:
@@ -596,7 +591,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if metrics is not None:
                 metrics.close()
 
-    def stage_words(self) -> npt.NDArray[np.int64]:
+    def _stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
         return self._generic.meters.words() if self._fast is None else self._fast.stage_words()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
     batches = DataLoader(range(9), batch_sampler=[[1, 2]])
     assert repr(batches) == "DataLoader(range, batch_sampler=list, num_workers=0, path='generic')"
     assert repr(DataLoader.__new__(DataLoader)).startswith("<feeder.loader.dataloader.DataLoader object")
+
+
+def test_public_attributes_are_those_for_users(shards: Path) -> None:
+    methods = {"close", "load_state_dict", "set_epoch", "state_dict", "stats", "worker_pids"}
+    dataset = ShardDataset(shards, RECIPE)
+    for loader in (DataLoader(dataset, batch_size=4), DataLoader(range(9))):
+        further = set(dir(loader)) - set(dir(torch.utils.data.DataLoader(dataset)))
+        public = {name for name in further if not name.startswith("_")}
+        assert public - set(inspect.signature(DataLoader).parameters) == {"metrics_url", "path", *methods}
 
 
 def test_a_timeout_without_workers_is_refused_as_torch_does(shards: Path) -> None:

@@ -79,9 +79,6 @@ class SimulatedLoader:
             "path_reason": None,
         }
 
-    def stage_words(self) -> None:
-        """Marks a loader of feeder's."""
-
     def close(self) -> None:
         self.finished_s = [done for done in self.finished_s if done <= self.clock.now_s]
 

@@ -20,7 +20,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from feeder.loader.observe.metrics_server import HttpServer
 from feeder.loader.observe.stats import stage_histograms
 
 __all__ = ["Metrics"]
+
+_Words = npt.NDArray[np.int64]
+_L = TypeVar("_L", bound="Metered")
 
 _servers: dict[tuple[str, int], _Server] = {}
 _lock = threading.Lock()
@@ -41,14 +44,13 @@ class Metered(Protocol):
 
     def stats(self) -> dict[str, Any]: ...
 
-    def stage_words(self) -> npt.NDArray[np.int64]: ...
-
 
 class Metrics:
     """One loader's place on a server.
 
     Args:
         loader: The loader; not kept alive.
+        stage_words: Returns its meters: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`.
         port: TCP port; 0 takes a free one, for a separate server.
         address: Address to listen on.
 
@@ -56,7 +58,7 @@ class Metrics:
         ArgumentError: if ``prometheus_client`` is missing, or the address or port can't be had.
     """
 
-    def __init__(self, loader: Metered, port: int, address: str) -> None:
+    def __init__(self, loader: _L, stage_words: Callable[[_L], _Words], port: int, address: str) -> None:
         try:
             with _lock:
                 server = _servers.get((address, port)) if port else None
@@ -64,7 +66,7 @@ class Metrics:
                     server = _Server(port, address)
                     _servers[address, server.port] = server
                 self.url = server.url
-                number = server.add(loader)
+                number = server.add(loader, stage_words)
         finally:
             _see_off()
         # The loader's end, or close(), whichever is first.
@@ -120,7 +122,7 @@ class _Server:
                 "metrics_port needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave "
                 "metrics_port out"
             ) from None
-        self.loaders: dict[int, weakref.ref[Metered]] = {}
+        self.loaders: dict[int, tuple[weakref.ref[Any], Callable[[Any], _Words]]] = {}
         self._numbers = itertools.count()
         registry = prometheus_client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self))
@@ -139,9 +141,9 @@ class _Server:
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
 
-    def add(self, loader: Metered) -> int:
+    def add(self, loader: _L, stage_words: Callable[[_L], _Words]) -> int:
         number = next(self._numbers)
-        self.loaders[number] = weakref.ref(loader)
+        self.loaders[number] = weakref.ref(loader), stage_words
         return number
 
     def close(self) -> None:
@@ -187,7 +189,7 @@ class _Collector:
             "feeder_worker_stage_seconds", "Time of a worker in a stage", labels=["loader", "worker", "stage"]
         )
         server = self._server()
-        for number, reference in list(server.loaders.items()) if server is not None else []:
+        for number, (reference, stage_words) in list(server.loaders.items()) if server is not None else []:
             loader = reference()
             if loader is None:
                 continue
@@ -198,7 +200,7 @@ class _Collector:
                 slots.add_metric([label, state], count)
             for stage, row in stats["stages"].items():
                 sizes.add_metric([label, stage], row["bytes"])
-            for stage, (total_ns, ranks) in stage_histograms(loader.stage_words()).items():
+            for stage, (total_ns, ranks) in stage_histograms(stage_words(loader)).items():
                 buckets = [("+Inf" if edge is None else repr(edge / 1e9), rank) for edge, rank in ranks]
                 spent.add_metric([label, stage], buckets, total_ns / 1e9)
             for worker in stats["workers"]:
