@@ -52,7 +52,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decode.registry import get_decoder
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batch_queue import requests
-from feeder.loader.fast.position import Place, Progress
+from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.ring import Samples
 from feeder.loader.workers.fork_server import ForkServer
@@ -328,7 +328,7 @@ def trainer(path: str, extent: Extent) -> dict[str, Any]:
 
 def _order_ms(size: int) -> float:
     """Returns the CPU time of a batch's ids, in a shuffled order of as many samples as ImageNet has."""
-    batches = requests(Order(_IMAGENET, 0, True), Progress(Place(), Split(_IMAGENET, size)))
+    batches = requests(Order(_IMAGENET, 0, True), EpochProgress(Place(), Split(_IMAGENET, size)))
     before = time.process_time()
     count = sum(1 for _ in itertools.islice(batches, 512))
     return 1000 * (time.process_time() - before) / count

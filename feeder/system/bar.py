@@ -21,12 +21,12 @@ def make_bar(stream: TextIO, **options: Any) -> Any:
     """
     from tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class TerminalBar(tqdm):  # type: ignore[misc]
         @property
         def format_dict(self) -> Any:
             return super().format_dict | {"ncols": _columns(stream) - 1}
 
-    return Bar(file=stream, **options)
+    return TerminalBar(file=stream, **options)
 
 
 def _columns(stream: TextIO) -> int:

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from feeder.loader.fast.part_report import Report
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.worker import make_part
@@ -30,7 +30,7 @@ def test_the_last_part_of_a_batch_wakes_the_trainer_and_no_other(is_last: int) -
     view = SlotView(Samples.of(*np.zeros((2, 4), np.int64)), np.zeros(4, np.int64), np.zeros((4, 1), np.uint8))
     mine, theirs = pair()
     with mine, theirs:
-        make_part(theirs, board, 0, part, view, cast(Work, SimpleNamespace(run=lambda *_: Report())))
+        make_part(theirs, board, 0, part, view, cast(Work, SimpleNamespace(run=lambda *_: PartReport())))
         assert mine.recv(100)
     poll = select.poll()
     poll.register(board.sent, select.POLLIN)

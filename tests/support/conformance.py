@@ -18,7 +18,7 @@ from PIL import Image, features
 from feeder.decode.decoder import Decoder
 from feeder.decode.registry import get_decoder
 from feeder.errors import BackendError, DecodeError
-from feeder.tools.parity.differences import BOUNDS, BUCKETS, Comparison, crop_ratio
+from feeder.tools.parity.differences import BOUNDS, BUCKETS, Differences, crop_ratio
 from feeder.transforms import (
     CenterCrop,
     ColorJitter,
@@ -158,16 +158,16 @@ def compare(
     ops: list[Op],
     *,
     orientations: npt.NDArray[np.uint8] | None = None,
-    into: Comparison | None = None,
+    into: Differences | None = None,
     epoch: int = 0,
-) -> Comparison:
+) -> Differences:
     """Decodes the images as a batch and compares each with the reference."""
     recipe = Recipe.of(ops)
     decoder.check(recipe)
     turns = np.ones(len(buffers), np.uint8) if orientations is None else orientations
     draws = recipe.draw(7, epoch, np.arange(len(buffers)), sizes_of(buffers, turns))
     out = decode(decoder, buffers, recipe, draws, turns)
-    comparison = Comparison() if into is None else into
+    comparison = Differences() if into is None else into
     for row, buffer in enumerate(buffers):
         expected = reference(buffer, int(turns[row]), recipe, draws, row)
         comparison.add(expected, out[row], crop_ratio(draws.source_box[row], draws.base_size[row]))
@@ -175,7 +175,7 @@ def compare(
 
 
 def assert_within(
-    comparison: Comparison, what: str = "", *, fidelity: str = "fast", bias: float = BOUNDS["fast"].bias
+    comparison: Differences, what: str = "", *, fidelity: str = "fast", bias: float = BOUNDS["fast"].bias
 ) -> None:
     """Holds every bucket to the bounds."""
     bounds = replace(BOUNDS[fidelity], bias=bias)
@@ -195,7 +195,7 @@ def check_fidelity(decoder: Decoder, fidelity: str = "fast") -> None:
         for name in ("4:4:4", "4:2:2", "4:2:0")
     }
     for name, buffers in by_subsampling.items():
-        comparison = Comparison()
+        comparison = Differences()
         for epoch in range(3):
             for size, scale in ((224, (0.05, 0.15)), (112, (0.2, 0.4)), (64, (0.2, 0.4)), (40, (0.4, 1.0))):
                 compare(decoder, buffers, [RandomResizedCrop(size, scale)], into=comparison, epoch=epoch)

@@ -20,7 +20,7 @@ from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.bench import contestant
 from feeder.tools.bench import run as bench_run
 from feeder.tools.bench.images import image_fields, listed, tars
-from feeder.tools.bench.options import BenchOptions, Task, default_workers
+from feeder.tools.bench.options import BenchOptions, RivalTask, default_workers
 from feeder.tools.bench.result_file import interleave, machine, spread
 from feeder.tools.bench.rivals import RIVALS, Rival, webdataset_sample
 from feeder.tools.bench.run import throughput
@@ -292,7 +292,7 @@ def test_labels_that_are_text_or_targets_are_no_reason_to_stop(tmp_path: Path, k
     if kind == "targets":
         shard(path, str(tmp_path / "targets"), ShardOptions(columns=ManifestColumns(targets=("x",))))
         path = str(tmp_path / "targets")
-    task = Task(path, None, BenchOptions(image_size=16, batch_size=4, workers=(0,)), 0, True)
+    task = RivalTask(path, None, BenchOptions(image_size=16, batch_size=4, workers=(0,)), 0, True)
     made = {}
     for name in ("torch", "feeder"):
         contestant.check_rival(name, task, str(tmp_path / f"{name}.npz"))

@@ -15,7 +15,7 @@ from feeder.decode import registry
 from feeder.decode.pillow.decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.sharding import shard
-from feeder.tools.parity.differences import BOUNDS, Comparison, crop_ratio
+from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
 from feeder.tools.parity.parity import parity
 from tests.support.conformance import encode, natural_image
 from tests.support.loader_data import without_tables
@@ -145,7 +145,7 @@ def test_figures_are_those_of_the_differences() -> None:
     found = reference.copy()
     found[0] += 2
     found[2, 0, :2] -= 50
-    comparison = Comparison()
+    comparison = Differences()
     comparison.add(reference, found, 1.5)
     comparison.add(reference, reference, 4.0)
     below, low, middle, high = comparison.figures()

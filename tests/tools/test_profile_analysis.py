@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from feeder.dataset.folders import FolderDataset
-from feeder.tools.instrument.hooks import Meter, class_folders
-from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, GpuReading, LoaderRecord, ProcessRecord, Sample
+from feeder.tools.instrument.hooks import LoaderHooks, class_folders
+from feeder.tools.instrument.record import (
+    TRAINER_DECODE,
+    Fetch,
+    GpuReading,
+    LoaderRecord,
+    NextCall,
+    ProcessRecord,
+    Sample,
+)
 from feeder.tools.profile.analysis import analyse
 from feeder.tools.profile.page import render_page
 from feeder.tools.profile.text import render
@@ -50,9 +58,9 @@ def extend(
     record.made_ns.append((int(start_ms * MS), int((start_ms + made_ms) * MS)))
     now = start_ms + made_ms
     for at, wait in enumerate(waits_ms):
-        record.batches.append(Batch(int(now * MS), int((now + wait) * MS), 10, epoch, trained and at > 0))
+        record.batches.append(NextCall(int(now * MS), int((now + wait) * MS), 10, epoch, trained and at > 0))
         now += wait + step_ms
-    record.batches.append(Batch(int(now * MS), int(now * MS), 0, epoch, trained))
+    record.batches.append(NextCall(int(now * MS), int(now * MS), 0, epoch, trained))
     return now
 
 
@@ -226,7 +234,7 @@ def test_decoding_in_the_training_process_is_told_apart(in_trainer: bool, tmp_pa
             stages = {name: {"total_ns": 3} for name in ("read", "decode", "consumer")}
             return {"stages": stages, "bottleneck": None} | ({"dali_images": 7} if in_trainer else {})
 
-    meter, each, record = Meter(str(tmp_path)), Loader(), loader([30.0] * 3, 10)
+    meter, each, record = LoaderHooks(str(tmp_path)), Loader(), loader([30.0] * 3, 10)
     meter.records[each] = record
     meter.note_stats(each)
     assert record.stage_ns == {"read": 3, TRAINER_DECODE if in_trainer else "decode": 3}
@@ -240,7 +248,7 @@ def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
         def stats(self) -> dict[str, Any]:
             return {"stages": {}, "path": "generic", "path_reason": "batch_size is None: give batch_size"}
 
-    meter, each, record = Meter(str(tmp_path)), Loader(), loader([wait_ms] * 21, 10, workers=8)
+    meter, each, record = LoaderHooks(str(tmp_path)), Loader(), loader([wait_ms] * 21, 10, workers=8)
     meter.records[each] = record
     meter.note_stats(each)
     found = analyse(process(record), cores=8)

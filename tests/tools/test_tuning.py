@@ -26,7 +26,7 @@ from feeder.system.processes import process_tree
 from feeder.tools import cli
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import Outcome
-from feeder.tools.tune.setting import Gain, Point, Setting
+from feeder.tools.tune.setting import Gain, Setting, TriedSetting
 from tests.support.images import make_tree
 
 WORK = ["--image-size", "16", "--batch-size", "8", "--dtype", "uint8"]
@@ -283,7 +283,7 @@ def trial(rate: float, **more: Any) -> Trial:
     return Trial(rate, more.pop("cpu_ms", 2.0), 100 << 20, 0.5, **more)
 
 
-def tuning(chosen: Point | None, baseline: Point, *, target: float | None = None, **more: Any) -> Tuning:
+def tuning(chosen: TriedSetting | None, baseline: TriedSetting, *, target: float | None = None, **more: Any) -> Tuning:
     points = [baseline] + ([] if chosen is None or chosen is baseline else [chosen])
     reached = None if target is None else False
     outcome = Outcome(points, baseline, chosen, reached, **more)
@@ -300,7 +300,7 @@ def tuning(chosen: Point | None, baseline: Point, *, target: float | None = None
     ],
 )
 def test_the_limit_is_named(runs: list[Trial], workers: int, target: float | None, said: str) -> None:
-    found = tuning(Point(Setting(workers), "", runs), Point(Setting(0), "", [trial(400)]), target=target)
+    found = tuning(TriedSetting(Setting(workers), "", runs), TriedSetting(Setting(0), "", [trial(400)]), target=target)
     assert any(line.startswith(said) for line in found.verdict())
 
 
@@ -313,12 +313,12 @@ def test_the_limit_is_named(runs: list[Trial], workers: int, target: float | Non
     ],
 )
 def test_a_gain_is_told_with_its_spread(ratios: tuple[float, ...], said: str) -> None:
-    chosen, baseline = Point(Setting(2), "", [trial(900)]), Point(Setting(1), "", [trial(450)])
+    chosen, baseline = TriedSetting(Setting(2), "", [trial(900)]), TriedSetting(Setting(1), "", [trial(450)])
     assert said in tuning(chosen, baseline, gain=Gain(ratios)).verdict()
 
 
 def test_nothing_measured_is_said() -> None:
-    found = tuning(None, Point(Setting(0), ""), interrupted=True)
+    found = tuning(None, TriedSetting(Setting(0), ""), interrupted=True)
     assert found.verdict() == ["no setting could be measured before it was interrupted"]
     assert found.call is None
     assert json.dumps(found.to_json())

@@ -13,7 +13,7 @@ import pytest
 from feeder.errors import BackendError
 from feeder.loader.trial import Trial
 from feeder.tools.tune.search import Outcome, Search, Space
-from feeder.tools.tune.setting import Gain, Point, Setting, cheaper, gain
+from feeder.tools.tune.setting import Gain, Setting, TriedSetting, cheaper, gain
 
 BASELINE = Setting(0, backend="cpu")
 
@@ -250,8 +250,8 @@ def test_a_backend_that_fails_is_left_out_with_its_reason() -> None:
 
 
 def test_cost_is_cores_then_cpu_time_then_memory() -> None:
-    def point(workers: int, threads: int, cpu_ms: float, mib: int) -> Point:
-        return Point(Setting(workers, threads), "", [Trial(1.0, cpu_ms, mib << 20, 0.1)])
+    def point(workers: int, threads: int, cpu_ms: float, mib: int) -> TriedSetting:
+        return TriedSetting(Setting(workers, threads), "", [Trial(1.0, cpu_ms, mib << 20, 0.1)])
 
     assert cheaper(point(2, 1, 9, 900), point(3, 1, 1, 100))
     assert cheaper(point(2, 2, 1, 900), point(4, 1, 2, 100))

@@ -13,7 +13,7 @@ import torch
 from feeder._gpu import Mix
 from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decode.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
-from feeder.decode.dali.queue import PIXEL_BYTES, DaliQueue, Part
+from feeder.decode.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
 from feeder.decode.decoder import MAX_PIXELS, Buffer, TrainerDecoder, check_batch, check_options, check_output_size
 from feeder.decode.device.finisher import Finisher
 from feeder.decode.device.ops import check_device_ops
@@ -241,7 +241,7 @@ class DaliDecoder(TrainerDecoder):
             self.cpu_images += len(here)
         return whole, errors
 
-    def _images(self, staged: Staged, part: Part, errors: list[DecodeError | None]) -> torch.Tensor:
+    def _images(self, staged: Staged, part: PipelineRows, errors: list[DecodeError | None]) -> torch.Tensor:
         """Returns a part's resized images, by DALI or, if it fails, by the CPU, whose failures go to ``errors``."""
         try:
             images = self._queue.images(staged, part)

@@ -17,7 +17,7 @@ from feeder.decode.device.borrowed import Borrowed
 from feeder.decode.image_header import ImageInfo, image_info
 from feeder.decode.staged.staged import Kind, Staged
 
-__all__ = ["PIXEL_BYTES", "DaliQueue", "Part"]
+__all__ = ["PIXEL_BYTES", "DaliQueue", "PipelineRows"]
 
 # Memory of a decoded pixel on the GPU.
 PIXEL_BYTES = 3
@@ -28,7 +28,7 @@ _HEADER_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PipelineRows:
     """Rows of a batch that the pipeline decodes in one run.
 
     Args:
@@ -45,7 +45,7 @@ class _Started:
     """A batch that was started as one part, and then its result."""
 
     staged: Staged
-    part: Part
+    part: PipelineRows
     resized: _Resized | None = None
     failure: str | None = None
 
@@ -92,21 +92,21 @@ class DaliQueue:
         batch_size = max(self.options.batch_size, batch_size)
         self.options = replace(self.options, batch_size=batch_size, preallocate=preallocate or self.options.preallocate)
 
-    def parts(self, staged: Staged) -> list[Part]:
+    def parts(self, staged: Staged) -> list[PipelineRows]:
         """Divides a batch's JPEGs into runs within the limit."""
         rows = np.flatnonzero(staged.rows["kind"] == Kind.JPEG)
         if len(rows) == 0:
             return []
         sizes = PIXEL_BYTES * self._decoded_pixels(staged, rows)
         if self._limit_bytes is None:
-            return [Part(rows, int(sizes.sum()))]
+            return [PipelineRows(rows, int(sizes.sum()))]
         parts, start, taken = [], 0, 0
         for end, size in enumerate(sizes.tolist()):
             if end > start and taken + size > self._limit_bytes:
-                parts.append(Part(rows[start:end], taken))
+                parts.append(PipelineRows(rows[start:end], taken))
                 start, taken = end, 0
             taken += size
-        return [*parts, Part(rows[start:], taken)]
+        return [*parts, PipelineRows(rows[start:], taken)]
 
     def start(self, staged: Staged) -> bool:
         """Starts a batch if the limits allow it, without waiting.
@@ -142,7 +142,7 @@ class DaliQueue:
             self._collect_until(staged)
             self._forget(staged)
 
-    def images(self, staged: Staged, part: Part) -> torch.Tensor:
+    def images(self, staged: Staged, part: PipelineRows) -> torch.Tensor:
         """Decodes a part of a batch, started or not, and resizes it on the current stream.
 
         Returns:
@@ -185,7 +185,7 @@ class DaliQueue:
     def _drop_under_way(self) -> None:
         self._started = deque(each for each in self._started if not each.under_way)
 
-    def _submit(self, staged: Staged, part: Part) -> None:
+    def _submit(self, staged: Staged, part: PipelineRows) -> None:
         """Submits a part to the pipeline; a failure loses the batches under way."""
         self.prepare(len(part.rows))
         if self._pipeline is not None and (
@@ -215,7 +215,7 @@ class DaliQueue:
             if each.staged is last:
                 return
 
-    def _collect(self, staged: Staged, part: Part) -> _Resized:
+    def _collect(self, staged: Staged, part: PipelineRows) -> _Resized:
         """Collects and resizes the oldest run's images."""
         assert self._pipeline is not None
         stream: Any = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feeder.loader.fast.batches import Finished, Request
-from feeder.loader.fast.part_report import Report
-from feeder.loader.fast.position import Progress
+from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.ring import HELD_BATCHES, Samples, SlotView
 from feeder.order.epoch import Order
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["BatchQueue", "make_here", "requests"]
 
 
-def requests(order: Order, progress: Progress) -> Iterator[Request]:
+def requests(order: Order, progress: EpochProgress) -> Iterator[Request]:
     """Yields the batches to make, from the place that an iterator starts at.
 
     Args:
@@ -50,7 +50,7 @@ class _Making:
     slot: int
     edges: list[tuple[int, int]]
     parts: list[int]
-    reports: dict[int, Report | BaseException] = field(default_factory=dict)
+    reports: dict[int, PartReport | BaseException] = field(default_factory=dict)
 
 
 def make_here(work: Work, requests: Iterator[Request], meters: dict[str, int]) -> Iterator[Finished | BaseException]:
@@ -195,7 +195,7 @@ class BatchQueue:
         self._queue.append(making)
 
     def _finished(self, making: _Making) -> Finished | BaseException:
-        reports: list[Report] = []
+        reports: list[PartReport] = []
         for part in making.parts:
             report = making.reports[part]
             if isinstance(report, BaseException):

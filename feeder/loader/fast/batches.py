@@ -43,7 +43,7 @@ class Finished:
         left_over: Staged images that did not fit into the slot, by row.
         collated: The batch that a collate_fn made, in place of images, labels and fields; else None.
         clipped, slow: Numbers of images that were decoded with a loss of range, or slowly; see
-            :class:`feeder.loader.fast.part_report.Report`.
+            :class:`feeder.loader.fast.part_report.PartReport`.
     """
 
     arrays: SlotView

@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 
 from feeder._gpu.tensors import as_samples
 from feeder.loader.fast.part_output import SampleSink, Sink
-from feeder.loader.fast.part_report import Report
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
@@ -90,7 +90,7 @@ class CollatedWork(Work):
         images: npt.NDArray[Any],
         labels: npt.NDArray[Any],
         beat: Callable[[], None] = lambda: None,
-    ) -> Report:
+    ) -> PartReport:
         """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
         pixels: list[npt.NDArray[Any]] = []
         parts = []
@@ -138,12 +138,14 @@ class CollatedWork(Work):
             return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
 
-def _together(parts: list[Report]) -> Report:
+def _together(parts: list[PartReport]) -> PartReport:
     """The report on a batch, without further fields."""
     sums = {
-        each.name: sum(getattr(part, each.name) for part in parts) for each in fields_of(Report) if each.default == 0
+        each.name: sum(getattr(part, each.name) for part in parts)
+        for each in fields_of(PartReport)
+        if each.default == 0
     }
-    return Report(substitutions=[found for part in parts for found in part.substitutions], **sums)
+    return PartReport(substitutions=[found for part in parts for found in part.substitutions], **sums)
 
 
 def slot_bytes_per_sample(work: Work) -> int:

@@ -11,7 +11,7 @@ from feeder.loader.fast.batches import Request
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.ledger import Ledger
-from feeder.loader.fast.position import Progress
+from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.options import EpochOptions
 
@@ -37,7 +37,7 @@ class Epoch:
     """
 
     dataset: Any
-    progress: Progress
+    progress: EpochProgress
     requests: Iterator[Request]
     options: EpochOptions
     work: Work
@@ -45,5 +45,5 @@ class Epoch:
     decoder: TrainerDecoder | None
     finishing: Finishing
     ledger: Ledger
-    agree: Callable[[Progress], None] | None
+    agree: Callable[[EpochProgress], None] | None
     channels_last: bool

@@ -7,7 +7,7 @@ import collections
 from feeder.decode.image_header import clipped_warning
 from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.part_report import Substitution
-from feeder.loader.fast.position import Progress
+from feeder.loader.fast.position import EpochProgress
 from feeder.loader.observe.meter import Meter
 from feeder.system.callers import warn
 
@@ -36,7 +36,7 @@ class Ledger:
         self.padded: list[int] = []
         self._has_warned = False
 
-    def handed_out(self, progress: Progress, finished: Finished | BaseException, elapsed_ns: int) -> None:
+    def handed_out(self, progress: EpochProgress, finished: Finished | BaseException, elapsed_ns: int) -> None:
         """Counts a batch, or an error in its place.
 
         Args:
@@ -70,7 +70,7 @@ class Ledger:
         self.counts["waited_ns"] += waited_ns
         self.meter.add("wait_batch", waited_ns)
 
-    def warn_at_epoch_end(self, progress: Progress) -> None:
+    def warn_at_epoch_end(self, progress: EpochProgress) -> None:
         """Says once that images lost range, and for each epoch how many samples were replaced by others."""
         if self.counts["clipped"] and not self._has_warned:
             self._has_warned = True

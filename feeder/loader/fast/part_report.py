@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from feeder.decode.decoder import Buffer
     from feeder.loader.fast.collated import Collated
 
-__all__ = ["Report", "Substitution"]
+__all__ = ["PartReport", "Substitution"]
 
 
 class Substitution(NamedTuple):
@@ -33,7 +33,7 @@ class Substitution(NamedTuple):
 
 
 @dataclass
-class Report:
+class PartReport:
     """The report on a part that was made.
 
     Attributes:

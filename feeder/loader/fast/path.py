@@ -24,7 +24,7 @@ from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.iterator import FastIterator
 from feeder.loader.fast.ledger import Ledger
-from feeder.loader.fast.position import Place, Progress
+from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.setup import make_engine, make_work
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
@@ -68,7 +68,7 @@ class FastPath:
         mix = check_mix(fixed.mix)
         self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
         self._ledger = Ledger()
-        self._progress: Progress | None = None
+        self._progress: EpochProgress | None = None
         self._next = Place()
         self._iterator: weakref.ref[FastIterator] | None = None
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
@@ -108,7 +108,7 @@ class FastPath:
 
     def _epoch(self, place: Place, split: Split | None) -> Epoch:
         options, replay = self._options, self._replay(place)
-        progress = self._progress = Progress(place, split, replay)
+        progress = self._progress = EpochProgress(place, split, replay)
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,
@@ -131,7 +131,7 @@ class FastPath:
         self._has_told = True
         warn_of_split(split)
 
-    def _agree(self, progress: Progress) -> None:
+    def _agree(self, progress: EpochProgress) -> None:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
         last; see :mod:`feeder.loader.agreement`."""
         split, steps = progress.split, progress.steps

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import WorkerError
-from feeder.loader.fast.part_report import Report
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.worker import FAILED_START, HEAD, work_loop
@@ -38,7 +38,7 @@ __all__ = ["Pool", "PoolOptions", "Replacement"]
 _log = logging.getLogger("feeder")
 
 _SERVED = "feeder.loader.fast.served_worker:work_loop"
-_EMPTY_REPORT = Report()
+_EMPTY_REPORT = PartReport()
 _SAME_PART_LIMIT = 3
 _FRUITLESS_LIMIT = 10
 GRACE_S = 1.0
@@ -155,7 +155,7 @@ class Pool:
 
     def take(
         self, timeout_s: float | None, last_missing: bool = False, check: Callable[[], object] = lambda: None
-    ) -> list[tuple[int, Report | BaseException]]:
+    ) -> list[tuple[int, PartReport | BaseException]]:
         """Returns what came back since the last call; waits for something, at most as long as the timeout.
 
         Args:
@@ -172,7 +172,7 @@ class Pool:
         now = time.monotonic_ns()
         for worker in self._supervisor.workers:
             worker.heard_ns = now
-        results: list[tuple[int, Report | BaseException]] = []
+        results: list[tuple[int, PartReport | BaseException]] = []
         while not results:
             check()
             wait = min(LOOK_S, self.options.hang_timeout_s / 4)
@@ -186,9 +186,9 @@ class Pool:
                 break
         return results
 
-    def _look(self, most_ms: int, last_missing: bool) -> list[tuple[int, Report | BaseException]]:
+    def _look(self, most_ms: int, last_missing: bool) -> list[tuple[int, PartReport | BaseException]]:
         """Waits once; returns what came back, and replaces workers that have ended or hang."""
-        results: list[tuple[int, Report | BaseException]] = []
+        results: list[tuple[int, PartReport | BaseException]] = []
         for number in self._sleep(most_ms, last_missing):
             worker = self._supervisor.receive(number)
             results += self._results(number)
@@ -290,9 +290,9 @@ class Pool:
             return Forked(_SERVED, connection)
         return InContext(context, work_loop, (connection, self._work, self.options.init))
 
-    def _results(self, number: int) -> list[tuple[int, Report | BaseException]]:
+    def _results(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
         """Takes the results out of what was received from a worker."""
-        results: list[tuple[int, Report | BaseException]] = []
+        results: list[tuple[int, PartReport | BaseException]] = []
         for (part,), data in self._supervisor.messages(number):
             message = pickle.loads(data) if data else None
             if part == FAILED_START:
@@ -312,7 +312,7 @@ class Pool:
         heard = max(self._supervisor.workers[number].heard_ns, beat, self._given_out_ns if is_idle else 0)
         return self._supervisor.kill_if_silent(number, heard, has_started=bool(beat))
 
-    def _replace(self, number: int) -> list[tuple[int, Report | BaseException]]:
+    def _replace(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
         """Replaces a worker that has ended or was killed, unless it had sent results: these are returned first."""
         worker = self._supervisor.workers[number]
         code = self._supervisor.end(number)

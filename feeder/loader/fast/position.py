@@ -12,7 +12,7 @@ from feeder.order.split import Split
 from feeder.system.callers import warn
 from feeder.text import count, printable
 
-__all__ = ["Place", "Progress"]
+__all__ = ["EpochProgress", "Place"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Place:
 
 
 @dataclass
-class Progress:
+class EpochProgress:
     """Progress of an iterator. Outlives the iterator, so that the loader knows of a loop that was broken off.
 
     Attributes:

@@ -18,6 +18,7 @@ from feeder.decode.registry import get_decoder
 from feeder.decode.staged.stored_boxes import stored_rows
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
+from feeder.loader.fast.part_report import PartReport, Substitution
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.ring import Samples
 from feeder.order.epoch import substitute
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from feeder.decode.device.fused import DeviceSplit
     from feeder.decode.staged.stager import Stager
     from feeder.transforms import Draws, Recipe
-from feeder.loader.fast.part_report import Report, Substitution
 
 __all__ = ["SUBSTITUTES", "Work"]
 
@@ -117,7 +117,7 @@ class Work:
         images: npt.NDArray[Any],
         labels: npt.NDArray[Any],
         beat: Callable[[], None] = lambda: None,
-    ) -> Report:
+    ) -> PartReport:
         """Makes N samples.
 
         Args:
@@ -130,7 +130,7 @@ class Work:
         Raises:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
-        report = Report()
+        report = PartReport()
         ids = samples.ids.copy()
         sink = self._sink(images)
         errors = self._make(epoch, np.arange(len(ids)), ids, self.keys(samples), sink, labels, report, beat)
@@ -161,7 +161,7 @@ class Work:
         keys: npt.NDArray[np.int64],
         sink: Sink,
         labels: npt.NDArray[Any],
-        report: Report,
+        report: PartReport,
         beat: Callable[[], None],
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
@@ -185,7 +185,7 @@ class Work:
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
-    def _read(self, ids: npt.NDArray[np.int64], report: Report, drawing: _Drawing | None = None) -> Encoded:
+    def _read(self, ids: npt.NDArray[np.int64], report: PartReport, drawing: _Drawing | None = None) -> Encoded:
         started = time.perf_counter_ns()
         encoded = self.reader.read(ids, None if drawing is None else drawing.rows)
         size_bytes = sum(map(len, encoded.buffers))
@@ -203,7 +203,7 @@ class Work:
         row: int,
         sink: Sink,
         labels: npt.NDArray[Any],
-        report: Report,
+        report: PartReport,
         beat: Callable[[], None],
     ) -> int:
         if not self.skip:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import FeederError, WorkerError
-from feeder.loader.fast.part_report import Report
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.region import Region
@@ -145,7 +145,7 @@ def _send(channel: socket.socket, part: int, message: Any, board: Board | None =
         os._exit(0)
 
 
-def _has_news(report: Report) -> bool:
+def _has_news(report: PartReport) -> bool:
     """Returns True if a report says anything that the slot and the meters do not."""
     further = report.fields or report.substitutions or report.left_over or report.collated
     return bool(further or report.clipped or report.slow)

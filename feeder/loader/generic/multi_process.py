@@ -28,7 +28,7 @@ from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.generic.batch_workers import BatchWorkers
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending import Pending, PendingBatches
-from feeder.loader.generic.position import Progress, counts_off, fitting_states, with_workers
+from feeder.loader.generic.position import GenericProgress, counts_off, fitting_states, with_workers
 from feeder.loader.generic.processes import Processes
 from feeder.loader.generic.single_process import begin_torchs
 from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
@@ -83,7 +83,7 @@ class WorkersIterator(_BaseDataLoaderIter):
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
-        self.progress = Progress()
+        self.progress = GenericProgress()
         self._pending = PendingBatches(loader.in_order)
         if state is not None and "_snapshot" not in state:
             state = with_workers(state, self._num_workers)

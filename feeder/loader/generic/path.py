@@ -13,7 +13,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
-from feeder.loader.generic.position import Progress, epoch_is_over, sampler_place
+from feeder.loader.generic.position import GenericProgress, epoch_is_over, sampler_place
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.state_dict import IndexIterator, ResumableRandomSampler, draw_seed
@@ -42,7 +42,7 @@ class GenericPath:
         self.meters = GenericMeters(num_workers)
         self._loaded: dict[str, Any] | None = None
         self._here: HereIterator | None = None
-        self._progress: Progress | None = None
+        self._progress: GenericProgress | None = None
         self._with_workers: weakref.ref[WorkersIterator] | None = None
         self._prepared: HereIterator | WorkersIterator | None = None
         self._next_base_seed: int | None = None

@@ -9,7 +9,7 @@ from feeder.errors import ArgumentError
 from feeder.text import count
 
 __all__ = [
-    "Progress",
+    "GenericProgress",
     "counts_off",
     "epoch_is_over",
     "fitting_states",
@@ -21,7 +21,7 @@ __all__ = [
 
 
 @dataclass
-class Progress:
+class GenericProgress:
     """The place of an iteration with workers; outlives the iterator.
 
     Attributes:

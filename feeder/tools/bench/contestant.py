@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from feeder.system.processes import cpu_seconds, forget_peak, memory
-from feeder.tools.bench.options import SETTLE, BenchOptions, Task
+from feeder.tools.bench.options import SETTLE, BenchOptions, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 
 __all__ = ["main"]
@@ -53,11 +53,11 @@ def reason_of(error: Exception) -> str:
 
 def _do(job: dict[str, Any]) -> dict[str, Any]:
     options = BenchOptions(**job["options"] | {"workers": tuple(job["options"]["workers"])})
-    task = Task(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
+    task = RivalTask(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
     return check_rival(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
 
 
-def check_rival(rival: str, task: Task, out: str) -> dict[str, Any]:
+def check_rival(rival: str, task: RivalTask, out: str) -> dict[str, Any]:
     """Writes the first batch of the validation recipe, which is not random, as uint8."""
     task = replace(task, options=replace(task.options, preset="val", dtype="uint8"), workers=0)
     feed = RIVALS[rival].open(task)
@@ -70,7 +70,7 @@ def check_rival(rival: str, task: Task, out: str) -> dict[str, Any]:
     return {"images": len(images)}
 
 
-def _run(rival: str, task: Task) -> dict[str, Any]:
+def _run(rival: str, task: RivalTask) -> dict[str, Any]:
     """Measures the time to the first batch, then the settled rate and CPU time per image."""
     options = task.options
     expected = (options.batch_size, 3, options.image_size, options.image_size)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from feeder.tools.bench.images import image_fields, listed, tars
-from feeder.tools.bench.options import Task
+from feeder.tools.bench.options import RivalTask
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
 __all__ = ["dali_batches"]
@@ -17,7 +17,7 @@ __all__ = ["dali_batches"]
 _SHUFFLE_SAMPLES = 1000
 
 
-def dali_batches(task: Task) -> Generator[tuple[torch.Tensor, Any], None, None]:
+def dali_batches(task: RivalTask) -> Generator[tuple[torch.Tensor, Any], None, None]:
     """Yields batches of images and labels; of shards, whose labels are text, without labels."""
     # By name, as DALI's type hints don't cover this use.
     dali: Any = importlib.import_module("nvidia.dali")

@@ -8,7 +8,7 @@ from feeder.errors import ArgumentError
 from feeder.system.cores import cores
 from feeder.tools.presets import preset
 
-__all__ = ["SETTLE", "BenchOptions", "Task", "default_workers"]
+__all__ = ["SETTLE", "BenchOptions", "RivalTask", "default_workers"]
 
 # Time for buffers and caches to settle after the first batch, as a share of the run.
 SETTLE = 0.2
@@ -52,7 +52,7 @@ class BenchOptions:
 
 
 @dataclass(frozen=True)
-class Task:
+class RivalTask:
     """One job for a rival.
 
     Attributes:

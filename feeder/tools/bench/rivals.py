@@ -15,7 +15,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.shard.source.labels import label_text
 from feeder.system.versions import pillow_info
 from feeder.tools.bench.images import image_fields, tars
-from feeder.tools.bench.options import BenchOptions, Task
+from feeder.tools.bench.options import BenchOptions, RivalTask
 from feeder.tools.bench.pillow import PillowDataset, preprocess
 from feeder.tools.presets import is_shards, open_dataset, preset
 
@@ -51,7 +51,7 @@ class Rival:
 
     title: Callable[[], str]
     missing: Callable[[str], str | None]
-    open: Callable[[Task], Feed]
+    open: Callable[[RivalTask], Feed]
 
 
 def pillow_name() -> str:
@@ -60,20 +60,20 @@ def pillow_name() -> str:
     return info.distribution if info and info.distribution != "unknown" else "pillow"
 
 
-def _feeder(task: Task) -> Feed:
+def _feeder(task: RivalTask) -> Feed:
     recipe = preset(task.options.preset, task.options.dtype, task.options.image_size)
     dataset = open_dataset(task.path, recipe, exif_orientation="ignore")  # as the peers do
     loader: DataLoader[Any] = DataLoader(dataset, backend=task.options.backend, **_arguments(task, len(dataset)))
     return Feed(_endless(loader, task.in_order), loader.stats)
 
 
-def _torch(task: Task) -> Feed:
+def _torch(task: RivalTask) -> Feed:
     dataset = PillowDataset(task.path if task.in_order else task.folder or task.path, task.options)
     loader: TorchDataLoader[Any] = TorchDataLoader(dataset, **_arguments(task, len(dataset)))
     return Feed(_endless(loader, task.in_order))
 
 
-def _arguments(task: Task, images: int) -> dict[str, Any]:
+def _arguments(task: RivalTask, images: int) -> dict[str, Any]:
     """Returns the arguments of both loaders."""
     options = task.options
     few = images < _LEAST_BATCHES * options.batch_size
@@ -104,7 +104,7 @@ def _endless(loader: TorchDataLoader[Any], once: bool) -> Generator[tuple[torch.
             loader.close()
 
 
-def _webdataset(task: Task) -> Feed:
+def _webdataset(task: RivalTask) -> Feed:
     import webdataset as wds
 
     options, shuffled = task.options, not task.in_order
@@ -129,7 +129,7 @@ def webdataset_sample(
     return preprocess(image, options), int(label) if label.lstrip("-").isdecimal() else classes.get(label, -1)
 
 
-def _dali(task: Task) -> Feed:
+def _dali(task: RivalTask) -> Feed:
     from feeder.tools.bench.dali import dali_batches
 
     return Feed(dali_batches(task))

@@ -10,7 +10,7 @@ from feeder.tools.doctor.loader_rules import LoaderRules
 from feeder.tools.doctor.names import Names
 from feeder.tools.doctor.rules import RULES, RuleFindings
 from feeder.tools.doctor.script import Script
-from feeder.tools.doctor.source import ALL, Source, read_source
+from feeder.tools.doctor.source import ALL, ScriptSource, read_source
 from feeder.tools.doctor.step_rules import StepRules
 
 __all__ = ["check_script", "check_source"]
@@ -31,7 +31,7 @@ def check_script(path: str) -> list[Finding]:
     return check_source(read_source(path))
 
 
-def check_source(source: Source) -> list[Finding]:
+def check_source(source: ScriptSource) -> list[Finding]:
     """Looks for the classic mistakes in a script that has been read."""
     findings = RuleFindings(source, Script(source.tree, Names(source.tree), ast.unparse(source.tree)))
     LoaderRules(findings).check()
@@ -39,7 +39,7 @@ def check_source(source: Source) -> list[Finding]:
     return [*_unknown_rules(source), *findings.unsilenced()]
 
 
-def _unknown_rules(source: Source) -> Iterator[Finding]:
+def _unknown_rules(source: ScriptSource) -> Iterator[Finding]:
     for line, rules in sorted(source.ignores.items()):
         for rule in sorted(rules - RULES.keys() - {ALL}):
             yield Finding(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from feeder.tools.doctor.moves import MAKERS, is_async, is_device, is_device_name, moves_tensor
 from feeder.tools.doctor.names import text_of
-from feeder.tools.doctor.script import Function, Region, Script, is_no_grad
+from feeder.tools.doctor.script import Function, Script, StepCode, is_no_grad
 
 __all__ = [
     "Event",
@@ -68,7 +68,7 @@ class Walk:
         self._done: dict[tuple[ast.AST, tuple[tuple[str, Kind], ...], bool], Kind] = {}
         self._depth = 0
 
-    def region(self, region: Region) -> None:
+    def region(self, region: StepCode) -> None:
         """Goes through a training loop or step."""
         script = self._script
         calls = list(script.reached(region.body, region.owner, loops=True))

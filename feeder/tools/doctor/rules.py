@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding, Level
 from feeder.tools.doctor.script import Script
-from feeder.tools.doctor.source import ALL, Source
+from feeder.tools.doctor.source import ALL, ScriptSource
 
 __all__ = ["NO_MIXED_PRECISION", "RULES", "RuleFindings"]
 
@@ -41,7 +41,7 @@ class RuleFindings:
         script: The script.
     """
 
-    def __init__(self, source: Source, script: Script) -> None:
+    def __init__(self, source: ScriptSource, script: Script) -> None:
         self.source, self.script = source, script
         self._found: dict[tuple[str, int, int], tuple[Finding, ast.AST]] = {}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from feeder.tools.doctor.names import Names, text_of
 
-__all__ = ["Function", "Loop", "Region", "Script", "is_no_grad"]
+__all__ = ["Function", "Loop", "Script", "StepCode", "is_no_grad"]
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -27,7 +27,7 @@ _OPTIMIZER = re.compile(r"optim|^opt(_|$)|_opt$|^optimi[sz]er")
 
 
 @dataclass(frozen=True)
-class Region:
+class StepCode:
     """Code that runs in every training step.
 
     Args:
@@ -192,7 +192,7 @@ class Script:
         kinds = ast.FunctionDef | ast.AsyncFunctionDef
         return next((around for around in self.enclosing(node) if isinstance(around, kinds)), None)
 
-    def _regions(self) -> Iterator[Region]:
+    def _regions(self) -> Iterator[StepCode]:
         loops = [n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While)]
         trains = [loop for loop in loops if self._is_training(loop.body, self.owners[loop])]
         hot: list[Any] = []
@@ -206,7 +206,7 @@ class Script:
             if outer not in hot:
                 hot.append(outer)
         for loop in hot:
-            yield Region(loop, loop.body, _is_coarse(loop), self.owners[loop], self._has_loop_around(loop))
+            yield StepCode(loop, loop.body, _is_coarse(loop), self.owners[loop], self._has_loop_around(loop))
         covered = {f for loop in hot for f in self._functions_reached(loop.body, self.owners[loop])}
         for function in (f for group in self.functions.values() for f in group):
             owner = self.owners[function]
@@ -215,7 +215,7 @@ class Script:
                 is_step = self._is_training(function.body, owner) and not self._makes_optimizer(function)
                 is_step = is_step and not (owner is not None and function.name in ("backward", "__call__"))
             if is_step:
-                yield Region(function, function.body, owner=owner, loops_around=True)
+                yield StepCode(function, function.body, owner=owner, loops_around=True)
 
     def _is_training(self, body: Sequence[ast.stmt], owner: ast.ClassDef | None) -> bool:
         return any(self.backward_of(call) is not None for call in self.reached(body, owner, loops=False))

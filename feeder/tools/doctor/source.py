@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from feeder.errors import SourceError
 
-__all__ = ["ALL", "Source", "parse", "read_source"]
+__all__ = ["ALL", "ScriptSource", "parse", "read_source"]
 
 ALL = "*"  # in place of a rule's name: every rule
 _MAX_BYTES = 10 << 20
@@ -22,7 +22,7 @@ _PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
 
 
 @dataclass(frozen=True)
-class Source:
+class ScriptSource:
     """A script.
 
     Args:
@@ -48,7 +48,7 @@ class Source:
         return self.lines[line - 1].strip() if 0 < line <= len(self.lines) else ""
 
 
-def read_source(path: str) -> Source:
+def read_source(path: str) -> ScriptSource:
     """Reads a ``.py`` script or an ``.ipynb`` notebook.
 
     Raises:
@@ -67,7 +67,7 @@ def read_source(path: str) -> Source:
     return parse(path, _decoded(path, data))
 
 
-def parse(path: str, text: str, places: list[str] | None = None) -> Source:
+def parse(path: str, text: str, places: list[str] | None = None) -> ScriptSource:
     """Parses a script's text.
 
     Raises:
@@ -87,7 +87,7 @@ def parse(path: str, text: str, places: list[str] | None = None) -> Source:
     except (ValueError, RecursionError, MemoryError) as error:
         raise SourceError(f"{path}: can't be parsed as Python: {error}") from None
     assert isinstance(tree, ast.Module)
-    return Source(path, tree, lines, _ignores(text), places)
+    return ScriptSource(path, tree, lines, _ignores(text), places)
 
 
 def _decoded(path: str, data: bytes) -> str:
@@ -125,7 +125,7 @@ def _ignores(text: str) -> dict[int, frozenset[str]]:
     return found
 
 
-def _notebook(path: str, data: bytes) -> Source:
+def _notebook(path: str, data: bytes) -> ScriptSource:
     try:
         cells = json.loads(data)["cells"]
         codes = [("".join(c["source"]), n) for n, c in enumerate(cells, 1) if c["cell_type"] == "code"]

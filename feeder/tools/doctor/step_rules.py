@@ -9,7 +9,7 @@ import re
 from feeder.tools.doctor.finding import WAITS
 from feeder.tools.doctor.flow import Event, Walk
 from feeder.tools.doctor.rules import NO_MIXED_PRECISION, RuleFindings
-from feeder.tools.doctor.script import Region
+from feeder.tools.doctor.script import StepCode
 
 __all__ = ["StepRules"]
 
@@ -98,7 +98,7 @@ class StepRules:
                 remedy = "load in the data set's __getitem__, where workers do it ahead; or once, before the loop"
             self._add("file-in-loop", node, why, remedy, what=f"{name} in every step")
 
-    def _zero_grad(self, region: Region) -> None:
+    def _zero_grad(self, region: StepCode) -> None:
         script = self.script
         if script.is_lightning and "manual_backward" not in script.text:
             return

@@ -102,7 +102,7 @@ def find_waits(
         BackendError: if there is no CUDA device here; the script is not run.
         SourceError: if there is no such script, or it is not Python.
     """
-    from feeder.tools.instrument.hooks import Meter
+    from feeder.tools.instrument.hooks import LoaderHooks
     from feeder.tools.instrument.launch import run_script, show
 
     if enable is None:
@@ -110,7 +110,7 @@ def find_waits(
     collector = WaitCollector(enable or _debug_mode)
     folder = tempfile.mkdtemp(prefix="feeder-doctor-")
     try:
-        Meter(folder, collector.on_batch).install()
+        LoaderHooks(folder, collector.on_batch).install()
         code, error = run_script(script, arguments)
         sys.stdout.flush()
         if error is not None:

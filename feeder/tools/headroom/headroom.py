@@ -14,7 +14,7 @@ from feeder.loader.trial import step_rate
 from feeder.system.cores import cores
 from feeder.text import count
 from feeder.tools.headroom.fit import Fit
-from feeder.tools.headroom.measure import Run, first_batch, run
+from feeder.tools.headroom.measure import RunSums, first_batch, run
 from feeder.tools.headroom.remedies import Remedy, remedies
 from feeder.tools.thresholds import NOTICEABLE_WAIT
 from feeder.tools.training.training_state import Snapshot
@@ -118,7 +118,7 @@ def headroom(
         snapshot.put_back()
 
 
-def _fit(loader: DataLoader[Any], alone: float, drained: Run, fed: Run) -> Fit:
+def _fit(loader: DataLoader[Any], alone: float, drained: RunSums, fed: RunSums) -> Fit:
     workers, samples, made = loader.num_workers, max(1, fed.samples), max(1.0, fed.made)
     in_trainer = "dali_images" in loader.stats()
     costs = {

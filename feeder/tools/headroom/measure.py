@@ -18,7 +18,7 @@ from feeder.system.processes import cpu_seconds_by_process
 if TYPE_CHECKING:
     from feeder.loader.dataloader import DataLoader
 
-__all__ = ["Run", "first_batch", "run"]
+__all__ = ["RunSums", "first_batch", "run"]
 
 _STAGES = ("read", "draw", "cut", "decode", "transform", "fetch", "collate", "write")
 _FIRST_BATCHES = 2  # of an epoch, which workers make while they start
@@ -26,7 +26,7 @@ _NO_BATCH = "the loader has no batch: the dataset is empty, or smaller than one 
 
 
 @dataclass
-class Run:
+class RunSums:
     """Sums over a run, without the first batches of every epoch.
 
     Attributes:
@@ -52,7 +52,7 @@ class Run:
     stages_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-def run(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: float) -> Run:
+def run(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: float) -> RunSums:
     """Takes batches for a while, epoch after epoch, and closes the loader.
 
     Args:
@@ -63,7 +63,7 @@ def run(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: flo
     Raises:
         ArgumentError: if the loader has no batch.
     """
-    sums = Run()
+    sums = RunSums()
     began = time.perf_counter()
     while sums.elapsed_s < seconds and (sums.samples == 0 or time.perf_counter() - began < 4 * seconds):
         _epoch(loader, step, seconds - sums.elapsed_s, sums)
@@ -71,7 +71,7 @@ def run(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: flo
     return sums
 
 
-def _epoch(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: float, sums: Run) -> None:
+def _epoch(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: float, sums: RunSums) -> None:
     clock = time.perf_counter
     batches = iter(loader)
     rows = 0
@@ -111,7 +111,7 @@ def _epoch(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: 
     sums.cpu_s += sum(cpu_after[pid] - cpu[pid] for pid in cpu_after.keys() & cpu.keys())
 
 
-def _add(sums: Run, before: dict[str, Any], after: dict[str, Any], rows: int) -> None:
+def _add(sums: RunSums, before: dict[str, Any], after: dict[str, Any], rows: int) -> None:
     def change(stage: str, key: str) -> int:
         none = {key: 0}
         return int(after["stages"].get(stage, none)[key]) - int(before["stages"].get(stage, none)[key])

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from feeder.tools.instrument.hooks import Meter
+from feeder.tools.instrument.hooks import LoaderHooks
 from feeder.tools.instrument.record import ProcessRecord
 
 __all__ = ["meter_children", "read_children"]
@@ -31,7 +31,7 @@ class MeteredTarget:
         self.folder, self.target = folder, target
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        meter = Meter.here(self.folder)
+        meter = LoaderHooks.here(self.folder)
         try:
             return self.target(*arguments, **keywords)
         finally:

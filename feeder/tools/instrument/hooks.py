@@ -23,9 +23,9 @@ from typing import Any
 
 from feeder.tools.instrument.fetch import MeteredInit, meter_fetching, read_fetches
 from feeder.tools.instrument.own_line import own_line
-from feeder.tools.instrument.record import TRAINER_DECODE, Batch, Fetch, LoaderRecord, ProcessRecord
+from feeder.tools.instrument.record import TRAINER_DECODE, Fetch, LoaderRecord, NextCall, ProcessRecord
 
-__all__ = ["Meter"]
+__all__ = ["LoaderHooks"]
 
 _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
@@ -37,10 +37,10 @@ _FOLDER_DATASETS = {"DatasetFolder", "FolderDataset"}  # torchvision's, which Im
 _MOST_WRAPPERS = 8
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
 
-_installed: list[Meter] = []
+_installed: list[LoaderHooks] = []
 
 
-class Meter:
+class LoaderHooks:
     """Meters on all loaders of this process.
 
     Args:
@@ -56,7 +56,7 @@ class Meter:
             self._hooks[module] = functools.partial(self._hook_loader, name)
 
     @classmethod
-    def here(cls, folder: str) -> Meter:
+    def here(cls, folder: str) -> LoaderHooks:
         """Returns this process's meter: a new one, or the parent's after a fork, emptied."""
         if _installed:
             _installed[0]._on_batch = None
@@ -166,7 +166,7 @@ class Meter:
             return batch
         finally:
             self._local.inside = False
-            place.record.batches.append(Batch(asked, time.monotonic_ns(), images, place.epoch, trained))
+            place.record.batches.append(NextCall(asked, time.monotonic_ns(), images, place.epoch, trained))
             if images and self._on_batch is not None:
                 self._count += 1
                 self._on_batch(self._count)

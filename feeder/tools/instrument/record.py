@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["TRAINER_DECODE", "Batch", "Fetch", "GpuReading", "LoaderRecord", "ProcessRecord", "Sample"]
+__all__ = ["TRAINER_DECODE", "Fetch", "GpuReading", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
 
 TRAINER_DECODE = "decode in the training process"
 
 
-class Batch(NamedTuple):
+class NextCall(NamedTuple):
     """One call of ``next()``.
 
     Attributes:
@@ -104,7 +104,7 @@ class LoaderRecord:
     pin_memory: bool
     persistent: bool
     made_ns: list[tuple[int, int]] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[NextCall] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     stage_ns: dict[str, int] = field(default_factory=dict)
     bottleneck: str | None = None
@@ -141,7 +141,7 @@ class ProcessRecord:
         """Returns the record that :meth:`to_json` gave in a child process."""
         loaders = []
         for loader in found.pop("loaders"):
-            batches = [Batch(*batch) for batch in loader.pop("batches")]
+            batches = [NextCall(*batch) for batch in loader.pop("batches")]
             fetches = [Fetch(*fetch) for fetch in loader.pop("fetches")]
             made = [(asked, got) for asked, got in loader.pop("made_ns")]
             loaders.append(LoaderRecord(**loader, batches=batches, fetches=fetches, made_ns=made))

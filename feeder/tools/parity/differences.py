@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 
-__all__ = ["BOUNDS", "BUCKETS", "Bounds", "BucketFigures", "Comparison", "crop_ratio"]
+__all__ = ["BOUNDS", "BUCKETS", "Bounds", "BucketFigures", "Differences", "crop_ratio"]
 
 # Crop-to-target ratios, [low, high): the geometric mean of crop width / output width and the same for the height.
 BUCKETS = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, math.inf))
@@ -72,7 +72,7 @@ class BucketFigures:
         )
 
 
-class Comparison:
+class Differences:
     """Collects differences image by image, in constant memory."""
 
     def __init__(self) -> None:

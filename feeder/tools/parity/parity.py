@@ -26,7 +26,7 @@ from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.progress import Progress
 from feeder.text import count, printable
-from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Comparison, crop_ratio
+from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
@@ -158,7 +158,7 @@ def parity(
     decoder = get_decoder(backend, recipes[0], fidelity=fidelity, device=device)
     reference = get_decoder("pillow")
     progress = progress or Progress()
-    comparison = Comparison()
+    comparison = Differences()
     failures: list[Failure] = []
     compared = unreadable = redone = 0
     with _open_images(path) as source:
@@ -191,7 +191,7 @@ def parity(
 
 
 def _compare(
-    comparison: Comparison,
+    comparison: Differences,
     decoder: Decoder,
     reference: Decoder,
     recipes: Sequence[Recipe],

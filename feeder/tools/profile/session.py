@@ -16,7 +16,7 @@ from feeder.system.nvml import Nvml, open_nvml
 from feeder.text import say
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
-from feeder.tools.instrument.hooks import Meter
+from feeder.tools.instrument.hooks import LoaderHooks
 from feeder.tools.instrument.launch import run_script, show
 from feeder.tools.profile.analysis import Analysis, analyse
 from feeder.tools.profile.sampler import Sampler
@@ -68,7 +68,7 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
     nvml = open_nvml()
     folder = tempfile.mkdtemp(prefix="feeder-profile-")
     steps = StepTrace(options.trace_steps) if trace is not None else None
-    meter = Meter(folder, steps.on_batch if steps is not None else None)
+    meter = LoaderHooks(folder, steps.on_batch if steps is not None else None)
     sampler = Sampler(nvml)
     try:
         meter.install()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feeder.tools.instrument.record import TRAINER_DECODE, Batch, GpuReading, LoaderRecord, ProcessRecord
+from feeder.tools.instrument.record import TRAINER_DECODE, GpuReading, LoaderRecord, NextCall, ProcessRecord
 
 __all__ = ["LoaderTimes", "MachineLoad", "machine_load", "overlap", "times_of"]
 
@@ -142,7 +142,7 @@ def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
     return [float(step) for step in np.maximum(0, steps) / 1e9]
 
 
-def _ends(batches: Sequence[Batch]) -> tuple[Any, Any]:
+def _ends(batches: Sequence[NextCall]) -> tuple[Any, Any]:
     """Returns the times at which each call returned, and at which the next call of the same epoch came."""
     got = np.array([batch.got_ns for batch in batches], np.int64)
     ends = got.copy()

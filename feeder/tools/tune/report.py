@@ -14,7 +14,7 @@ from feeder.text import count
 from feeder.tools.bench.result_file import spread
 from feeder.tools.terminal import WIDTH, size, table, wrap
 from feeder.tools.tune.search import Outcome
-from feeder.tools.tune.setting import ROUNDS_TO_TELL, Point, Setting
+from feeder.tools.tune.setting import ROUNDS_TO_TELL, Setting, TriedSetting
 
 __all__ = ["Budget", "Tuning"]
 
@@ -148,13 +148,13 @@ class Tuning:
             )
         return found
 
-    def _against_target(self, chosen: Point, target: float) -> str:
+    def _against_target(self, chosen: TriedSetting, target: float) -> str:
         rates = f"{chosen.rate:,.0f} images/s ({min(chosen.rates):,.0f}-{max(chosen.rates):,.0f})"
         if self.outcome.reached:
             return f"the target of {target:,.0f} images/s is reached at the least cost: {rates}"
         return f"the target of {target:,.0f} images/s is not reached; the best is {rates}"
 
-    def _against_baseline(self, chosen: Point) -> str:
+    def _against_baseline(self, chosen: TriedSetting) -> str:
         outcome = self.outcome
         if chosen is outcome.baseline and not chosen.turns:
             return "nothing else could be measured in the time limit: raise it"
@@ -177,7 +177,7 @@ class Tuning:
             ratio += "; the baseline, without workers, would also keep every training step waiting"
         return ratio
 
-    def _limit(self, chosen: Point) -> str:
+    def _limit(self, chosen: TriedSetting) -> str:
         """Returns what limits the rate, as a sentence."""
         step, cpu_ms, setting = self.step_images_per_s, chosen.median("cpu_ms"), chosen.setting
         if step is not None and chosen.rate > 0.95 * step:
@@ -213,7 +213,7 @@ class Tuning:
         return table(rows)
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: TriedSetting) -> dict[str, Any]:
     def runs(trials: list[Trial]) -> list[dict[str, Any]]:
         return [dataclasses.asdict(trial) for trial in trials]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from feeder.errors import BackendError, WorkerError
 from feeder.loader.trial import Trial
-from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Point, Setting, cheaper, gain
+from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Setting, TriedSetting, cheaper, gain
 
 __all__ = ["MARGIN", "Outcome", "Search", "Space"]
 
@@ -71,9 +71,9 @@ class Outcome:
         interrupted: True if the search was interrupted.
     """
 
-    points: list[Point]
-    baseline: Point
-    chosen: Point | None = None
+    points: list[TriedSetting]
+    baseline: TriedSetting
+    chosen: TriedSetting | None = None
     reached: bool | None = None
     rounds: int = 0
     gain: Gain | None = None
@@ -104,7 +104,7 @@ class Search:
         target: float | None,
         seconds: float,
         clock: Callable[[], float],
-        note: Callable[[str, Point], None] = lambda stage, point: None,
+        note: Callable[[str, TriedSetting], None] = lambda stage, point: None,
     ) -> None:
         self._measure, self._space, self._target = measure, space, target
         self._clock, self._note = clock, note
@@ -112,8 +112,8 @@ class Search:
         self._seconds = seconds
         self._run_s = min(max(seconds / _RUNS_PLANNED, _RUN_S[0]), _RUN_S[1])
         self._longest_s = self._run_s
-        self._points: dict[Setting, Point] = {}
-        self._outcome = Outcome([], Point(space.baseline, "baseline"))
+        self._points: dict[Setting, TriedSetting] = {}
+        self._outcome = Outcome([], TriedSetting(space.baseline, "baseline"))
 
     def run(self) -> Outcome:
         """Searches; Ctrl-C ends the search with the findings so far."""
@@ -145,13 +145,13 @@ class Search:
             if other != backend and (found := self._other(best, other)) is not best:
                 self._around(found)
 
-    def _around(self, best: Point) -> None:
+    def _around(self, best: TriedSetting) -> None:
         """Tries the other options around the number of workers found."""
         best = self._window(best)
         best = self._threads(best)
         self._prefetch(best)
 
-    def _other(self, best: Point, backend: str) -> Point:
+    def _other(self, best: TriedSetting, backend: str) -> TriedSetting:
         """Tries another backend with workers if it is not much slower on one core."""
         alone = self._try(Setting(0, backend=backend), "on one core")
         ours = self._points[Setting(0, backend=self._space.baseline.backend)]
@@ -159,7 +159,7 @@ class Search:
             return best
         return self._better(best, self._like(best, backend=backend), "another backend")
 
-    def _enough(self, backend: str | None) -> Point | None:
+    def _enough(self, backend: str | None) -> TriedSetting | None:
         """Returns the fewest workers that reach the target; None if none do."""
         assert self._target is not None
         if self._space.in_caller:
@@ -184,7 +184,7 @@ class Search:
                 return None
             count = math.ceil(count * wanted / point.rate) if point.trials else 2 * count
 
-    def _knee(self, backend: str | None) -> Point:
+    def _knee(self, backend: str | None) -> TriedSetting:
         """Returns the fewest workers that are about as fast as any number of them."""
         best = high = self._try(Setting(self._space.cores, backend=backend), "a worker for each core")
         while not high.usable and high.setting.num_workers > 1:  # too much memory, most likely
@@ -209,7 +209,7 @@ class Search:
         alone = self._points.get(Setting(0, backend=backend))
         return alone.median("make_ms") if alone is not None else None
 
-    def _window(self, best: Point) -> Point:
+    def _window(self, best: TriedSetting) -> TriedSetting:
         share, window = best.median("read_share"), self._space.window
         if window is None or share is None:
             return best
@@ -220,7 +220,7 @@ class Search:
             return best
         return self._better(best, self._like(best, window=window), "reads in shard order")
 
-    def _threads(self, best: Point) -> Point:
+    def _threads(self, best: TriedSetting) -> TriedSetting:
         """Tries threads in fewer processes, which take less memory for the same cores."""
         threads, workers = 2, best.setting.num_workers
         while self._space.threads and workers // threads >= 1 and workers % threads == 0:
@@ -232,7 +232,7 @@ class Search:
             threads *= 2
         return best
 
-    def _prefetch(self, best: Point) -> None:
+    def _prefetch(self, best: TriedSetting) -> None:
         if not best.setting.num_workers:
             return
         busy = best.median("busy_share")
@@ -247,15 +247,15 @@ class Search:
                 return
             best = point
 
-    def _better(self, best: Point, setting: Setting, why: str) -> Point:
+    def _better(self, best: TriedSetting, setting: Setting, why: str) -> TriedSetting:
         point = self._try(setting, why)
         return point if point.usable and point.rate > (1 + _NEAR) * best.rate else best
 
     @staticmethod
-    def _like(point: Point, **changes: object) -> Setting:
+    def _like(point: TriedSetting, **changes: object) -> Setting:
         return Setting(**{**point.setting.__dict__, **changes})
 
-    def _holds(self, point: Point) -> bool:
+    def _holds(self, point: TriedSetting) -> bool:
         return point.usable and self._target is not None and point.rate >= self._target * MARGIN
 
     def _final(self) -> None:
@@ -275,7 +275,7 @@ class Search:
             for point in finalists:
                 del point.turns[self._outcome.rounds :]
 
-    def _finalists(self) -> list[Point]:
+    def _finalists(self) -> list[TriedSetting]:
         """Returns the baseline, the fastest, and the cheapest that are about as fast or reach the target."""
         measured = self._candidates()
         if not measured:
@@ -313,12 +313,12 @@ class Search:
         if baseline.turns and baseline is not outcome.chosen:
             outcome.gain = gain(outcome.chosen.rates, baseline.rates)
 
-    def _candidates(self) -> list[Point]:
+    def _candidates(self) -> list[TriedSetting]:
         points = [p for p in self._points.values() if p.usable]
         with_workers = [p for p in points if p.setting.num_workers or self._space.in_caller]
         return [p for p in with_workers or points if p.setting.cores <= self._space.cores]
 
-    def _try(self, setting: Setting, why: str, *, always: bool = False) -> Point:
+    def _try(self, setting: Setting, why: str, *, always: bool = False) -> TriedSetting:
         """Measures a setting, once."""
         point = self._points.get(setting)
         if point is not None:
@@ -328,7 +328,7 @@ class Search:
         first = setting.num_workers > 0 and not any(p.usable and s.num_workers for s, p in self._points.items())
         if problem is None and not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
             raise _OutOfTime
-        point = self._points[setting] = Point(setting, why, problem=problem)
+        point = self._points[setting] = TriedSetting(setting, why, problem=problem)
         if problem is None:
             try:
                 self._once(point, point.trials, why)
@@ -342,7 +342,7 @@ class Search:
                 raise
         return point
 
-    def _once(self, point: Point, runs: list[Trial], stage: str) -> None:
+    def _once(self, point: TriedSetting, runs: list[Trial], stage: str) -> None:
         before = self._clock()
         trial = self._measure(point.setting, self._run_s)
         self._longest_s = max(self._longest_s, self._clock() - before)
@@ -355,16 +355,16 @@ class Search:
         return self._started + self._seconds - self._clock()
 
 
-def _by_cost(points: list[Point]) -> list[Point]:
+def _by_cost(points: list[TriedSetting]) -> list[TriedSetting]:
     """Returns the points, the cheapest first."""
-    ordered: list[Point] = []
+    ordered: list[TriedSetting] = []
     for point in points:
         place = next((k for k, other in enumerate(ordered) if cheaper(point, other)), len(ordered))
         ordered.insert(place, point)
     return ordered
 
 
-def _beats(fast: Point, slow: Point) -> bool:
+def _beats(fast: TriedSetting, slow: TriedSetting) -> bool:
     """True if one is faster than the other beyond the noise; of single runs, only if by far."""
     if fast is slow:
         return False

@@ -10,7 +10,7 @@ from typing import Any
 from feeder.loader.trial import Trial
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 
-__all__ = ["ROUNDS_TO_TELL", "Gain", "Point", "Setting", "cheaper", "gain"]
+__all__ = ["ROUNDS_TO_TELL", "Gain", "Setting", "TriedSetting", "cheaper", "gain"]
 
 ROUNDS_TO_TELL = 3
 
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass
-class Point:
+class TriedSetting:
     """A setting and its runs.
 
     Attributes:
@@ -109,7 +109,7 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> Gain:
     return Gain(tuple(a / b for a, b in zip(ours, theirs, strict=True)))
 
 
-def cheaper(a: Point, b: Point) -> bool:
+def cheaper(a: TriedSetting, b: TriedSetting) -> bool:
     """True if a costs less than b: cores first, then CPU time per image, memory, and the simpler setting."""
     if a.setting.cores != b.setting.cores:
         return a.setting.cores < b.setting.cores

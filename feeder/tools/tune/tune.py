@@ -23,7 +23,7 @@ from feeder.text import count
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
-from feeder.tools.tune.setting import Point, Setting
+from feeder.tools.tune.setting import Setting, TriedSetting
 from feeder.transforms import Recipe
 
 __all__ = ["tune"]
@@ -130,7 +130,7 @@ def tune(
     def measure(setting: Setting, run_s: float) -> Trial:
         return run(origin.loader(setting), run_s, step)
 
-    def hear(stage: str, point: Point) -> None:
+    def hear(stage: str, point: TriedSetting) -> None:
         note(f"{stage}: {_words(point.setting)}: {point.runs[-1].images_per_s:,.0f} images/s")
 
     outcome = Search(measure, space, goal, seconds - (time.monotonic() - started), time.monotonic, hear).run()
