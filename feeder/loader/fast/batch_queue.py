@@ -101,6 +101,7 @@ class BatchQueue:
         self._waiting: Request | None = None
         self._queue: collections.deque[_Making] = collections.deque()
         self._by_part: dict[int, _Making] = {}
+        self._edges: dict[int, list[tuple[int, int]]] = {}  # by number of rows
         self._waited_ns = 0
 
     def __iter__(self) -> Iterator[Finished | BaseException]:
@@ -188,7 +189,9 @@ class BatchQueue:
         samples.ids[:rows] = wanted.ids
         samples.repeats[:rows] = wanted.repeats
         pool = self._engine.pool
-        edges = self._engine.parts(rows)
+        edges = self._edges.get(rows)
+        if edges is None:
+            edges = self._edges[rows] = self._engine.parts(rows)
         parts = pool.submit(slot, edges, request.epoch)
         making = _Making(request, slot, edges, parts)
         self._by_part.update(dict.fromkeys(parts, making))
@@ -206,7 +209,7 @@ class BatchQueue:
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
         if ring.settle(most):
-            arrays = ring.lease_view(making.slot, rows)
+            arrays = ring.lease_view(making.slot, making.request.samples)
         else:
             held = ring.held
             if held >= HELD_BATCHES and held > most and not self._engine.warned:
@@ -216,7 +219,7 @@ class BatchQueue:
                     "if they are kept by mistake, let go of them, or copy what is needed",
                     RuntimeWarning,
                 )
-            arrays = SlotView.of(ring.layout, ring.whole[making.slot], rows).copy()
+            arrays = SlotView.of(ring.layout, ring.whole[making.slot], making.request.samples).copy()
             ring.put_back(making.slot)
         collated = reports[0].collated
         if collated is not None and collated.message is not None:

@@ -57,10 +57,10 @@ class Finished:
     slow: int = 0
 
     def let_go(self) -> None:
-        """Copies the small arrays to ordinary memory and drops the slot; the images are gone from here."""
+        """Copies the labels to ordinary memory and drops the slot; the images are gone from here."""
         arrays = self.arrays
         nothing = np.empty((len(arrays.labels), 0), np.uint8)
-        self.arrays = SlotView(arrays.samples.copy(), arrays.labels.copy(), nothing)
+        self.arrays = SlotView(arrays.samples, arrays.labels.copy(), nothing)
 
     def made(self) -> Samples:
         """Returns the samples whose images are in the batch: those of the request, or their substitutes."""

@@ -92,13 +92,16 @@ class SlotView:
     images: npt.NDArray[Any]
 
     @classmethod
-    def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], rows: int | None = None) -> SlotView:
-        """Returns the view of uint8 [slot_bytes], or of its first rows."""
-        rows = layout.batch_size if rows is None else rows
-        columns = (np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
+    def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], samples: Samples | None = None) -> SlotView:
+        """Returns the view of uint8 [slot_bytes]; with the samples of a batch, its first rows and these samples."""
+        rows = layout.batch_size if samples is None else len(samples.ids)
+        if samples is None:
+            samples = Samples(
+                *(np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
+            )
         labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * _COLUMNS)
         images = np.ndarray((rows, *layout.image_shape), layout.dtype, memory, layout.images_offset)
-        return cls(Samples(*columns), labels, images)
+        return cls(samples, labels, images)
 
     def copy(self) -> SlotView:
         """Returns a copy in ordinary memory."""
@@ -119,9 +122,9 @@ class Ring(Slots):
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
 
-    def lease_view(self, slot: int, rows: int | None = None) -> SlotView:
-        """Leases a slot as :meth:`lease` does; returns its arrays, or their first rows, each of which keeps it."""
-        return SlotView.of(self.layout, self.lease(slot), rows)
+    def lease_view(self, slot: int, samples: Samples | None = None) -> SlotView:
+        """Leases a slot as :meth:`lease` does; returns its view, see :meth:`SlotView.of`. Its arrays keep the slot."""
+        return SlotView.of(self.layout, self.lease(slot), samples)
 
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:
