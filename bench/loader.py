@@ -56,7 +56,7 @@ from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.ring import Samples
 from feeder.loader.workers.fork_server import ForkServer
-from feeder.order.epoch import Order
+from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.tools.bench.result_file import interleave, save, spread

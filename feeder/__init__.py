@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from feeder.loader.dataloader import DataLoader
-    from feeder.order.epoch import Window
+    from feeder.order.sample_order import Window
     from feeder.shard.write.sharding import write_shards
     from feeder.tools.headroom.headroom import headroom
     from feeder.tools.training.batch_size import find_batch_size
@@ -62,7 +62,7 @@ _HOMES = {
     "DeviceLog": "feeder.tools.training.device_log",
     "FolderDataset": "feeder.dataset.folders",
     "ShardDataset": "feeder.dataset.shards",
-    "Window": "feeder.order.epoch",
+    "Window": "feeder.order.sample_order",
     "find_batch_size": "feeder.tools.training.batch_size",
     "headroom": "feeder.tools.headroom.headroom",
     "tune": "feeder.tools.tune.tune",

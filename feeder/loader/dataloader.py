@@ -35,7 +35,7 @@ from feeder.loader.options import (
 from feeder.loader.path_reason import GenericReason, generic_reason
 from feeder.loader.ranks import current_ranks
 from feeder.loader.samplers import show_order, tell_epoch
-from feeder.order.epoch import Window
+from feeder.order.sample_order import Window
 from feeder.system.callers import warn
 from feeder.system.limits import explained
 from feeder.transforms import BatchOp

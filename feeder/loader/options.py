@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.order.epoch import Window
+from feeder.order.sample_order import Window
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from feeder.order.epoch import Order
+from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.callers import warn
 

@@ -6,12 +6,12 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "Order": "epoch",
+    "Order": "sample_order",
     "Split": "split",
-    "Window": "epoch",
+    "Window": "sample_order",
     "permute": "permutation",
     "philox": "random",
-    "substitute": "epoch",
+    "substitute": "sample_order",
     "uniform": "random",
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.epoch import Order
+from feeder.order.sample_order import Order
 
 __all__ = ["Split", "ordered_batches"]
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError
-from feeder.order.epoch import Order, Window
+from feeder.order.sample_order import Order, Window
 from feeder.shard.format.index import Index
+from feeder.shard.format.index_builder import row_data
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.jpeg_rows import row_data
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.system.cores import cores

@@ -18,7 +18,7 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
-from feeder.order.epoch import Window
+from feeder.order.sample_order import Window
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.sharding import shard
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize

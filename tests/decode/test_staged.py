@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,44 +9,14 @@ from feeder import transforms as T
 from feeder.decode.registry import available_decoders
 from feeder.decode.staged.staged import ROW, Kind, Staged
 from feeder.decode.staged.stager import Stager
-from feeder.decode.staged.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import ArgumentError
-from tests.gpu.oracle import turn
 from tests.support.conformance import encode, natural_image
 
 RECIPE = T.Recipe.of([T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
-# How each orientation is stored, from the upright image: the inverse of what a viewer does.
-STORE = {
-    1: lambda u: u,
-    2: lambda u: u[:, ::-1],
-    3: lambda u: u[::-1, ::-1],
-    4: lambda u: u[::-1],
-    5: lambda u: u.transpose(1, 0, 2),
-    6: lambda u: np.rot90(u, 1),
-    7: lambda u: np.rot90(u, 2).transpose(1, 0, 2),
-    8: lambda u: np.rot90(u, -1),
-}
 
 
 def draw(count: int, height: int = 60, width: int = 80) -> T.Draws:
     return RECIPE.draw(0, 0, np.arange(count), [[height, width]] * count)
-
-
-@pytest.mark.parametrize("flip", [0, 1])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_stored_box_turned_is_the_upright_box(orientation: int, flip: int) -> None:
-    upright = np.arange(60 * 80 * 3).reshape(60, 80, 3)
-    stored = STORE[orientation](upright)
-    draws = replace(draw(1), flip=np.array([flip], np.uint8))
-    orientations = np.array([orientation], np.uint8)
-    support, source = stored_boxes(draws, orientations)
-    np.testing.assert_array_equal(support, source)
-    left, top, right, bottom = support[0]
-    code = int(turn_codes(orientations, draws.flip)[0])
-    found = turn(stored[top:bottom, left:right], code)
-    left, top, right, bottom = draws.support_box[0]
-    expected = upright[top:bottom, left:right]
-    np.testing.assert_array_equal(found, expected[:, ::-1] if flip else expected)
 
 
 def test_packed_and_unpacked_is_the_same() -> None:

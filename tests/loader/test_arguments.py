@@ -13,7 +13,7 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.order.epoch import Window
+from feeder.order.sample_order import Window
 from feeder.transforms import (
     Compose,
     RandomHorizontalFlip,

@@ -22,7 +22,7 @@ import torch
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.order.epoch import Window
+from feeder.order.sample_order import Window
 from feeder.shard.write.sharding import shard
 from feeder.transforms import (
     ColorJitter,

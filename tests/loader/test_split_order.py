@@ -19,7 +19,7 @@ from torch.utils.data import ConcatDataset, DistributedSampler, Subset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.order.epoch import Window
+from feeder.order.sample_order import Window
 from feeder.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.support.loader_data import write_shards
 

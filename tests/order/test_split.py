@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from feeder.errors import ArgumentError
-from feeder.order.epoch import Order, Window, substitute
+from feeder.order.sample_order import Order, Window, substitute
 from feeder.order.split import Split
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from feeder.decode.decoder import MAX_PIXELS, Buffer, Decoder, check_options
 from feeder.decode.image_header import image_info, is_plain_jpeg, jpeg_has_end
 from feeder.decode.staged.staged import ROW, Kind, Staged
-from feeder.decode.staged.stored_boxes import stored_boxes, turn_codes
+from feeder.decode.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 

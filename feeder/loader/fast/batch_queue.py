@@ -16,7 +16,7 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.ring import HELD_BATCHES, Samples, SlotView
-from feeder.order.epoch import Order
+from feeder.order.sample_order import Order
 from feeder.order.split import ordered_batches
 from feeder.system.callers import warn
 

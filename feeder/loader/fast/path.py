@@ -32,7 +32,7 @@ from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
-from feeder.order.epoch import Order, Window
+from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
 from feeder.system.callers import warn
 from feeder.transforms.mixing import check_mix

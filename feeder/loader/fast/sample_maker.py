@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from feeder.dataset.reader import Encoded, Reader
 from feeder.decode.registry import get_decoder
-from feeder.decode.staged.stored_boxes import stored_rows
+from feeder.decode.stored_boxes import stored_rows
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
 from feeder.loader.fast.part_report import PartReport, Substitution
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.ring import Samples
-from feeder.order.epoch import substitute
+from feeder.order.sample_order import substitute
 from feeder.system.callers import warn
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.sample_maker import SUBSTITUTES, Work
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.ring import Samples
-from feeder.order.epoch import substitute
+from feeder.order.sample_order import substitute
 
 if TYPE_CHECKING:
     from feeder.decode.decoder import TrainerDecoder

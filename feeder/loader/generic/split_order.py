@@ -20,8 +20,8 @@ from feeder.loader.agreement import Agreement, recipe_digest
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import seeded
-from feeder.order.epoch import Order, Window
 from feeder.order.random import check_range
+from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split, ordered_batches
 
 __all__ = ["Batch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]

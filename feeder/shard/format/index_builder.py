@@ -12,7 +12,7 @@ import numpy.typing as npt
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry, write_index
 
-__all__ = ["IndexBuilder", "merge_indexes"]
+__all__ = ["IndexBuilder", "merge_indexes", "row_data"]
 
 
 class IndexBuilder:
@@ -151,3 +151,15 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
 
     columns = {name: pieces(name) for name in present}
     write_index(path, shards, list(fields), columns, counts, targets=targets, classes=classes)
+
+
+def row_data(data: bytes) -> bytes:
+    """Returns an image's entry in the column ``row_data``; empty unless it is a complete seekable JPEG."""
+    if data[:2] != b"\xff\xd8":
+        return b""
+    try:
+        from feeder import _native
+    except ImportError:  # crops will read the whole image
+        return b""
+    places = _native.row_places(data)
+    return b"" if places is None else np.frombuffer(places, np.uint32).astype("<u4").tobytes()

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from feeder.decode.image_header import check_complete, image_info
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.index import Index
-from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
+from feeder.shard.format.index_builder import IndexBuilder, merge_indexes, row_data
 from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
-from feeder.shard.format.jpeg_rows import row_data
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns

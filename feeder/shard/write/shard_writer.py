@@ -15,8 +15,7 @@ import numpy as np
 from feeder.decode.decoder import MAX_PIXELS
 from feeder.decode.image_header import image_info
 from feeder.errors import ShardError, SourceError
-from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.jpeg_rows import row_data
+from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.image_file import looks_like_image

@@ -16,7 +16,7 @@ from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.slots.ring import HELD_BATCHES, Layout
 from feeder.loader.trial import Trial, run, step_rate
-from feeder.order.epoch import Order, Window
+from feeder.order.sample_order import Order, Window
 from feeder.system.cores import Cores, cores
 from feeder.system.memory import available_bytes
 from feeder.text import count
