@@ -859,6 +859,18 @@ def test_map_style_dataset_without_state_resumes_with_another_number_of_workers(
     assert [batch.tolist() for batch in resumed] == rest
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_number_of_workers_may_change_between_epochs(persistent: bool) -> None:
+    loader = DataLoader(_Tensors(8), batch_size=2, num_workers=1, persistent_workers=persistent)
+    assert len(list(loader)) == 4
+    loader.close()
+    loader.num_workers = 3
+    assert len(list(loader)) == 4
+    stats = loader.stats()
+    assert [worker["stages"]["fetch"]["count"] for worker in stats["workers"]] == [6, 1, 1]
+    loader.close()
+
+
 def test_states_of_workers_do_not_fit_another_number_of_them() -> None:
     loader = DataLoader(_Counting(), batch_size=4, num_workers=2)
     iterator = iter(loader)

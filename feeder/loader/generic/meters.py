@@ -61,6 +61,14 @@ class GenericMeters:
         self._asked_ns = self._given_ns = 0
         self._has_warned = False
 
+    def expect(self, workers: int) -> None:
+        """Makes room for an iterator with more workers than those before: their number may change between epochs."""
+        self._workers = workers
+        if workers > len(self._words):
+            words = np.zeros((workers, METER_WORDS), np.int64)
+            words[: len(self._words)] = self._words
+            self._words, self._meters = words, [Meter(row) for row in words]
+
     def made(self, worker: int, spent: Spent) -> None:
         """Counts a batch that a worker has made."""
         if not spent.fetch_ns:

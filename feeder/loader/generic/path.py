@@ -191,6 +191,7 @@ class GenericPath:
     def _new(self, loader: DataLoader[Any], options: EpochOptions) -> HereIterator | WorkersIterator:
         state, self._loaded = self._loaded, None
         base_seed, self._next_base_seed = self._next_base_seed, None
+        self.meters.expect(loader.num_workers)
         if loader.num_workers == 0:
             self._here, self._progress = HereIterator(loader, self.order, self.meters, state, base_seed), None
             return self._here
