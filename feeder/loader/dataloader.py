@@ -34,7 +34,7 @@ from feeder.loader.options import (
 )
 from feeder.loader.path_reason import GenericReason, generic_reason
 from feeder.loader.ranks import current_ranks
-from feeder.loader.samplers import show_order, tell_epoch
+from feeder.loader.samplers import follow_sampler, show_order, tell_epoch
 from feeder.order.sample_order import Window
 from feeder.system.callers import warn
 from feeder.system.limits import explained
@@ -395,7 +395,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         assert self._source is not None
         path = FastPath(self._fixed, self._epoch_options(), self._source, self.dataset)
         if path.own_order:
-            show_order(self, path.order).on_epoch = path.aim
+            show_order(self, path.order)
         return path
 
     @property
@@ -408,14 +408,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _make_split_order(self) -> SplitOrder:
         ranks = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
         order = order_of(self.dataset, self.seed or 0, self._shuffle)
-        me = weakref.ref(self)
-
-        def aim(epoch: int) -> None:
-            if (loader := me()) is not None:
-                loader._torchs.aim(loader, epoch)
-
-        show_order(self, order).on_epoch = aim
+        show_order(self, order)
         return SplitOrder(self.dataset, order, self.batch_size, self.drop_last, ranks)
+
+    def _aim(self, epoch: int) -> None:
+        """Sets the epoch as a framework does it, by the sampler, which may have made the iterator already."""
+        if self._fast is not None:
+            self._fast.aim(epoch)
+        else:
+            self._torchs.aim(self, epoch)
 
     @property
     def _index_sampler(self) -> Any:
@@ -444,6 +445,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __getstate__(self) -> dict[str, Any]:
         own = {"_path": None, "_iterator": None, "_generic": GenericPath(self.num_workers), "_metrics": None}
         return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        follow_sampler(self)
 
     def __iter__(self) -> Any:
         self._serve_metrics()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.callers import warn
 
-__all__ = ["show_order", "tell_epoch", "warn_of_split"]
+__all__ = ["follow_sampler", "show_order", "tell_epoch", "warn_of_split"]
 
 _AT_ONCE = 4096
 
@@ -23,15 +24,19 @@ class _Epochs:
     Attributes:
         order: The loader's order.
         epoch: The epoch of the next iteration.
-        on_epoch: Called by :meth:`set_epoch` with the epoch; left out when the sampler is copied.
+        loaders: The loaders that show it: several, if one was copied by ``copy.copy``.
     """
 
     order: Order
     epoch: int = 0
-    on_epoch: Callable[[int], None] | None = None
+    loaders: weakref.WeakSet[Any]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"on_epoch": None}
+        return {name: value for name, value in self.__dict__.items() if name != "loaders"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.loaders = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[int]:
         epoch, self.epoch = self.epoch, self.epoch + 1
@@ -40,10 +45,10 @@ class _Epochs:
             yield from self.order.ids(epoch, positions).tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of this sampler and of its loader, as frameworks do before every epoch."""
+        """Sets the epoch of this sampler and of its loaders, as frameworks do before every epoch."""
         self.epoch = epoch
-        if self.on_epoch is not None:
-            self.on_epoch(epoch)
+        for loader in list(self.loaders):
+            loader._aim(epoch)
 
 
 class _Shuffled(_Epochs, RandomSampler):
@@ -54,18 +59,22 @@ class _Stored(_Epochs, SequentialSampler):
     """Stands in for torch's SequentialSampler."""
 
 
-def show_order(loader: DataLoader[Any], order: Order) -> Any:
-    """Replaces the sampler that torch's constructor made by one of feeder's order, and returns that."""
+def show_order(loader: DataLoader[Any], order: Order) -> None:
+    """Replaces the sampler that torch's constructor made by one of feeder's order."""
     dataset: Any = loader.dataset
-    sampler = loader.sampler
-    if isinstance(sampler, _Epochs):  # a copied loader's
-        return sampler
-    shown = (_Shuffled if isinstance(sampler, RandomSampler) else _Stored)(dataset)
-    shown.order = order
+    if isinstance(loader.sampler, _Epochs):  # a copied loader's
+        return
+    shown = (_Shuffled if isinstance(loader.sampler, RandomSampler) else _Stored)(dataset)
+    shown.order, shown.loaders = order, weakref.WeakSet([loader])
     object.__setattr__(loader, "sampler", shown)  # torch's __setattr__ refuses it
     if loader.batch_sampler is not None:
         loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]
-    return shown
+
+
+def follow_sampler(loader: DataLoader[Any]) -> None:
+    """Has a copied loader take the epochs that its sampler is told."""
+    if isinstance(loader.sampler, _Epochs):
+        loader.sampler.loaders.add(loader)
 
 
 def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:

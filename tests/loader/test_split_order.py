@@ -324,6 +324,20 @@ def test_copies_and_pickles_have_the_same_order(shards: Path) -> None:
         loader.seed = 4
 
 
+@pytest.mark.parametrize("kind", ["single samples", "own samples"])  # the fast path, and torch's
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_take_the_epoch_that_their_sampler_is_told(shards: Path, kind: str, duplicate: Any) -> None:
+    made = _dataset(kind, shards)
+    loader: Any = DataLoader(made, 30, shuffle=True, seed=3)
+    epochs = [[_ids(batch) for batch in loader] for _ in range(6)]
+    loader = DataLoader(made, 30, shuffle=True, seed=3)
+    other = duplicate(loader)
+    other.sampler.set_epoch(5)
+    assert [_ids(batch) for batch in other] == epochs[5]
+    loader.sampler.set_epoch(3)
+    assert [_ids(batch) for batch in loader] == epochs[3]
+
+
 class _Pairs(Subset[Any]):
     """Its indices are not numbers."""
 
