@@ -24,7 +24,7 @@ from feeder.dataset.sample_numbers import sample_numbers
 from feeder.errors import ArgumentError
 from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
 from feeder.loader.slots.ring import Samples
-from feeder.loader.stateful import Stateful
+from feeder.loader.stateful import is_stateful
 from feeder.text import count
 
 __all__ = ["Replay", "check_replay_state"]
@@ -55,7 +55,7 @@ class Replay:
         self._sampler, self._samples, self._rank = sampler, samples, rank
         self._start, self._saved = start, saved
         self._chain = dict(_chain(sampler))
-        self._stateful = next((s for s in self._chain.values() if isinstance(s, Stateful)), None)
+        self._stateful = next((s for s in self._chain.values() if is_stateful(s)), None)
         self._is_there = False
         self._generators: dict[str, Any] = {}
         self._global: dict[str, Any] = {}

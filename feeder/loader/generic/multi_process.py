@@ -37,7 +37,7 @@ from feeder.loader.generic.worker import Job
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
 from feeder.loader.path_reason import raise_explained
-from feeder.loader.stateful import Stateful
+from feeder.loader.stateful import is_stateful
 from feeder.loader.workers.iterator_lock import IteratorLock
 
 __all__ = ["WorkersIterator"]
@@ -76,7 +76,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             raise AssertionError("prefetch_factor must be greater than 0")
         self._in_order = loader.in_order
         self._interval = options.snapshot_every_n_steps or 0
-        if order is not None and not isinstance(loader.dataset, Stateful):
+        if order is not None and not is_stateful(loader.dataset):
             self._interval = 1  # such a state costs nothing, and it goes on with another world size or batch size
         context = options.multiprocessing_context or torch.multiprocessing
         self._processes = Processes(context, options.hang_timeout_s)

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.split_order import SplitEpoch
-from feeder.loader.stateful import Stateful, load_if_stateful, state_of
+from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 
 __all__ = [
     "IndexIterator",
@@ -228,8 +228,8 @@ class IndexIterator:
         load_if_stateful(self._source, own)
         self._iterator = iter(self._source)
         load_if_stateful(self._iterator, iterator)
-        loaded = own is not None and isinstance(self._source, Stateful)
-        if not loaded and not (iterator is not None and isinstance(self._iterator, Stateful)):
+        loaded = own is not None and is_stateful(self._source)
+        if not loaded and not (iterator is not None and is_stateful(self._iterator)):
             _pass_over(self._iterator, skip)
 
 
