@@ -110,9 +110,9 @@ if pid == 0:
 for _ in range(6):  # by then the child's free slot has another batch
     next(iterator)
 views = iterator._epoch.engine.ring.views
-before = [view.ids.tolist() for view in views]
+before = [view.samples.ids.tolist() for view in views]
 os.write(parent, b"-")
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [view.ids.tolist() for view in views] == before)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), [view.samples.ids.tolist() for view in views] == before)
 """
     ).replace("8, num_workers=2", "4, num_workers=1, prefetch_factor=2")
     out, errors = run(script, tmp_path, "fresh")
