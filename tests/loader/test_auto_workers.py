@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import json
 import logging
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +21,7 @@ from feeder.system.cores import Cores
 from feeder.system.processes import process_tree
 from tests.support.generators import generator_states
 from tests.support.loader_data import write_shards
+from tests.support.ranks import run_two_ranks
 
 
 @pytest.fixture
@@ -299,20 +297,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_two_ranks_choose_alike_and_see_every_sample_once(shards: Path, tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RANK, json.dumps([rank, str(tmp_path / "store"), str(shards)])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    found = []
-    for rank in ranks:
-        out, err = rank.communicate(timeout=200)
-        assert rank.returncode == 0, err
-        found.append(json.loads(out))
+    found = run_two_ranks(_RANK, tmp_path / "store", shards)
     choices = [result["choice"] for result in found]
     assert choices[0]["num_workers"] == choices[1]["num_workers"]
     assert choices[0]["images_per_s"] == choices[1]["images_per_s"]

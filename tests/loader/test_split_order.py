@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.order.sample_order import Window
 from feeder.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.support.loader_data import write_shards
+from tests.support.ranks import run_two_ranks
 
 _SIZE = 50
 _RECIPE = RandomResizedCrop(8)
@@ -427,20 +426,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_two_processes_split_the_epochs_and_agree(shards: Path, tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RANK, json.dumps([rank, str(tmp_path / "store"), str(shards)])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    results = []
-    for rank in ranks:
-        out, err = rank.communicate(timeout=200)
-        assert rank.returncode == 0, err
-        results.append(json.loads(out))
+    results = run_two_ranks(_RANK, tmp_path / "store", shards)
     for kind in ("own samples", "single samples"):
         epochs = [[results[rank][0][kind][epoch] for rank in range(2)] for epoch in range(2)]
         assert epochs[0] != epochs[1]
