@@ -186,11 +186,11 @@ def _found(store: Any, key: str) -> str:
 
 def _calling_place() -> str:
     """Returns a digest of the lines of code outside of feeder that led here: the same in all processes of a job."""
-    digest = hashlib.blake2b(digest_size=8)
+    digest, feeder = hashlib.blake2b(digest_size=8), __name__.partition(".")[0]
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
-        if module.partition(".")[0] != __package__:
+        if module.partition(".")[0] != feeder:
             digest.update(f"{module} {frame.f_code.co_name} {frame.f_lineno}\n".encode())
         frame = frame.f_back
     return digest.hexdigest()

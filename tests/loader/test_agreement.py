@@ -387,3 +387,13 @@ def test_real_ranks_that_differ_all_get_an_error(found: list[dict[str, Any]]) ->
         for rank in found:
             assert isinstance(rank[name], str), (name, rank[name])
             assert said in rank[name]
+
+
+def test_a_loaders_place_does_not_depend_on_the_lines_of_feeder_that_led_there() -> None:
+    def place(module: str, line: int) -> str:
+        names: dict[str, Any] = {"__name__": module, "calling_place": agreement._calling_place}
+        exec("\n" * line + "found = calling_place()", names)
+        return str(names["found"])
+
+    ours, theirs = ({place(module, line) for line in range(3)} for module in ("feeder.loader.any", "script"))
+    assert (len(ours), len(theirs)) == (1, 3)
