@@ -413,10 +413,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, by the sampler, which may have made the iterator already."""
-        if self._fast is not None:
-            self._fast.aim(epoch)
-        else:
+        if self._fast is None:
             self._torchs.aim(self, epoch)
+        elif (iterator := self._fast.aim(epoch)) is not None:
+            self._show_progress(iterator)
 
     @property
     def _index_sampler(self) -> Any:
@@ -457,16 +457,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator: Any = (
                 self._torchs.iterate(self, options) if self._fast is None else self._fast.iterate(options, owner=self)
             )
-        if self.progress and current_ranks(options.ranks)[0] == 0:
-            if iterator.view is not None:
-                iterator.view.end()
-            # The view must not keep the loader alive; and only an iterator of the fast path does.
-            if self._fast is None:
-                iterator.view = LiveView(self._generic.stats, _length(iterator), "loader")
-            else:
-                me = weakref.proxy(self)
-                iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
+        self._show_progress(iterator)
         return cast("Iterator[Any]", iterator)
+
+    def _show_progress(self, iterator: Any) -> None:
+        """Gives an iterator that begins an epoch a view, if progress is to be seen here."""
+        if not self.progress or current_ranks(self._epoch_options().ranks)[0] != 0:
+            return
+        if iterator.view is not None:
+            iterator.view.end()
+        # The view must not keep the loader alive; and only an iterator of the fast path does.
+        if self._fast is None:
+            iterator.view = LiveView(self._generic.stats, _length(iterator), "loader")
+        else:
+            me = weakref.proxy(self)
+            iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
 
     def __len__(self) -> int:
         """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length."""

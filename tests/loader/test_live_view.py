@@ -173,6 +173,15 @@ def test_an_iterator_may_outlive_its_loader(persistent: bool, capsys: pytest.Cap
     assert capsys.readouterr().err.splitlines()[-1].startswith("loader: 3/3 batches")
 
 
+def test_an_epoch_that_a_framework_sets_late_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = ShardDataset(write_shards(tmp_path / "set", 6), RandomResizedCrop(8))
+    loader: Any = DataLoader(dataset, batch_size=2, progress=True)
+    iterator = iter(loader)
+    loader.sampler.set_epoch(4)
+    assert len(list(iterator)) == 3
+    assert capsys.readouterr().err.startswith("epoch 4: 3/3 batches")
+
+
 def test_other_ranks_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 8), RandomResizedCrop(8))
     for _ in DataLoader(dataset, batch_size=2, rank=1, world_size=2, progress=True):

@@ -185,9 +185,9 @@ class FastPath:
         if self._iterator is None or self._iterator() is None:
             self._progress = None  # of a loop that was broken off, and is not wanted any more
 
-    def aim(self, epoch: int) -> None:
+    def aim(self, epoch: int) -> FastIterator | None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
-        nothing yet, else of the next."""
+        nothing yet, else of the next. Returns the iterator if that begins anew."""
         self._agreement.epoch_was_set()
         iterator = self._iterator() if self._iterator is not None else None
         if iterator is None or not iterator.is_untouched:
@@ -197,6 +197,8 @@ class FastPath:
             place, self._next = self._next, Place(epoch + 1)
             iterator.give_up()
             iterator.begin(self._epoch(place, self.split(self._options)))
+            return iterator
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
