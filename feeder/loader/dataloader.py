@@ -468,7 +468,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.view.end()
         # The view must not keep the loader alive; and only an iterator of the fast path does.
         if self._fast is None:
-            iterator.view = LiveView(self._generic.stats, _length(iterator), "loader")
+            iterator.view = LiveView(self._generic.current_stats(), _length(iterator), "loader")
         else:
             me = weakref.proxy(self)
             iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +173,22 @@ def test_an_iterator_may_outlive_its_loader(persistent: bool, capsys: pytest.Cap
     numbers = torch.utils.data.TensorDataset(torch.arange(12))
     assert sum(1 for _ in DataLoader(numbers, 4, num_workers=1, persistent_workers=persistent, progress=True)) == 3
     assert capsys.readouterr().err.splitlines()[-1].startswith("loader: 3/3 batches")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_view_keeps_no_iterator(workers: int, device: str | None) -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(12))
+    loader = DataLoader(dataset, 4, num_workers=workers, device=device, progress=True)
+    gc.disable()
+    try:
+        iterator = iter(loader)
+        next(iterator)
+        kept = weakref.ref(iterator)
+        del iterator, loader
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_an_epoch_that_a_framework_sets_late_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

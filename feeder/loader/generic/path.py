@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from torch.utils.data import DataLoader
@@ -175,11 +175,20 @@ class GenericPath:
             self._on_device.state = iterator.state_dict()
 
     def stats(self) -> dict[str, Any]:
-        """See :meth:`feeder.DataLoader.stats`. Takes no loader, as an iterator may outlive it."""
-        iterator = self._with_workers() if self._with_workers is not None else None
-        slots = None if iterator is None or iterator.finished else iterator.slots()
-        stats = self.meters.stats(self._replacements, slots)
+        """See :meth:`feeder.DataLoader.stats`."""
+        stats = self.current_stats()()
         return stats if self.order is None else stats | {"padded": list(self.order.padded)}
+
+    def current_stats(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that gives the statistics. It keeps neither loader nor iterators, as iterators keep it."""
+        meters, replacements, workers = self.meters, self._replacements, self._with_workers
+
+        def stats() -> dict[str, Any]:
+            iterator = workers() if workers is not None else None
+            slots = None if iterator is None or iterator.finished else iterator.slots()
+            return meters.stats(replacements, slots)
+
+        return stats
 
     def close(self, loader: DataLoader[Any]) -> None:
         """Ends the workers."""
