@@ -116,32 +116,6 @@ class PillowDecoder(Decoder):
                     errors.append(error)
         return errors
 
-    def decode_one(
-        self, buffer: Buffer, orientation: int, recipe: Recipe, draws: Draws, row: int = 0
-    ) -> npt.NDArray[np.generic]:
-        """Decodes and augments one image, to any output size.
-
-        Args:
-            buffer: The encoded image.
-            orientation: EXIF orientation 1-8 to apply.
-            recipe: The ops.
-            draws: Drawn parameters.
-            row: The image's row in the draws.
-
-        Returns:
-            [3, H, W] of ``recipe.storage_dtype``.
-
-        Raises:
-            DecodeError: if it can't be decoded.
-        """
-        with quiet_pillow():
-            image = self._upright(buffer, orientation, draws, row)
-            result = self._run(image, recipe, draws, row, 0)
-        size = result.shape[1:] if isinstance(result, np.ndarray) else (result.height, result.width)
-        out = np.empty((3, *size), recipe.storage_dtype)
-        self._store(result, recipe, out)
-        return out
-
     def finish(
         self,
         base: npt.NDArray[np.uint8],
