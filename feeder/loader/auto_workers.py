@@ -233,9 +233,9 @@ def _length(dataset: Any) -> int:
 
 def _local_ranks(world_size: int) -> int:
     """Returns the number of ranks on this host: the launcher's, else one for each GPU at most, else all."""
-    told = local_world_size()
-    if told > 1 or world_size == 1 or "LOCAL_WORLD_SIZE" in os.environ:
-        return told
+    launched = local_world_size()
+    if launched > 1 or world_size == 1 or "LOCAL_WORLD_SIZE" in os.environ:
+        return launched
     return min(world_size, torch.cuda.device_count() or world_size)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.permutation import _FEISTEL_ROUNDS, _ORDER_STREAM, permute
+from feeder.order.permutation import FEISTEL_ROUNDS, ORDER_STREAM, permute
 from feeder.order.random import check_range, philox
 
 __all__ = ["Order", "Window", "substitute"]
@@ -119,7 +119,7 @@ class Order:
             chosen = number == w
             size = min(window, self.samples - int(w) * window)
             # The window's number is mixed into the seed, so that each window has its own permutation.
-            words = philox(self.seed, epoch, [int(w)], _ORDER_STREAM, _FEISTEL_ROUNDS)[0, -2:]
+            words = philox(self.seed, epoch, [int(w)], ORDER_STREAM, FEISTEL_ROUNDS)[0, -2:]
             within[chosen] = permute(within[chosen], size, int(words[0]) << 32 | int(words[1]), epoch)
         places = number * window + within
         if len(self.shard_sizes) < 2:

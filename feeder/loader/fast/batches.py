@@ -1,4 +1,4 @@
-"""Batches as data: requests, and batches that are made."""
+"""Records of batches: requested, made, and decoded."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Collated:
     message: WholeMessage | None = None
 
     def batch(self, memory: npt.NDArray[np.uint8]) -> Any:
-        """The result; its tensors and arrays stand on the slot's memory, uint8, and keep it.
+        """Returns the result; its tensors and arrays are views of the slot's memory, uint8, and keep it.
 
         Raises:
             Exception: what the collate_fn raised, of the same type.
@@ -129,7 +129,7 @@ class CollatedWork(Work):
         return SampleSink(self.decoder, self.recipe, images, self.meter)
 
     def _caught(self, samples: list[Any]) -> Any:
-        """The batch, or the collate_fn's error with its traceback."""
+        """Returns the batch, or the collate_fn's error with its traceback."""
         try:
             return self.collate_fn(samples)
         except Exception:
@@ -139,7 +139,7 @@ class CollatedWork(Work):
 
 
 def _together(parts: list[PartReport]) -> PartReport:
-    """The report on a batch, without further fields."""
+    """Returns the report on a batch, without further fields."""
     sums = {
         each.name: sum(getattr(part, each.name) for part in parts)
         for each in fields_of(PartReport)
@@ -149,8 +149,10 @@ def _together(parts: list[PartReport]) -> PartReport:
 
 
 def slot_bytes_per_sample(work: Work) -> int:
-    """Bytes of a slot for each sample, if a batch is about its samples: stacked, with labels, in their dtype. Where
-    sizes differ, little: the first batches tell."""
+    """Returns the bytes of a slot for each sample, if a batch is its stacked samples and their labels.
+
+    If images differ in size, that is unknown: slots begin small, and grow with the first batches.
+    """
     if work.recipe.output_size is None:
         return _ALIGN
     size_bytes = 3 * int(np.prod(work.recipe.output_size)) * work.recipe.storage_dtype.itemsize

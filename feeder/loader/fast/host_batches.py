@@ -62,7 +62,7 @@ class HostBatches:
             self._refusal = replay.refusal  # a resume fails with the first batch, as without workers
 
     def next(self) -> tuple[Finished | BaseException, Any]:
-        """Returns the next batch as it was made, and as the caller gets it but for the last steps; None for an error.
+        """Returns the record of the next batch, and the batch itself before its last steps; an error and None instead.
 
         Raises:
             StopIteration: after the last batch.

@@ -117,8 +117,8 @@ def make_engine(work: Work, options: EpochOptions, init: WorkerInit | None, *, d
     pool = PoolOptions(options.num_workers, options.hang_timeout_s, context, init)
     held, guard = HELD_BATCHES, None
     if decodes_here:
-        # On a GPU, DALI keeps a batch until it is fed the next but one. It has copied it, to page-locked memory of
-        # its own, when the batch is there, so nothing on the GPU reads slots.
+        # On a GPU, DALI keeps a batch until the next but one is submitted. A finished batch was copied to DALI's own
+        # page-locked memory, so nothing on the GPU reads slots.
         held += 1
     else:
         held += options.device.ahead if options.device.target is not None else 0

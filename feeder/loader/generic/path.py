@@ -105,8 +105,8 @@ class GenericPath:
         assert self._here is not None or self._progress is not None
         source: Any = self._here if self._here is not None else self._progress
         sampler, order = loader.sampler, self.order
-        if order is not None and order.told is not None and source.finished:
-            return {**source.state_dict(), "_next_epoch": order.told}
+        if order is not None and order.fixed_epoch is not None and source.finished:
+            return {**source.state_dict(), "_next_epoch": order.fixed_epoch}
         if not source.finished or not isinstance(sampler, ResumableRandomSampler) or sampler.generator is not None:
             return source.state_dict()  # type: ignore[no-any-return]
         # The next epoch's order follows from torch's random state, which is not ours to save. So the seeds of that
@@ -133,7 +133,7 @@ class GenericPath:
         if (order := self.order) is not None:
             if state:
                 order.load_state_dict(sampler_place(state).get("_index_sampler_state") or {})
-            order.told = state.get("_next_epoch")
+            order.fixed_epoch = state.get("_next_epoch")
         self._forget(loader)
         self._loaded = state or None
 
@@ -150,8 +150,8 @@ class GenericPath:
             place = sampler_place(prepared.state_dict())["_sampler_iter_state"]
         elif self._loaded is not None and not self._loaded["_iterator_finished"]:
             place = sampler_place(self._loaded)["_sampler_iter_state"]
-        if place is not None and place["epoch"] == order.told:
-            order.told = None
+        if place is not None and place["epoch"] == order.fixed_epoch:
+            order.fixed_epoch = None
         elif place is not None:
             self._forget(loader)
 
@@ -167,8 +167,8 @@ class GenericPath:
             self.set_epoch(loader, epoch)
             return
         order.set_epoch(epoch)
-        if split_epoch.epoch == order.told:
-            order.told = None
+        if split_epoch.epoch == order.fixed_epoch:
+            order.fixed_epoch = None
             return
         iterator.restart()
         if self._on_device is not None:

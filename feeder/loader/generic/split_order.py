@@ -31,8 +31,8 @@ class Batch(list[int]):
     """The sample ids of a batch, or of a single sample.
 
     Attributes:
-        epoch: The epoch that it is of.
-        position: The position of its first sample in the epoch.
+        epoch: Its epoch.
+        position: Position of its first sample in the epoch.
     """
 
     epoch: int
@@ -110,7 +110,7 @@ class SplitOrder:
 
     Attributes:
         padded: Ids of the samples that were repeated to give all ranks the same number of batches.
-        told: The next iterator's epoch, where :meth:`set_epoch` fixed it.
+        fixed_epoch: The next iterator's epoch, if :meth:`set_epoch` or a state fixed it; else None.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SplitOrder:
         self._batch_size, self._drop_last = batch_size or 1, drop_last
         self.seeding = Seeding(order.seed, isinstance(order.shuffle, Window))
         self.padded: list[int] = []
-        self.told: int | None = None
+        self.fixed_epoch: int | None = None
         self._next = 0
         self._latest: SplitEpoch | None = None
         self._agreement = Agreement()
@@ -150,13 +150,13 @@ class SplitOrder:
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator, 0 to 2**32-1; those after it go on from there."""
-        self.told = operator.index(epoch)  # of a tensor or numpy's, too: states are plain numbers
-        check_range("epoch", self.told, 1 << 32)
+        self.fixed_epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are plain numbers
+        check_range("epoch", self.fixed_epoch, 1 << 32)
         self._agreement.epoch_was_set()
 
     def take_epoch(self) -> int:
         """Returns the epoch of an iterator that begins."""
-        epoch, self.told = self._next if self.told is None else self.told, None
+        epoch, self.fixed_epoch = self._next if self.fixed_epoch is None else self.fixed_epoch, None
         return epoch
 
     def begin(self, begun: SplitEpoch, split: Split) -> int | None:
@@ -293,7 +293,14 @@ class SplitEpoch:
         self._begin(epoch, consumed)
 
     def check_steps(self, state: dict[str, Any]) -> None:
-        """Refuses a state whose place is so many batches after a snapshot of the dataset, where batches differ now."""
+        """Refuses a state that counts batches from a snapshot of the dataset, if batches were of another size then.
+
+        Args:
+            state: From :meth:`state_dict`.
+
+        Raises:
+            ArgumentError: naming both sizes.
+        """
         here = self.state_dict()["global_batch"]
         if state["global_batch"] != here:
             raise ArgumentError(

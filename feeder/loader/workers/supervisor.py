@@ -1,6 +1,7 @@
 """The supervisor of one loader's workers: starts and ends them, exchanges messages, finds those that died or hang.
 
-Both paths use it. Which work a worker has, and what follows from its death, is theirs.
+Both paths use it. Each decides what becomes of a dead worker's tasks, and whether another is started in its place:
+``fast/pool.py`` and ``generic/batch_workers.py``.
 
 Note [Workers at exit]
     multiprocessing's function at exit waits for its processes for ever, also for one that is stopped. So supervisors
@@ -48,7 +49,7 @@ class Worker:
         connection: The trainer's socket.
         received: Bytes received that are no whole message yet.
         unsent: Messages that did not fit the socket: bytes, descriptors to send along, and what keeps those open.
-        heard_ns: Time of its last message, or since when one is due, on the monotonic clock.
+        heard_ns: Time from which its silence counts, on the monotonic clock.
         has_spoken: True once it has sent anything.
         has_closed: True once its end of the connection is closed.
         was_silent: True if it was killed for its silence.
