@@ -67,7 +67,7 @@ class FixedOptions:
 
 @dataclass(frozen=True)
 class EpochOptions:
-    """Options that are read anew for each epoch, as they may be changed between epochs.
+    """Options that are read anew for each epoch. Workers and slots that outlive an epoch keep those that they have.
 
     Attributes:
         batch_size: Samples of a batch; None: a batch sampler decides, or there are no batches.
