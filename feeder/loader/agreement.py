@@ -27,7 +27,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.group_store import group_life, group_store, within
 from feeder.text import count
 
-__all__ = ["Agreement", "Connection", "connect", "recipe_digest"]
+__all__ = ["Agreement", "Connection", "calling_place", "connect", "recipe_digest"]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
@@ -77,7 +77,7 @@ class Agreement:
         numbers: dict[tuple[str, int], int] | None = None,
     ) -> None:
         self._reach = reach
-        self._place = _calling_place() if place is None else place
+        self._place = calling_place() if place is None else place
         self._numbers = _begun if numbers is None else numbers
         self._number: dict[int, int] = {}
         self._settings, self._epochs, self._rank = 0, 0, 0
@@ -184,7 +184,7 @@ def _found(store: Any, key: str) -> str:
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 
 
-def _calling_place() -> str:
+def calling_place() -> str:
     """Returns a digest of the lines of code outside of feeder that led here: the same in all processes of a job."""
     digest, feeder = hashlib.blake2b(digest_size=8), __name__.partition(".")[0]
     frame: Any = sys._getframe(1)

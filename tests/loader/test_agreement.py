@@ -391,7 +391,7 @@ def test_real_ranks_that_differ_all_get_an_error(found: list[dict[str, Any]]) ->
 
 def test_a_loaders_place_does_not_depend_on_the_lines_of_feeder_that_led_there() -> None:
     def place(module: str, line: int) -> str:
-        names: dict[str, Any] = {"__name__": module, "calling_place": agreement._calling_place}
+        names: dict[str, Any] = {"__name__": module, "calling_place": agreement.calling_place}
         exec("\n" * line + "found = calling_place()", names)
         return str(names["found"])
 
