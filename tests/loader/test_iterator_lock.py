@@ -228,36 +228,45 @@ def test_a_script_that_leaves_iterators_behind_ends_in_silence(tmp_path: Path) -
 
 
 _STOPPED_AT_EXIT = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 import torch
 import feeder
-from feeder.transforms import RandomResizedCrop
+from feeder.transforms import Compose, Lambda, RandomResizedCrop
+
+made = 0
+
+def stop_after_eight(sample):  # two batches
+    global made
+    made += 1
+    if made > 8:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return sample
 
 class Numbers(torch.utils.data.Dataset):
-    def __init__(self, stops):
-        self.stops = stops
-
     def __len__(self):
         return 64
 
     def __getitem__(self, i):
-        if self.stops and i >= 8:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return i
+        return stop_after_eight(i)
 
-def consume(loader, begun):
-    while True:
-        for batch in loader:
-            begun.set()
+def consume(loader):
+    for batch in loader:
+        pass
+
+def waits_for_workers(thread):  # and is not inside of torch, where no thread survives the interpreter's end
+    frame = sys._current_frames().get(thread.ident)
+    return frame is not None and frame.f_code.co_filename.endswith(("workers/supervisor.py", "fast/pool.py"))
 
 options = {"batch_size": 4, "num_workers": 1, "multiprocessing_context": "fork"}
-left = iter(feeder.DataLoader(Numbers(True), **options))
+left = iter(feeder.DataLoader(Numbers(), **options))
 next(left)
-for dataset in (feeder.ShardDataset(sys.argv[1], RandomResizedCrop(16)), Numbers(False)):
-    begun = threading.Event()
+recipe = Compose([RandomResizedCrop(16), Lambda(stop_after_eight)])
+for dataset in (feeder.ShardDataset(sys.argv[1], recipe), Numbers()):
     loader = feeder.DataLoader(dataset, **options)
-    threading.Thread(target=consume, args=(loader, begun), daemon=True).start()
-    begun.wait()
+    thread = threading.Thread(target=consume, args=(loader,), daemon=True)
+    thread.start()
+    while loader.stats()["batches"] < 2 or not waits_for_workers(thread):
+        time.sleep(0.001)
 """
 
 
