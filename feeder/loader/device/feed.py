@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from feeder.loader.device.nested import move
+from feeder.loader.device.nested import move, tensors_in
 from feeder.loader.observe.meter import Meter
 from feeder.loader.options import DeviceOptions
 
@@ -31,17 +31,6 @@ class BatchSource(Protocol[_T_co]):
 
     def ready(self) -> bool:
         """Returns True if the next batch can be had without a wait."""
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
 
 
 class DeviceFeed(Generic[_T]):
@@ -109,7 +98,7 @@ class DeviceFeed(Generic[_T]):
         if event is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(event)
-            for tensor in _tensors(batch):
+            for tensor in tensors_in(batch):
                 tensor.record_stream(current)
         if self._put is not None and batch is not None:
             batch = self._put(batch)
@@ -141,7 +130,7 @@ class DeviceFeed(Generic[_T]):
             self._meter.add("copy", int(begun.elapsed_time(copied) * 1e6), self._copied_bytes(batch))
 
     def _copied_bytes(self, batch: Any) -> int:
-        return sum(tensor.nbytes for tensor in _tensors(batch) if tensor.device != self._device)
+        return sum(tensor.nbytes for tensor in tensors_in(batch) if tensor.device != self._device)
 
 
 def _timing_event() -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from feeder.decode.decoder import Buffer
+    from feeder.errors import DecodeError
     from feeder.loader.fast.collated import Collated
 
 __all__ = ["PartReport", "Substitution"]
@@ -30,6 +31,11 @@ class Substitution(NamedTuple):
     offset_bytes: int | None
     reason: str
     substitute: int
+
+    @classmethod
+    def of(cls, position: int, error: DecodeError, substitute: int) -> Substitution:
+        """Returns the substitution of the sample that an error names."""
+        return cls(position, error.key, error.shard, error.offset_bytes, error.reason, substitute)
 
 
 @dataclass

@@ -6,7 +6,7 @@ Needs no torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from feeder.decode.staged.stager import Stager
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["SUBSTITUTES", "Work"]
+__all__ = ["Work", "no_substitute"]
 
-SUBSTITUTES = 16
+_SUBSTITUTES = 16
 _WRONG_ROWS = (
     "the index has wrong places for the rows of an image, so the image was read a second time; "
     "`feeder inspect --verify` names all such images"
@@ -149,6 +149,11 @@ class Work:
             return PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
         return StagedSink(self.stager, self.recipe, images, self.meter)
 
+    def substitutes(self, epoch: int, position: int) -> Iterator[int]:
+        """Yields the samples to try, one after the other, in place of a bad one at a position in the epoch."""
+        for attempt in range(_SUBSTITUTES):
+            yield substitute(position, attempt, len(self.reader), self.seed, epoch)
+
     def keys(self, samples: Samples) -> npt.NDArray[np.int64]:
         """Returns the keys of the augmentation's draws, int64 [N]: others for each repeat of a sample."""
         return samples.ids + samples.repeats * len(self.reader)
@@ -209,21 +214,24 @@ class Work:
         if not self.skip:
             raise error
         here = np.array([row])
-        for attempt in range(SUBSTITUTES):
-            i = substitute(position, attempt, len(self.reader), self.seed, epoch)
+        for i in self.substitutes(epoch, position):
             one = np.array([i])
             problem = self._make(epoch, here, one, one, sink, labels, report, beat)[0]
             if problem is None:
-                where = error.key, error.shard, error.offset_bytes
-                report.substitutions.append(Substitution(position, *where, error.reason, i))
+                report.substitutions.append(Substitution.of(position, error, i))
                 return i
-        raise DecodeError(
-            f"{error.reason}; {SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
-            "`feeder inspect --verify`",
-            key=error.key,
-            shard=error.shard,
-            offset_bytes=error.offset_bytes,
-        )
+        raise no_substitute(error)
+
+
+def no_substitute(error: DecodeError) -> DecodeError:
+    """Returns the error for a bad sample whose substitutes are all bad, too."""
+    return DecodeError(
+        f"{error.reason}; {_SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
+        "`feeder inspect --verify`",
+        key=error.key,
+        shard=error.shard,
+        offset_bytes=error.offset_bytes,
+    )
 
 
 @dataclass

@@ -17,10 +17,9 @@ from feeder.decode.staged.staged import Staged
 from feeder.errors import DecodeError
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.part_report import Substitution
-from feeder.loader.fast.sample_maker import SUBSTITUTES, Work
+from feeder.loader.fast.sample_maker import Work, no_substitute
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.ring import Samples
-from feeder.order.sample_order import substitute
 
 if TYPE_CHECKING:
     from feeder.decode.decoder import TrainerDecoder
@@ -176,8 +175,8 @@ class DecodeFeed:
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
         memory = np.empty((1, work.share_bytes), np.uint8)
-        for attempt in range(SUBSTITUTES):
-            i = np.array([substitute(position, attempt, len(work.reader), work.seed, batch.epoch)])
+        for other in work.substitutes(batch.epoch, position):
+            i = np.array([other])
             try:
                 report = work.run(batch.epoch, Samples.of(here.positions, i), memory, arrays.labels[row : row + 1])
             except DecodeError:
@@ -191,13 +190,6 @@ class DecodeFeed:
                 batch.images[row] = image[0]
                 for column, (value,) in zip(batch.fields, report.fields, strict=True):
                     column[row] = value
-                where = error.key, error.shard, error.offset_bytes
-                batch.substitutions.append(Substitution(position, *where, error.reason, int(i[0])))
+                batch.substitutions.append(Substitution.of(position, error, int(i[0])))
                 return None
-        return DecodeError(
-            f"{error.reason}; {SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
-            "`feeder inspect --verify`",
-            key=error.key,
-            shard=error.shard,
-            offset_bytes=error.offset_bytes,
-        )
+        return no_substitute(error)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from feeder.dataset.decoding import DecodeCounts
 from feeder.decode.image_header import clipped_warning
+from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.system.callers import warn
@@ -161,15 +161,5 @@ class GenericMeters:
 
 def batch_rows(batch: Any) -> int:
     """Returns the number of samples in a batch of any kind: the length of its first tensor; 1 without one."""
-    rows = _rows(batch)
-    return 1 if rows is None else rows
-
-
-def _rows(batch: Any) -> int | None:
-    if isinstance(batch, torch.Tensor):
-        return batch.size(0) if batch.dim() else 1  # a nested tensor has no len()
-    if isinstance(batch, Mapping):
-        batch = batch.values()
-    elif not isinstance(batch, (tuple, list)):
-        return None
-    return next((rows for item in batch if (rows := _rows(item)) is not None), None)
+    first = next(tensors_in(batch), None)
+    return 1 if first is None or not first.dim() else first.size(0)  # a nested tensor has no len()
