@@ -76,11 +76,11 @@ class Message:
 
 
 class Processes(Supervisor[GenericWorker]):
-    """See the module's docstring.
+    """Worker processes of one iterator, which get tasks and send messages.
 
     Args:
         context: The multiprocessing context.
-        hang_timeout_s: A worker that owes something and is silent for longer is killed; None: never.
+        hang_timeout_s: A worker that has work and is silent for longer is killed; None: never.
     """
 
     def __init__(self, context: Any, hang_timeout_s: float | None) -> None:
