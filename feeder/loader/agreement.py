@@ -25,9 +25,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from feeder.errors import ArgumentError
 from feeder.loader.group_store import group_life, group_store, within
+from feeder.order.sample_order import Order, Window
+from feeder.order.split import Split
 from feeder.text import count
 
-__all__ = ["Agreement", "Connection", "calling_place", "connect", "recipe_digest"]
+__all__ = ["Agreement", "Connection", "calling_place", "check_identity", "connect", "epoch_values", "order_identity"]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
@@ -56,7 +58,42 @@ def connect(rank: int) -> Connection | None:
     return None if life is None else Connection(store, rank, life)
 
 
-def recipe_digest(recipe: Any) -> str:
+def order_identity(order: Order, fingerprint: str) -> dict[str, Any]:
+    """Returns the values that states and ranks of one order have in common, as JSON takes them."""
+    shuffle = order.shuffle
+    return {
+        "seed": order.seed,
+        "shuffle": shuffle.samples if isinstance(shuffle, Window) else shuffle,
+        "samples": order.samples,
+        "fingerprint": fingerprint,
+    }
+
+
+def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raises ArgumentError if a state is of another order than this loader's."""
+    for name, value in identity.items():
+        if state.get(name) != value:
+            raise ArgumentError(
+                f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
+                "with the dataset and arguments that it was saved with"
+            )
+
+
+def epoch_values(identity: Mapping[str, Any], split: Split, recipe: Any, epoch: int) -> dict[str, Any]:
+    """Returns the values of an epoch that all ranks have to agree on, by their names in the error."""
+    rest = {name: value for name, value in identity.items() if name not in ("samples", "fingerprint")}
+    return {
+        "dataset": f"{identity['samples']} samples, fingerprint {identity['fingerprint']}",
+        **rest,
+        "batch_size": split.batch_size,
+        "drop_last": split.drop_last,
+        "recipe": _recipe_digest(recipe),
+        "epoch": epoch,
+        "consumed": split.start,
+    }
+
+
+def _recipe_digest(recipe: Any) -> str:
     """Returns a digest of a recipe's text, the same on all ranks."""
     return hashlib.blake2b(_ADDRESS.sub("", repr(recipe)).encode(), digest_size=8).hexdigest()
 

@@ -17,7 +17,7 @@ from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.decode.decoder import TrainerDecoder
 from feeder.errors import ArgumentError
-from feeder.loader.agreement import Agreement, recipe_digest
+from feeder.loader.agreement import Agreement, check_identity, epoch_values, order_identity
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.epoch import Epoch
@@ -140,16 +140,7 @@ class FastPath:
         if steps:
             self._agreement.check(steps)
             return
-        identity = self._identity()
-        values = {
-            "dataset": f"{identity.pop('samples')} samples, fingerprint {identity.pop('fingerprint')}",
-            **identity,
-            "batch_size": split.batch_size,
-            "drop_last": split.drop_last,
-            "recipe": recipe_digest(self.dataset.recipe),
-            "epoch": progress.place.epoch,
-            "consumed": progress.place.start,
-        }
+        values = epoch_values(self._identity(), split, self.dataset.recipe, progress.place.epoch)
         self._agreement.begin(split.rank, values, self._left_after)
 
     def _refuse_a_changed_subset(self) -> None:
@@ -229,12 +220,7 @@ class FastPath:
         version = state.get("version")
         if version != _STATE_VERSION:
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
-        for name, value in self._identity().items():
-            if state.get(name) != value:
-                raise ArgumentError(
-                    f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
-                    "with the dataset and arguments that it was saved with"
-                )
+        check_identity(state, self._identity())
         epoch = state.get("epoch")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
@@ -344,15 +330,8 @@ class FastPath:
     def _identity(self) -> dict[str, Any]:
         if self._fingerprint is None:
             self._fingerprint = self.dataset.reader.fingerprint()
-        shuffle = self.order.shuffle
-        return {
-            "seed": self.order.seed,
-            "shuffle": shuffle.samples if isinstance(shuffle, Window) else shuffle,
-            "samples": len(self.dataset),
-            "fingerprint": self._fingerprint,
-            "backend": self.backend,
-            "fidelity": self.work.fidelity,
-        }
+        identity = order_identity(self.order, self._fingerprint)
+        return {**identity, "backend": self.backend, "fidelity": self.work.fidelity}
 
 
 def _ids(reader: Reader) -> npt.NDArray[np.int64] | None:

@@ -16,7 +16,7 @@ from typing import Any
 from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
 from feeder.errors import ArgumentError
-from feeder.loader.agreement import Agreement, recipe_digest
+from feeder.loader.agreement import Agreement, check_identity, epoch_values, order_identity
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import seeded
@@ -176,16 +176,7 @@ class SplitOrder:
         if steps:
             self._agreement.check(steps)
             return
-        identity = self.state_dict()
-        values = {
-            "dataset": f"{identity.pop('samples')} samples, fingerprint {identity.pop('fingerprint')}",
-            **identity,
-            "batch_size": self._batch_size,
-            "drop_last": self._drop_last,
-            "recipe": recipe_digest(getattr(self._dataset, "recipe", None)),
-            "epoch": epoch,
-            "consumed": split.start,
-        }
+        values = epoch_values(self.state_dict(), split, getattr(self._dataset, "recipe", None), epoch)
         self._agreement.begin(split.rank, values, left_after)
 
     def close(self) -> None:
@@ -197,22 +188,11 @@ class SplitOrder:
         """Returns what states have to agree in."""
         if self._fingerprint is None:
             self._fingerprint = dataset_fingerprint(self._dataset)
-        shuffle = self._order.shuffle
-        return {
-            "seed": self._order.seed,
-            "shuffle": shuffle.samples if isinstance(shuffle, Window) else shuffle,
-            "samples": self._order.samples,
-            "fingerprint": self._fingerprint,
-        }
+        return order_identity(self._order, self._fingerprint)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Refuses a state of another dataset, seed or order."""
-        for name, value in self.state_dict().items():
-            if state.get(name) != value:
-                raise ArgumentError(
-                    f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
-                    "with the dataset and arguments that it was saved with"
-                )
+        check_identity(state, self.state_dict())
 
 
 class SplitEpoch:
