@@ -96,8 +96,8 @@ def check(folder: Path) -> float:
     Raises:
         SystemExit: if it is more than 0.6.
     """
-    from feeder.decode.native import CpuDecoder
-    from feeder.decode.pillow.decoder import PillowDecoder
+    from feeder.decoders.native import CpuDecoder
+    from feeder.decoders.pillow.decoder import PillowDecoder
 
     buffers, recipe, draws = next(decode_rivals.feeder_batches(str(folder)))
     ones = np.ones(len(buffers), np.uint8)

@@ -124,7 +124,7 @@ class _Process:
 def _work(folder: Path) -> tuple[dict[str, list[bytes]], Any, Any]:
     """The JPEGs that can be transcoded, as they are and seekable; crops and flips drawn for them."""
     from feeder import _native
-    from feeder.decode.image_header import image_info
+    from feeder.decoders.image_header import image_info
     from feeder.transforms import RandomHorizontalFlip, RandomResizedCrop, Recipe
 
     files: dict[str, list[bytes]] = {kind: [] for kind in KINDS}

@@ -169,7 +169,7 @@ def feeder_batches(
     folder: str, validation: bool = False, output: str = "float32"
 ) -> Iterator[tuple[list[memoryview], Any, Any]]:
     """Yields endless batches: the encoded images, the recipe and its draws."""
-    from feeder.decode.image_header import image_info
+    from feeder.decoders.image_header import image_info
 
     paths = _paths(folder)
     sizes = []
@@ -224,7 +224,7 @@ def _feeder(
     folder: str, validation: bool = False, output: str = "float32", level: str | None = None
 ) -> Callable[[], int]:
     from feeder import _native
-    from feeder.decode.native import CpuDecoder
+    from feeder.decoders.native import CpuDecoder
 
     if level is not None and not _native.set_simd_level(level):
         raise SystemExit(f"this CPU has no {level}")

@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.decode.registry import get_decoder
+from feeder.decoders.registry import get_decoder
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.position import EpochProgress, Place

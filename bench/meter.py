@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.smoke import arguments
 from feeder.dataset.shards import ShardDataset
-from feeder.decode.registry import get_decoder
+from feeder.decoders.registry import get_decoder
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.ring import Samples

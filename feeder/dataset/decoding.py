@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import Reader
-from feeder.decode.image_header import clipped_warning
-from feeder.decode.registry import get_decoder
+from feeder.decoders.image_header import clipped_warning
+from feeder.decoders.registry import get_decoder
 from feeder.system.callers import warn
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
-from feeder.decode.image_header import ImageInfo, image_info
+from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, SourceError
 from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.shard.format.index_file import INDEX_NAME

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS
-from feeder.decode.image_header import ImageInfo, image_info
+from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError
 from feeder.shard.format.index import NUMBER_FIELDS, Index
 

@@ -28,7 +28,7 @@ import torch
 from torch import distributed
 from torch.utils.data import IterableDataset
 
-from feeder.decode.registry import dali_is_installed
+from feeder.decoders.registry import dali_is_installed
 from feeder.loader.group_store import group_store, is_initialized, within
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size

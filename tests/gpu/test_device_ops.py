@@ -18,15 +18,15 @@ from feeder import _gpu
 from feeder import transforms as T
 from feeder._gpu import tensors
 from feeder._gpu.tensors import as_tensor
-from feeder.decode.device import color as device_color
-from feeder.decode.device import erase as device_erase
-from feeder.decode.device import finisher as finish
-from feeder.decode.device import geometry as device_geometry
-from feeder.decode.device import rows as device_rows
-from feeder.decode.device.finisher import Finisher
-from feeder.decode.device.ops import check_device_ops, run_on_device
-from feeder.decode.pillow.decoder import PillowDecoder
-from feeder.decode.pillow.ops import IMAGE_OPS
+from feeder.decoders.device import color as device_color
+from feeder.decoders.device import erase as device_erase
+from feeder.decoders.device import finisher as finish
+from feeder.decoders.device import geometry as device_geometry
+from feeder.decoders.device import rows as device_rows
+from feeder.decoders.device.finisher import Finisher
+from feeder.decoders.device.ops import check_device_ops, run_on_device
+from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.pillow.ops import IMAGE_OPS
 from feeder.errors import BackendError
 from feeder.transforms.augment import AUGMENTATIONS
 from feeder.transforms.op import Params, Uniforms

@@ -13,7 +13,7 @@ import torch
 
 from feeder import _gpu
 from feeder.dataset.shards import ShardDataset
-from feeder.decode.registry import available_decoders
+from feeder.decoders.registry import available_decoders
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import (
     CenterCrop,

@@ -24,11 +24,11 @@ from PIL import Image
 
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.decode.dali import decoder as dali_backend
-from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
-from feeder.decode.dali.queue import DaliQueue
-from feeder.decode.staged.capacity import plan_capacity, planning_sample
-from feeder.decode.staged.staged import ROW, Staged
+from feeder.decoders.dali import decoder as dali_backend
+from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
+from feeder.decoders.dali.queue import DaliQueue
+from feeder.decoders.staged.capacity import plan_capacity, planning_sample
+from feeder.decoders.staged.staged import ROW, Staged
 from feeder.errors import BackendError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batches import Finished
@@ -426,7 +426,7 @@ def test_a_slot_that_dali_keeps_until_it_is_fed_again_is_reckoned_with(
 
 
 def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from feeder.decode.dali import pipeline as dali_pipeline
+    from feeder.decoders.dali import pipeline as dali_pipeline
 
     built: list[Any] = []
     build = dali_pipeline.build_pipeline
@@ -449,7 +449,7 @@ def test_the_pipeline_is_built_once_and_closed_with_the_loader(shards: Path, mon
 def test_the_load_of_the_hardware_engine_is_the_loaders_or_dalis_own(
     shards: Path, given: float | None, built: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feeder.decode.dali import pipeline as dali_pipeline
+    from feeder.decoders.dali import pipeline as dali_pipeline
 
     asked: list[float] = []
     build = dali_pipeline.build_pipeline

@@ -16,7 +16,7 @@ ROOMS = (
     ("system",),
     ("order",),
     ("transforms",),
-    ("decode",),
+    ("decoders",),
     ("shard.format",),
     ("shard.source",),
     ("shard.write",),
@@ -36,7 +36,7 @@ ROOMS = (
     ("tools",),
 )
 # Packages that workers and the fork server import below, without torch: nothing is imported on the way.
-WITHOUT_IMPORTS = ("decode", "dataset", "loader", "order", "shard", "system")
+WITHOUT_IMPORTS = ("decoders", "dataset", "loader", "order", "shard", "system")
 LAZY = {"importlib", "sys", "types", "typing", "__future__"}
 
 

@@ -11,7 +11,7 @@ from tests.support import ROOT
 # Faults in the middle of a step, to which no public name leads: a lock that is held while a process dies or a signal
 # comes, a step that fails, a page-locked slot. An entry that no test needs any more is an error.
 _EXCEPTIONS = {
-    "tests/decode/test_dali.py": {"_borrowed", "_queue"},  # on the CPU, as if images were decoded whole on a GPU
+    "tests/decoders/test_dali.py": {"_borrowed", "_queue"},  # on the CPU, as if images were decoded whole on a GPU
     "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked
     "tests/loader/test_device.py": {"_engine", "_fast"},  # addresses of the slots
     # _iterator and _workers are names of torch's own loader, too: the way to the worker processes.

@@ -21,7 +21,7 @@ from PIL import Image
 
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.decode.decoder import MAX_PIXELS
+from feeder.decoders.decoder import MAX_PIXELS
 from feeder.errors import DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.write.options import ShardOptions

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, features
 
-from feeder.decode.decoder import Decoder
-from feeder.decode.registry import get_decoder
+from feeder.decoders.decoder import Decoder
+from feeder.decoders.registry import get_decoder
 from feeder.errors import BackendError, DecodeError
 from feeder.tools.parity.differences import BOUNDS, BUCKETS, Differences, crop_ratio
 from feeder.transforms import (

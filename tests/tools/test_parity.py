@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from feeder.decode import registry
-from feeder.decode.pillow.decoder import PillowDecoder
+from feeder.decoders import registry
+from feeder.decoders.pillow.decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.sharding import shard
 from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
@@ -98,7 +98,7 @@ def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
 ) -> None:
     if "dali" not in registry.available_decoders():
         pytest.skip("DALI is not installed")
-    from feeder.decode.dali.pipeline import DaliPipeline, PipelineError
+    from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
 
     bad = (images / "class-0" / "0.jpg").read_bytes()
     (images / "class-0" / "bad.jpg").write_bytes(without_tables(bad))

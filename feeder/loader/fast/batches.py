@@ -12,7 +12,7 @@ from feeder.loader.fast.part_report import Substitution
 from feeder.loader.slots.ring import Samples, SlotView
 
 if TYPE_CHECKING:
-    from feeder.decode.decoder import Buffer
+    from feeder.decoders.decoder import Buffer
     from feeder.loader.fast.collated import Collated
 
 __all__ = ["Decoded", "Finished", "Request"]

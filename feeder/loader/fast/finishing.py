@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feeder.decode.device.finisher import Finisher, mixing_partner
+from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.shard.format.index import NUMBER_FIELDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from feeder.decode.image_header import clipped_warning
+from feeder.decoders.image_header import clipped_warning
 from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.position import EpochProgress

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feeder.decode.staged.staged import ROW, Kind, Staged
+from feeder.decoders.staged.staged import ROW, Kind, Staged
 from feeder.loader.observe.meter import Meter
 
 if TYPE_CHECKING:
-    from feeder.decode.decoder import Buffer, Decoder
-    from feeder.decode.device.fused import DeviceSplit
-    from feeder.decode.staged.stager import Stager
+    from feeder.decoders.decoder import Buffer, Decoder
+    from feeder.decoders.device.fused import DeviceSplit
+    from feeder.decoders.staged.stager import Stager
     from feeder.errors import DecodeError
     from feeder.transforms import Draws, Recipe
 
@@ -31,7 +31,7 @@ class Sink(Protocol):
     Attributes:
         takes_rows: True if images may lack the rows that are not needed.
         clipped, slow: Number of images that were decoded with a loss of range, or slowly; see
-            :class:`feeder.decode.decoder.Decoder`.
+            :class:`feeder.decoders.decoder.Decoder`.
     """
 
     takes_rows: bool

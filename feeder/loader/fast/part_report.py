@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from feeder.decode.decoder import Buffer
+    from feeder.decoders.decoder import Buffer
     from feeder.errors import DecodeError
     from feeder.loader.fast.collated import Collated
 

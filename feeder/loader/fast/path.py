@@ -15,7 +15,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.reader import Reader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
-from feeder.decode.decoder import TrainerDecoder
+from feeder.decoders.decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.agreement import Agreement, check_identity, epoch_values, order_identity
 from feeder.loader.fast.batch_queue import requests

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import Encoded, Reader
-from feeder.decode.registry import get_decoder
-from feeder.decode.stored_boxes import stored_rows
+from feeder.decoders.registry import get_decoder
+from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
 from feeder.loader.fast.part_report import PartReport, Substitution
@@ -25,9 +25,9 @@ from feeder.order.sample_order import substitute
 from feeder.system.callers import warn
 
 if TYPE_CHECKING:
-    from feeder.decode.decoder import Decoder
-    from feeder.decode.device.fused import DeviceSplit
-    from feeder.decode.staged.stager import Stager
+    from feeder.decoders.decoder import Decoder
+    from feeder.decoders.device.fused import DeviceSplit
+    from feeder.decoders.staged.stager import Stager
     from feeder.transforms import Draws, Recipe
 
 __all__ = ["Work", "no_substitute"]

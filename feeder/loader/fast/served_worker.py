@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-import feeder.decode.pillow.decoder
+import feeder.decoders.pillow.decoder
 from feeder.loader.fast.worker import work_loop
 
 with contextlib.suppress(ImportError):  # it was not built
-    import feeder.decode.native  # noqa: F401
+    import feeder.decoders.native  # noqa: F401
 
 __all__ = ["work_loop"]

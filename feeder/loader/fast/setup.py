@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from feeder.dataset.base import FeederDataset
-from feeder.decode.decoder import Decoder, TrainerDecoder
-from feeder.decode.device.fused import split_for_device
-from feeder.decode.registry import get_decoder
-from feeder.decode.staged.capacity import plan_capacity, planning_sample
+from feeder.decoders.decoder import Decoder, TrainerDecoder
+from feeder.decoders.device.fused import split_for_device
+from feeder.decoders.registry import get_decoder
+from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample

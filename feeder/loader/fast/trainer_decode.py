@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from feeder.decode.device.finisher import mixing_partner
-from feeder.decode.staged.staged import Staged
+from feeder.decoders.device.finisher import mixing_partner
+from feeder.decoders.staged.staged import Staged
 from feeder.errors import DecodeError
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.part_report import Substitution
@@ -22,7 +22,7 @@ from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.ring import Samples
 
 if TYPE_CHECKING:
-    from feeder.decode.decoder import TrainerDecoder
+    from feeder.decoders.decoder import TrainerDecoder
     from feeder.transforms.mixing import Mixing
 
 __all__ = ["DecodeFeed"]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.decoding import DecodeCounts
-from feeder.decode.image_header import clipped_warning
+from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables

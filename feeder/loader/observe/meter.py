@@ -104,7 +104,7 @@ class Meter:
             time_ns: Time of the call.
             images: Number of images.
             size_bytes: Bytes of the pixels.
-            decoder: See :class:`feeder.decode.decoder.Decoder`.
+            decoder: See :class:`feeder.decoders.decoder.Decoder`.
         """
         if not images:
             return

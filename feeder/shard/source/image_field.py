@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Mapping
 
-from feeder.decode.image_header import is_image_field
+from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError
 from feeder.shard.source.source import Source, reject_samples
 from feeder.text import count

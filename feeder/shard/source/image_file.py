@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from feeder.decode.image_header import IMAGE_EXTENSIONS
+from feeder.decoders.image_header import IMAGE_EXTENSIONS
 from feeder.system.files import open_regular
 
 __all__ = ["LARGE_BYTES", "MAX_FILE_BYTES", "check_size", "looks_like_image", "read_image", "unpacked_limit"]

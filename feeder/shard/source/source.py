@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feeder.decode.image_header import is_image_field
+from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_image
 from feeder.shard.source.labels import Numbering

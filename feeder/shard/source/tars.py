@@ -10,7 +10,7 @@ import zlib
 
 import braceexpand
 
-from feeder.decode.image_header import is_image_field
+from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
 from feeder.shard.format.tar import Refused, Seam, read_members
 from feeder.shard.source.class_folders import unlistable

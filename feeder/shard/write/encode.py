@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from feeder.decode.decoder import MAX_PIXELS
-from feeder.decode.image_header import EXIF_HEAD, ImageInfo, jpeg_orientation, quiet_pillow
-from feeder.decode.registry import get_decoder
+from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.image_header import EXIF_HEAD, ImageInfo, jpeg_orientation, quiet_pillow
+from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe, Resize
 

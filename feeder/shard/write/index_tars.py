@@ -7,7 +7,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 
-from feeder.decode.image_header import check_complete, image_info
+from feeder.decoders.image_header import check_complete, image_info
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes, row_data

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from feeder.decode.decoder import MAX_PIXELS
-from feeder.decode.image_header import image_info
+from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.image_header import image_info
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.tar import TarWriter

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from feeder.decode.image_header import clipped_warning
+from feeder.decoders.image_header import clipped_warning
 from feeder.errors import ShardError, SourceError
 from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.labels import check_classes

@@ -102,7 +102,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.decode.image_header import clipped_warning
+    from feeder.decoders.image_header import clipped_warning
     from feeder.shard.source.table_file import ManifestColumns
     from feeder.shard.write.encode import EncodeOptions
     from feeder.shard.write.options import ShardOptions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feeder.dataset.subset import as_feeder
-from feeder.decode.device.fused import split_for_device
+from feeder.decoders.device.fused import split_for_device
 from feeder.text import count
 from feeder.tools.headroom.fit import Fit
 from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT
@@ -91,7 +91,7 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
         return None
     try:
         from feeder._native import Unsupported, transcode
-        from feeder.decode.native import CpuDecoder
+        from feeder.decoders.native import CpuDecoder
     except ImportError:
         return None
     reader, recipe = dataset.reader, dataset.recipe

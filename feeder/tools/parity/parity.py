@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import PIL
 
-from feeder.decode.decoder import Decoder, TrainerDecoder
-from feeder.decode.image_header import image_info
-from feeder.decode.registry import get_decoder
+from feeder.decoders.decoder import Decoder, TrainerDecoder
+from feeder.decoders.image_header import image_info
+from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
 from feeder.shard.format.index import Index

@@ -11,7 +11,7 @@ from typing import Any
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.dataset.subset import as_feeder
-from feeder.decode.registry import available_decoders, get_decoder
+from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.slots.ring import HELD_BATCHES, Layout

@@ -1,0 +1,251 @@
+"""Batches in DALI: started ahead of time, asked for in any order, within a memory limit."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feeder.decoders.dali.crops import resize_crops
+from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
+from feeder.decoders.decoder import Buffer
+from feeder.decoders.device.borrowed import Borrowed
+from feeder.decoders.image_header import ImageInfo, image_info
+from feeder.decoders.staged.staged import Kind, Staged
+
+__all__ = ["PIXEL_BYTES", "DaliQueue", "PipelineRows"]
+
+# Memory of a decoded pixel on the GPU.
+PIXEL_BYTES = 3
+# Batches that may be started and not yet asked for: the current one and the next.
+_STARTED = 2
+# Nearly every JPEG has its size within these bytes.
+_HEADER_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineRows:
+    """Rows of a batch that the pipeline decodes in one run.
+
+    Args:
+        rows: Their numbers, int64 [N].
+        size_bytes: Their size when decoded.
+    """
+
+    rows: npt.NDArray[np.int64]
+    size_bytes: int
+
+
+@dataclass(eq=False)
+class _Started:
+    """A batch that was started as one part, and then its result."""
+
+    staged: Staged
+    part: PipelineRows
+    resized: _Resized | None = None
+    failure: str | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self.resized is None and self.failure is None
+
+
+class _Resized(NamedTuple):
+    """Images and, on a GPU, the event after the work that makes them."""
+
+    images: torch.Tensor
+    event: Any
+
+
+class DaliQueue:
+    """Decodes staged JPEGs with a pipeline, and resizes them.
+
+    DALI returns batches in the order of submission. If one is asked for before its turn, those before it are collected
+    and resized, which takes little memory, and kept until asked for.
+
+    Args:
+        options: The pipeline's options; a larger batch builds another pipeline.
+        limit_bytes: Limit for all decoded images at a time, from their submission until kernels have resized them; None
+            for no limit. An image larger than that is decoded alone.
+    """
+
+    def __init__(self, options: PipelineOptions, limit_bytes: int | None = None) -> None:
+        self.options = options
+        self._limit_bytes = limit_bytes
+        device_id = options.device_id
+        self._device = torch.device("cpu") if device_id is None else torch.device("cuda", device_id)
+        self._pipeline: DaliPipeline | None = None
+        self._started: deque[_Started] = deque()
+        self._borrowed = Borrowed()
+
+    def prepare(self, batch_size: int, preallocate: tuple[int, int] | None = None) -> None:
+        """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
+
+        Args:
+            batch_size: The largest batch.
+            preallocate: As in the options; None changes nothing.
+        """
+        batch_size = max(self.options.batch_size, batch_size)
+        self.options = replace(self.options, batch_size=batch_size, preallocate=preallocate or self.options.preallocate)
+
+    def parts(self, staged: Staged) -> list[PipelineRows]:
+        """Divides a batch's JPEGs into runs within the limit."""
+        rows = np.flatnonzero(staged.rows["kind"] == Kind.JPEG)
+        if len(rows) == 0:
+            return []
+        sizes = PIXEL_BYTES * self._decoded_pixels(staged, rows)
+        if self._limit_bytes is None:
+            return [PipelineRows(rows, int(sizes.sum()))]
+        parts, start, taken = [], 0, 0
+        for end, size in enumerate(sizes.tolist()):
+            if end > start and taken + size > self._limit_bytes:
+                parts.append(PipelineRows(rows[start:end], taken))
+                start, taken = end, 0
+            taken += size
+        return [*parts, PipelineRows(rows[start:], taken)]
+
+    def start(self, staged: Staged) -> bool:
+        """Starts a batch if the limits allow it, without waiting.
+
+        Args:
+            staged: Its payloads must not change until it is asked for or dropped.
+
+        Returns:
+            True if the batch is under way, or has nothing to start.
+        """
+        if self._find(staged) is not None:
+            return True
+        if len(self._started) >= _STARTED:
+            return False
+        parts = self.parts(staged)
+        if len(parts) != 1:
+            return not parts
+        (part,) = parts
+        if self._limit_bytes is not None:
+            there = sum(each.part.size_bytes for each in self._started if each.under_way) + self._borrowed.size_bytes
+            if there + part.size_bytes > self._limit_bytes:
+                return False
+        try:
+            self._submit(staged, part)
+        except PipelineError:
+            return False  # reported when the batch is asked for
+        self._started.append(_Started(staged, part))
+        return True
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a batch that was started and will not be asked for."""
+        if self._find(staged) is not None:
+            self._collect_until(staged)
+            self._forget(staged)
+
+    def images(self, staged: Staged, part: PipelineRows) -> torch.Tensor:
+        """Decodes a part of a batch, started or not, and resizes it on the current stream.
+
+        Returns:
+            uint8 [N, H * W * 3], as stored (not turned), in its own memory.
+
+        Raises:
+            PipelineError: if DALI fails.
+        """
+        self._collect_until(staged)
+        started = self._find(staged)
+        if started is None:  # or lost when another failed
+            if self._limit_bytes is not None:
+                self._borrowed.wait(self._limit_bytes - part.size_bytes)
+            self._submit(staged, part)
+            return self._collect(staged, part).images
+        self._forget(staged)
+        if started.failure is not None:
+            raise PipelineError(started.failure)
+        assert started.resized is not None
+        images, event = started.resized
+        if event is not None:  # they may have been resized on another stream, for another batch's sake
+            stream: Any = torch.cuda.current_stream(self._device)
+            stream.wait_event(event)
+            images.record_stream(stream)
+        return images
+
+    def close(self) -> None:
+        """Ends the pipeline, once its images are no longer in use; the next batch builds another."""
+        self._borrowed.wait_for_all()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._started.clear()
+
+    def _find(self, staged: Staged) -> _Started | None:
+        return next((each for each in self._started if each.staged is staged), None)
+
+    def _forget(self, staged: Staged) -> None:
+        self._started = deque(each for each in self._started if each.staged is not staged)
+
+    def _drop_under_way(self) -> None:
+        self._started = deque(each for each in self._started if not each.under_way)
+
+    def _submit(self, staged: Staged, part: PipelineRows) -> None:
+        """Submits a part to the pipeline; a failure loses the batches under way."""
+        self.prepare(len(part.rows))
+        if self._pipeline is not None and (
+            self._pipeline.options.batch_size < self.options.batch_size or self._pipeline.is_outgrown_by(len(part.rows))
+        ):
+            self._collect_until(None)
+            self._pipeline.close()
+            self._pipeline = None
+        if self._pipeline is None:
+            self._pipeline = DaliPipeline(self.options)
+        try:
+            self._pipeline.submit(staged.rows[part.rows], [staged.payloads[row] for row in part.rows.tolist()], part)
+        except PipelineError:
+            self._drop_under_way()
+            raise
+
+    def _collect_until(self, last: Staged | None) -> None:
+        """Collects the batches under way up to one of them, or all."""
+        for each in list(self._started):
+            if each.under_way:
+                try:
+                    each.resized = self._collect(each.staged, each.part)
+                except PipelineError as error:
+                    each.failure = str(error)
+                    self._drop_under_way()
+                    return
+            if each.staged is last:
+                return
+
+    def _collect(self, staged: Staged, part: PipelineRows) -> _Resized:
+        """Collects and resizes the oldest run's images."""
+        assert self._pipeline is not None
+        stream: Any = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        decoded = self._pipeline.collect(part, stream)
+        images = event = None
+        try:
+            images = resize_crops(decoded, staged.rows[part.rows], self.options.crops, self._device)
+        except PipelineError:
+            self._pipeline.rebuild()  # any failure loses the batches under way
+            raise
+        finally:
+            if stream is not None:
+                event = stream.record_event()
+                self._borrowed.hold(decoded, part.size_bytes, event)
+        return _Resized(images, event)
+
+    def _decoded_pixels(self, staged: Staged, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the number of pixels that DALI decodes for each row, int64 [N]."""
+        if self._limit_bytes is None:
+            return np.zeros(len(rows), np.int64)
+        if self.options.crops:
+            window = staged.rows["window"][rows].astype(np.int64)
+            return (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
+        found = [_info(staged.payloads[row]) for row in rows.tolist()]
+        return np.array([each.width_px * each.height_px for each in found], np.int64)
+
+
+def _info(payload: Buffer) -> ImageInfo:
+    """Reads a JPEG's header from its first bytes if possible."""
+    try:
+        return image_info(bytes(memoryview(payload)[:_HEADER_BYTES]))
+    except ValueError:
+        return image_info(bytes(payload))

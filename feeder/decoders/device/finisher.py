@@ -1,0 +1,128 @@
+"""The last step on the device: uint8 images turned, colored, normalized, erased and mixed in one pass of kernel 1.
+
+Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.device.ops`), further erasing after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feeder import _gpu
+from feeder._gpu.tensors import to_device
+from feeder.decoders.device.erase import erase
+from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
+from feeder.decoders.device.ops import run_on_device
+from feeder.transforms import Recipe
+from feeder.transforms.mixing import Mixing
+from feeder.transforms.op import Params
+
+__all__ = ["Finisher", "mixing_partner"]
+
+
+class Finisher:
+    """Runs a recipe's normalization, and its ops after the base path, on uint8 images.
+
+    Args:
+        recipe: The ops for every image.
+        device: The images' device.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self._recipe, self._device = recipe, device
+        self._first_fused = fused_from(recipe.rest)
+        self._affine: tuple[torch.Tensor | None, torch.Tensor | None] | None = None
+
+    def __call__(
+        self,
+        images: torch.Tensor,
+        size: tuple[int, int],
+        rest: Sequence[Params] | None,
+        *,
+        layout: str = "nhwc",
+        turn: npt.NDArray[np.uint8] | None = None,
+        channels_last: bool = False,
+        mix: _gpu.Mix | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Queues the work on the current stream.
+
+        Args:
+            images: uint8, contiguous, N images of the size after the base path, as :func:`feeder._gpu.normalize` takes
+                them; not written to.
+            size: (H, W) of the output.
+            rest: Drawn parameters of the ops after the base path; None if these have been done.
+            layout: Order of the images' bytes, "nhwc" or "nchw".
+            turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder._gpu.parameters``.
+            channels_last: Memory format of the output.
+            mix: The partner of each sample; needs a float output.
+            out: [N, 3, H, W] of the recipe's output dtype, filled; None makes one.
+
+        Returns:
+            [N, 3, H, W] of the recipe's output dtype.
+        """
+        codes = np.zeros(len(images), np.uint8) if turn is None else turn.copy()
+        further: dict[str, Any] = {}
+        later: tuple[Erasing, ...] = ()
+        if rest:
+            first = self._first_fused
+            if first:
+                images, layout = self._run(images, layout, codes, rest[:first]), "nchw"
+                codes = np.zeros(len(images), np.uint8)
+            fused = fused_parameters(self._recipe.rest[first:], rest[first:], len(images), size[1])
+            later = fused.later
+            # Mirroring after rows and columns were swapped is mirroring the other axis before.
+            codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
+            further = fused.tensors(self._device)
+        if self._affine is None:
+            affine = self._recipe.affine
+            # Copied once, with a wait: a later call may be on another stream.
+            scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
+            self._affine = scale, bias
+        result = _gpu.normalize(
+            images,
+            size,
+            scale=self._affine[0],
+            bias=self._affine[1],
+            dtype=getattr(torch, self._recipe.output_dtype),
+            layout=layout,
+            channels_last=channels_last,
+            turn=to_device(codes, self._device) if codes.any() else None,
+            mix=None if later else mix,
+            out=out,
+            **further,
+        )
+        for erasing in later:
+            erase(result, erasing)
+        if later and mix is not None:
+            _mix(result, mix)
+        return result
+
+    def _run(
+        self, images: torch.Tensor, layout: str, codes: npt.NDArray[np.uint8], rest: Sequence[Params]
+    ) -> torch.Tensor:
+        """Runs the ops before kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
+        size = self._recipe.base_size
+        assert size is not None  # or the recipe was refused
+        turn = to_device(codes, self._device) if codes.any() else None
+        pixels = _gpu.normalize(images, size, dtype=torch.uint8, layout=layout, turn=turn)
+        for op, params in zip(self._recipe.rest, rest, strict=False):
+            pixels = run_on_device(pixels, op, params)
+        return pixels.contiguous()
+
+
+def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
+    """Mixes in place, for kernel 1, where erasing comes between."""
+    top, left, bottom, right = mix.box or (0, 0, *images.shape[2:])
+    own = images[:, :, top:bottom, left:right]
+    partner = own.index_select(0, mix.partner)
+    own.copy_(mix.lam * own.float() + (1.0 - mix.lam) * partner.float())
+
+
+def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:
+    """Returns kernel 1's form of a mixing of ``count`` samples: the partner of each is the one before it."""
+    return _gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)

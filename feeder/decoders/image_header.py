@@ -1,0 +1,360 @@
+"""Facts about an encoded image from its header: format, size and orientation, without decoding a pixel."""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from feeder.decoders.decoder import MAX_PIXELS
+from feeder.text import count
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = [
+    "EXIF_HEAD",
+    "IMAGE_EXTENSIONS",
+    "ImageInfo",
+    "check_complete",
+    "clipped_warning",
+    "image_info",
+    "is_image_field",
+    "is_plain_jpeg",
+    "jpeg_has_end",
+    "jpeg_orientation",
+    "quiet_pillow",
+]
+
+# Extension in shards -> its synonyms.
+_EXTENSIONS = {
+    "jpg": ("jpeg", "jpe", "jfif"),
+    "png": (),
+    "webp": (),
+    "bmp": ("dib",),
+    "gif": (),
+    "tiff": ("tif",),
+    "ppm": ("pgm", "pbm", "pnm"),
+}
+IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.values())
+
+_PILLOW_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
+_ORIENTATION_TAG = 0x0112
+_STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
+_SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+EXIF_HEAD = b"Exif\0\0"
+_XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
+# Bytes of one value, by its TIFF type.
+_TIFF_UNITS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+_TIFF_SHORT = 3
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
+_PNG_ORIENTED_TEXTS = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+
+
+class ImageInfo(NamedTuple):
+    """An image's header.
+
+    Attributes:
+        extension: File extension of its format: "jpg", "png", "webp", "bmp", "gif", "tiff" or "ppm".
+        width_px: Width as stored, before orientation.
+        height_px: Height as stored, before orientation.
+        orientation: EXIF orientation 1-8, as ``PIL.ImageOps.exif_transpose`` finds it in EXIF or XMP. 1 if there is
+            none, if it is out of range, if the EXIF data can't be read (``exif_transpose`` fails then), and for TIFF,
+            which Pillow turns upright while loading it; the size is then the upright one.
+    """
+
+    extension: str
+    width_px: int
+    height_px: int
+    orientation: int
+
+
+def is_image_field(field: str) -> bool:
+    """Returns whether a WebDataset field name ("jpg", "left.png") holds an image by its last extension."""
+    return field.rpartition(".")[2].lower() in IMAGE_EXTENSIONS
+
+
+def image_info(data: bytes) -> ImageInfo:
+    """Reads an encoded image's header.
+
+    Args:
+        data: The whole file.
+
+    Raises:
+        ValueError: with the reason why it is no readable image.
+    """
+    if not data:
+        raise ValueError("empty file")
+    if data[:2] == b"\xff\xd8":
+        return _jpeg_info(data)
+    if data[:8] == _PNG_SIGNATURE and data[12:16] == b"IHDR" and len(data) >= 33:
+        oriented = _png_oriented(data)
+        if oriented is None:
+            width, height = struct.unpack_from(">II", data, 16)
+            return _checked("png", width, height, 1)
+        return _pillow_info(data, whole=oriented)
+    return _pillow_info(data)
+
+
+def check_complete(data: bytes, info: ImageInfo) -> None:
+    """Checks that an encoded image was not cut off.
+
+    A JPEG by its end marker and a PNG by its chunks' checksums, which needs no decoding; if these are wrong, and for
+    other formats, by decoding the image.
+
+    Raises:
+        ValueError: with the fault.
+    """
+    if info.extension == "jpg" and jpeg_has_end(data):
+        return
+    if info.extension == "png" and _png_is_whole(data):
+        return
+    from PIL import Image
+
+    try:
+        with quiet_pillow(), Image.open(io.BytesIO(data)) as image:
+            image.load()
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise ValueError(f"truncated or damaged {info.extension}: {error}") from None
+
+
+def jpeg_has_end(data: bytes) -> bool:
+    """Returns whether a JPEG whose header can be read has its end marker."""
+    return data[-2:] == b"\xff\xd9" or data.rfind(b"\xff\xd9", _scan_start(data)) > 0
+
+
+def _png_is_whole(data: bytes) -> bool:
+    """Returns whether all chunks up to the end marker are present with the right checksums."""
+    position = 8
+    while position + 12 <= len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        end = position + 8 + length
+        if end + 4 > len(data) or zlib.crc32(data[position + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return False
+        if data[position + 4 : position + 8] == b"IEND":
+            return True
+        position = end + 4
+    return False
+
+
+def _checked(extension: str, width: int, height: int, orientation: int) -> ImageInfo:
+    if width < 1 or height < 1:
+        raise ValueError(f"damaged {extension} header: size {width}x{height}")
+    return ImageInfo(extension, width, height, orientation if 1 <= orientation <= 8 else 1)
+
+
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields the code and the position of each marker with a segment, up to the first scan's header or an end marker.
+
+    Bytes between segments, which some cameras pad with, are skipped, as libjpeg and Pillow do it.
+    """
+    position = data.find(b"\xff", 2)
+    while 0 <= position <= len(data) - 4:
+        marker = data[position + 1]
+        if marker == 0xFF:  # fill byte
+            position += 1
+            continue
+        if marker == 0 or marker in _STANDALONE_MARKERS:
+            position = data.find(b"\xff", position + 2)
+            continue
+        yield marker, position
+        if marker in (0xD9, 0xDA):
+            return
+        position = data.find(b"\xff", _segment_end(data, position))
+
+
+def _segment_end(data: bytes, position: int) -> int:
+    return position + 2 + (data[position + 2] << 8 | data[position + 3])
+
+
+def _jpeg_info(data: bytes) -> ImageInfo:
+    size: tuple[int, int] | None = None
+    exif: list[bytes] = []
+    xmp: bytes | None = None
+    for marker, position in _jpeg_segments(data):
+        end = _segment_end(data, position)
+        if marker in (0xD9, 0xDA):
+            if size is None:
+                raise ValueError(f"damaged jpg: no frame header before byte {position}")
+            return _checked("jpg", *size, jpeg_orientation(exif, xmp))
+        if marker in _SOF_MARKERS:
+            if end - position < 10 or position + 9 > len(data):
+                break
+            height, width = struct.unpack_from(">HH", data, position + 5)
+            size = size or (width, height)
+        elif marker == 0xE1:
+            if data.startswith(EXIF_HEAD, position + 4):
+                exif.append(data[position + 4 : end])
+            elif data.startswith(_XMP_HEAD, position + 4):
+                xmp = data[position + 4 + len(_XMP_HEAD) : end]
+    raise ValueError("truncated jpg: ends inside its header")
+
+
+def _scan_start(data: bytes) -> int:
+    """Returns the position of the first scan's entropy-coded data: an end marker before it is a thumbnail's."""
+    return next((_segment_end(data, at) for marker, at in _jpeg_segments(data) if marker == 0xDA), len(data))
+
+
+def is_plain_jpeg(data: bytes) -> bool:
+    """Returns whether a JPEG whose header can be read is gray or YCbCr, 8 bits, Huffman-coded and without padding.
+
+    Every JPEG decoder decodes these alike.
+    """
+    end, adobe_rgb = 2, False
+    for marker, position in _jpeg_segments(data):
+        if data[end:position].strip(b"\xff"):
+            return False
+        end = _segment_end(data, position)
+        if marker == 0xEE and data.startswith(b"Adobe", position + 4) and end - position >= 16:
+            adobe_rgb = data[position + 15] == 0
+        elif marker in _SOF_MARKERS:
+            components = data[position + 9]
+            ids = bytes(data[position + 10 : position + 10 + 3 * components : 3])
+            is_color = components == 3 and not adobe_rgb and ids != b"RGB"
+            return marker in (0xC0, 0xC1, 0xC2) and data[position + 4] == 8 and (components == 1 or is_color)
+    return False
+
+
+def jpeg_orientation(exif: list[bytes], xmp: bytes | None) -> int:
+    """Returns the orientation that Pillow finds in a JPEG.
+
+    Args:
+        exif: The payloads of its EXIF segments, each with its "Exif" head.
+        xmp: Its last XMP packet, if it has one.
+
+    Returns:
+        1 to 8.
+    """
+    if not exif and xmp is None:
+        return 1
+    if len(exif) == 1:
+        found = _plain_orientation(exif[0][len(EXIF_HEAD) :])
+        if found is not None and (found or xmp is None):
+            return found or 1
+    from PIL import Image
+
+    image = Image.new("1", (1, 1))
+    if exif:  # Pillow takes the first segment, followed by the others
+        image.info["exif"] = exif[0] + b"".join(segment[len(EXIF_HEAD) :] for segment in exif[1:])
+    if xmp is not None:
+        image.info["xmp"] = xmp
+    with quiet_pillow():
+        return _orientation_of(image)
+
+
+def _plain_orientation(tiff: bytes) -> int | None:
+    """Returns the orientation tag in an EXIF block's first directory; 0 without one, None if Pillow must look."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
+    if order is None or len(tiff) < 10:
+        return None
+    (start,) = struct.unpack_from(order + "I", tiff, 4)
+    if start + 2 > len(tiff):
+        return None
+    (count,) = struct.unpack_from(order + "H", tiff, start)
+    if start + 2 + 12 * count > len(tiff):
+        return None
+    orientation = 0
+    for entry in range(start + 2, start + 2 + 12 * count, 12):
+        tag, kind, values, offset = struct.unpack_from(order + "HHII", tiff, entry)
+        if tag == _ORIENTATION_TAG:
+            if kind != _TIFF_SHORT or values != 1:
+                return None
+            (orientation,) = struct.unpack_from(order + "H", tiff, entry + 8)
+            if not 1 <= orientation <= 8:
+                return None
+        size = _TIFF_UNITS.get(kind, 0) * values
+        if size > 4 and offset + size > len(tiff):  # Pillow reads no further
+            return None
+    return orientation
+
+
+def _orientation_of(image: Image.Image) -> int:
+    """Returns the orientation that Pillow finds in an image's EXIF data, or else in its XMP packet."""
+    from PIL import Image
+
+    try:
+        # Not the override for PNG, which decodes the image where it has no eXIf chunk.
+        value: Any = Image.Image.getexif(image).get(_ORIENTATION_TAG, 1)
+    except Exception:  # Pillow raises nearly every kind on damaged data
+        return 1
+    return next((known for known in range(1, 9) if known == value), 1)
+
+
+def _png_oriented(data: bytes) -> bool | None:
+    """Returns None if no chunk of a PNG can hold an orientation, else whether one is behind the pixels or damaged."""
+    position, oriented, has_pixels = 8, False, False
+    while position + 12 <= len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        kind = data[position + 4 : position + 8]
+        if kind == b"IEND":
+            return False if oriented else None
+        has_pixels = has_pixels or kind == b"IDAT"
+        if kind == b"eXIf" or (kind in _PNG_TEXTS and data.startswith(_PNG_ORIENTED_TEXTS, position + 8)):
+            if has_pixels:
+                return True
+            oriented = True
+        position += 12 + length
+    return False if oriented else None
+
+
+def _pillow_info(data: bytes, *, whole: bool = False) -> ImageInfo:
+    """Reads the header with Pillow; ``whole``: of a PNG whose chunks behind the pixels count."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with quiet_pillow(), Image.open(io.BytesIO(data), formats=list(_PILLOW_FORMATS)) as image:
+            if whole and image.width * image.height <= MAX_PIXELS:
+                image.load()
+            # Pillow turns a TIFF upright as it loads it, and gives the size after that.
+            orientation = 1 if image.format == "TIFF" else _orientation_of(image)
+            return _checked(_PILLOW_FORMATS[str(image.format)], image.width, image.height, orientation)
+    except UnidentifiedImageError:
+        raise ValueError(f"not an image: starts with {data[:8]!r}") from None
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise ValueError(f"damaged image: {error}") from None
+
+
+def clipped_warning(images: int) -> str:
+    """Returns the warning for a number of images, at least one, that lost range: more than 8 bits a sample."""
+    return (
+        f"{count(images, 'image')} of more than 8 bits a sample clipped to 0-255, as Pillow does it: integers above "
+        "255 become 255, floats lose their fraction; convert them to 8 bits first, or leave them out with "
+        "`feeder shard --reject-deep`"
+    )
+
+
+_quiet_lock = threading.Lock()
+_quiet_depth = 0
+_quiet_context: warnings.catch_warnings[Any] | None = None
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Silences Pillow's warnings about odd files, for all threads inside at the same time.
+
+    ``warnings.catch_warnings`` restores the filters that it found, so of overlapping threads only the first may enter
+    it, and only the last may leave it.
+    """
+    global _quiet_context, _quiet_depth
+    with _quiet_lock:
+        _quiet_depth += 1
+        if _quiet_depth == 1:
+            _quiet_context = warnings.catch_warnings()
+            _quiet_context.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+    try:
+        yield
+    finally:
+        with _quiet_lock:
+            _quiet_depth -= 1
+            if _quiet_depth == 0 and _quiet_context is not None:
+                _quiet_context.__exit__(None, None, None)
+                _quiet_context = None

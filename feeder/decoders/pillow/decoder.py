@@ -1,0 +1,278 @@
+"""The reference backend: Pillow decodes, and the ops run one by one, as in torchvision."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, check_batch, check_options
+from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
+from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
+from feeder.transforms.choice import Branches
+from feeder.transforms.values import compose_affine
+
+__all__ = ["PillowDecoder", "is_clipped"]
+
+# No other format is opened: some of Pillow's start other programs (EPS), others are rarely tested.
+# (MPO, several JPEGs in a file, opens as JPEG.)
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+
+# EXIF orientation -> the operation that makes the stored image upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+_VALUE_OPS = (ToDtype, Normalize)
+
+_NPY_MAGIC = b"\x93NUMPY"
+
+
+class PillowDecoder(Decoder):
+    """Decodes with Pillow (or pillow-simd) in the calling thread.
+
+    Args:
+        max_pixels: Larger images, before or after any op, are refused. Pillow's own limit,
+            ``2 * PIL.Image.MAX_IMAGE_PIXELS``, applies as well.
+        threads: Accepted like every backend does; this one uses the calling thread only.
+        fidelity: Accepted like every backend does; this one is the reference in any case.
+
+    Attributes:
+        spent_ns: int64 [N, 3], nanoseconds that each image of the last call took in decode, transform and write.
+        clipped: Number of images in the last call that lost range, as their samples have more than 8 bits.
+    """
+
+    name = "pillow"
+    spent_ns: npt.NDArray[np.int64]
+    fused: Mapping[str, str] = {}
+
+    def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
+        check_options(max_pixels, threads, fidelity)
+        self.max_pixels = max_pixels
+        self.spent_ns = np.zeros((0, 3), np.int64)
+        self.clipped = 0
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuses a recipe with an op that is not feeder's.
+
+        Raises:
+            BackendError: naming the op.
+        """
+        is_float = False
+        for op in recipe.ops:
+            is_float = is_float or (isinstance(op, _VALUE_OPS) and not _keeps_uint8(op))
+            known: Any = ARRAY_OPS if is_float else IMAGE_OPS
+            ops = (op, *op.inner_ops) if isinstance(op, Branches) else (op,)
+            unknown = [each for each in ops if not isinstance(each, _VALUE_OPS) and type(each) not in known]
+            if unknown:
+                raise BackendError(
+                    f"backend 'pillow' can't run {type(unknown[0]).__name__}, which is no op of feeder.transforms; "
+                    "wrap a function of your own in feeder.transforms.Lambda"
+                )
+
+    def decode(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
+        check_batch(buffers, orientations, recipe, draws, out)
+        errors: list[DecodeError | None] = []
+        self.spent_ns = np.zeros((len(buffers), 3), np.int64)
+        self.clipped = 0
+        clock = time.perf_counter_ns
+        with quiet_pillow():
+            for row, buffer in enumerate(buffers):
+                try:
+                    started = clock()
+                    image = self._upright(buffer, int(orientations[row]), draws, row)
+                    decoded = clock()
+                    result = self._run(image, recipe, draws, row, 0)
+                    transformed = clock()
+                    self._store(result, recipe, out[row])
+                    self.spent_ns[row] = decoded - started, transformed - decoded, clock() - transformed
+                    errors.append(None)
+                except DecodeError as error:
+                    errors.append(error)
+        return errors
+
+    def finish(
+        self,
+        base: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        row: int,
+        out: npt.NDArray[np.generic],
+    ) -> None:
+        """Runs the ops after the base path on an image from another backend.
+
+        Args:
+            base: uint8 [H, W, 3], 0-255: the base path's output, C-contiguous.
+            recipe: The ops.
+            draws: Drawn parameters.
+            row: The image's row in the draws.
+            out: [3, H', W'] of ``recipe.storage_dtype``.
+
+        Raises:
+            DecodeError: if an op can't be done on this image.
+        """
+        self._store(self._run(Image.fromarray(base), recipe, draws, row, recipe.base_length), recipe, out)
+
+    def _upright(self, buffer: Buffer, orientation: int, draws: Draws, row: int) -> Image.Image:
+        """Returns the whole image as RGB (like torchvision's ``pil_loader``) and upright."""
+        if not buffer:
+            raise DecodeError("empty file; expected an encoded image")
+        image: Image.Image
+        try:
+            image, turn = self._open(buffer, orientation)
+            if turn is not None:
+                image = image.transpose(turn)
+        except DecodeError:
+            raise
+        except UnidentifiedImageError:
+            raise DecodeError(f"not an image that Pillow can read; starts with {bytes(buffer[:8])!r}") from None
+        except Exception as error:  # Pillow raises nearly every kind on damaged files
+            raise DecodeError(f"Pillow: {str(error) or type(error).__name__}") from None
+        height, width = (int(side) for side in draws.image_size[row])
+        if image.size != (width, height):
+            raise DecodeError(
+                f"the index says {width}x{height} pixels (width x height, upright), the image has "
+                f"{image.width}x{image.height}; run `feeder index` again if the shards have changed"
+            )
+        return image
+
+    def _open(self, buffer: Buffer, orientation: int) -> tuple[Image.Image, Image.Transpose | None]:
+        """Returns the stored image as RGB, and the operation that makes it upright."""
+        if bytes(buffer[:6]) == _NPY_MAGIC:
+            pixels = _npy_pixels(buffer)
+            self._check_pixels("the array", pixels.shape[1], pixels.shape[0])
+            return Image.fromarray(pixels).convert("RGB"), _UPRIGHT.get(orientation)
+        with Image.open(io.BytesIO(buffer), formats=_FORMATS) as stored:
+            self._check_pixels("the image", stored.width, stored.height)
+            # Pillow itself turns TIFF images upright while it loads them.
+            turn = None if stored.format == "TIFF" else _UPRIGHT.get(orientation)
+            self.clipped += is_clipped(stored)
+            return stored.convert("RGB"), turn
+
+    def _check_pixels(self, what: str, width: int, height: int) -> None:
+        if width * height > self.max_pixels:
+            most = f"max_pixels={self.max_pixels}"
+            raise DecodeError(f"{what} has {width}x{height} pixels, more than {most}; make it smaller")
+
+    def _run(self, image: Image.Image, recipe: Recipe, draws: Draws, row: int, start: int) -> Image.Image | FloatImage:
+        """Runs the ops from number ``start`` on, and returns an RGB image, or float32 [3, H, W] after ToDtype."""
+        current: Image.Image | FloatImage = image
+        steps = zip(recipe.ops[start:], draws.ops[start:], strict=True)
+        for is_values, group in itertools.groupby(steps, key=lambda step: isinstance(step[0], _VALUE_OPS)):
+            if is_values:
+                values = tuple(op for op, _ in group if not _keeps_uint8(op))
+                if not values:
+                    pass
+                elif isinstance(current, np.ndarray):
+                    scale, bias = compose_affine(values, is_float=True)
+                    current = current * scale[:, None, None] + bias[:, None, None]
+                else:
+                    current = _through_table(current, _table(values))
+                continue
+            for op, params in group:
+                sample = {name: column[row] for name, column in params.items()}
+                if isinstance(current, np.ndarray):
+                    current = ARRAY_OPS[type(op)](current, op, sample)
+                else:
+                    if "resized_height" in sample:
+                        self._check_pixels(
+                            type(op).__name__, int(sample["resized_width"]), int(sample["resized_height"])
+                        )
+                    if "padding" in sample:
+                        left, top, right, bottom = sample["padding"].tolist()
+                        self._check_pixels(
+                            type(op).__name__, current.width + left + right, current.height + top + bottom
+                        )
+                    current = IMAGE_OPS[type(op)](current, op, sample)
+        return current
+
+    def _store(self, result: Image.Image | FloatImage, recipe: Recipe, out: npt.NDArray[np.generic]) -> None:
+        array = result if isinstance(result, np.ndarray) else np.asarray(result).transpose(2, 0, 1)
+        if array.shape != out.shape:
+            raise ArgumentError(
+                f"out must be {list(array.shape)} (channels, height, width) for this image, got {list(out.shape)}; "
+                "end the recipe with a size that doesn't depend on the image"
+            )
+        if recipe.output_dtype == "bfloat16":
+            out[...] = bfloat16_bits(array)
+        else:
+            out[...] = array
+
+
+def is_clipped(image: Image.Image) -> bool:
+    """Returns whether an image loses range in RGB: floats, and integers outside 0-255."""
+    if image.mode == "F":
+        return True
+    if not image.mode.startswith("I"):
+        return False
+    samples = np.asarray(image)  # Pillow's own getextrema() does not take all of these modes
+    return bool(samples.min() < 0 or samples.max() > 255)
+
+
+def _npy_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
+    """Returns an .npy file's pixels, uint8 [H, W, 3] or [H, W]. Memory is sized by the file, never by its header."""
+    file = io.BytesIO(buffer)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(file)
+    pixels = np.frombuffer(buffer, np.uint8, offset=file.tell())
+    is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
+    if dtype != np.uint8 or is_fortran or not is_image or min(shape) < 1 or math.prod(shape) != pixels.size:
+        raise DecodeError(
+            f"expected an .npy of uint8 [H, W, 3] or [H, W], got {dtype} {list(shape)} and {pixels.size} bytes"
+        )
+    return pixels.reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _table(values: tuple[Op, ...]) -> FloatImage:
+    """Returns float32 [3, 256]: the output of every pixel value."""
+    scale, bias = compose_affine(values, is_float=False)
+    return np.arange(256, dtype=np.float32) * scale[:, None] + bias[:, None]
+
+
+def _through_table(image: Image.Image, table: FloatImage) -> FloatImage:
+    """Returns float32 [3, H, W]; a table is faster than arithmetic, and rounds alike on every CPU."""
+    pixels = np.asarray(image)
+    array = np.empty((3, *pixels.shape[:2]), np.float32)
+    for channel in range(3):
+        np.take(table[channel], pixels[:, :, channel], out=array[channel], mode="clip")
+    return array
+
+
+def _keeps_uint8(op: Op) -> bool:
+    return isinstance(op, ToDtype) and op.dtype == "uint8"
+
+
+def bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    """Returns the upper halves of float32 numbers, rounded to nearest even."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet_nan = bits >> np.uint32(16) | np.uint32(0x40)
+    halves: npt.NDArray[np.uint16] = np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
+    return halves

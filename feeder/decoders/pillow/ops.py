@@ -1,0 +1,342 @@
+"""Every op of :mod:`feeder.transforms` on a Pillow image or, after ToDtype, on a float array: the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageEnhance, ImageOps
+
+from feeder import transforms as T
+from feeder.decoders.op_math import affine_matrix, augmentation_affine, blur_weights, perspective_matrix
+from feeder.errors import ArgumentError, DecodeError
+from feeder.order.random import uniform
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
+from feeder.transforms.choice import Branches
+from feeder.transforms.photometric import COLOR_STEPS
+
+__all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row"]
+
+# One sample's drawn parameters by name.
+Row = Mapping[str, Any]
+
+# float32 [3, H, W].
+FloatImage = npt.NDArray[np.float32]
+
+_RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "nearest-exact": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+_Warp = Literal[Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC]
+_WARPS: dict[str, _Warp] = {
+    "nearest": Image.Resampling.NEAREST,
+    "nearest-exact": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+def _window(image: Image.Image, row: Row) -> Image.Image:
+    """Returns the drawn window; Pillow fills the part outside the image with zeros."""
+    top, left, height, width = (int(row[name]) for name in ("top", "left", "height", "width"))
+    return image.crop((left, top, left + width, top + height))
+
+
+def _resize(image: Image.Image, interpolation: str, row: Row) -> Image.Image:
+    size = int(row["resized_width"]), int(row["resized_height"])
+    return image if size == image.size else image.resize(size, _RESAMPLING[interpolation])
+
+
+def _random_resized_crop(image: Image.Image, op: T.RandomResizedCrop, row: Row) -> Image.Image:
+    return _resize(_window(image, row), op.interpolation, row)
+
+
+def _resize_op(image: Image.Image, op: T.Resize, row: Row) -> Image.Image:
+    return _resize(image, op.interpolation, row)
+
+
+def _center_crop(image: Image.Image, op: T.CenterCrop, row: Row) -> Image.Image:
+    return _window(image, row)
+
+
+def _pad_image(
+    image: Image.Image, padding: tuple[int, int, int, int], fill: tuple[int, int, int], padding_mode: str
+) -> Image.Image:
+    left, top, right, bottom = padding
+    if padding_mode == "constant":
+        padded = Image.new("RGB", (image.width + left + right, image.height + top + bottom), fill)
+        padded.paste(image, (left, top))
+        return padded
+    mode: Any = padding_mode
+    return Image.fromarray(np.pad(np.asarray(image), ((top, bottom), (left, right), (0, 0)), mode=mode))
+
+
+def _pad(image: Image.Image, op: T.Pad, row: Row) -> Image.Image:
+    return _pad_image(image, op.padding, op.fill, op.padding_mode)
+
+
+def _zoom_out(image: Image.Image, op: T.RandomZoomOut, row: Row) -> Image.Image:
+    left, top, right, bottom = (int(side) for side in row["padding"])
+    return _pad_image(image, (left, top, right, bottom), op.fill, "constant")
+
+
+def _random_crop(image: Image.Image, op: T.RandomCrop, row: Row) -> Image.Image:
+    if "padding" in row:
+        left, top, right, bottom = (int(side) for side in row["padding"])
+        image = _pad_image(image, (left, top, right, bottom), op.fill, op.padding_mode)
+    if image.height < op.size[0] or image.width < op.size[1]:
+        raise DecodeError(
+            f"RandomCrop of {op.size[0]}x{op.size[1]} (height x width) is larger than the image, "
+            f"{image.height}x{image.width}; resize first, or set pad_if_needed=True"
+        )
+    return _window(image, row)
+
+
+def _rotate(image: Image.Image, op: T.RandomRotation, row: Row) -> Image.Image:
+    return image.rotate(float(row["angle"]), _WARPS[op.interpolation], op.expand, op.center, fillcolor=op.fill)
+
+
+def _random_affine(image: Image.Image, op: T.RandomAffine, row: Row) -> Image.Image:
+    return _affine(
+        image,
+        op.interpolation,
+        op.fill,
+        angle=float(row["angle"]),
+        shift=(float(row["shift_x"]), float(row["shift_y"])),
+        scale=float(row["scale"]),
+        shear=(float(row["shear_x"]), float(row["shear_y"])),
+        center=op.center,
+    )
+
+
+def _affine(image: Image.Image, interpolation: str, fill: tuple[int, int, int], **options: Any) -> Image.Image:
+    """Warps an image, with the options of :func:`feeder.decoders.op_math.affine_matrix`."""
+    matrix = affine_matrix(image.width, image.height, **options)
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
+
+
+def _perspective(image: Image.Image, op: T.RandomPerspective, row: Row) -> Image.Image:
+    matrix = perspective_matrix(image.width, image.height, row["corners"].tolist()) if row["distort"] else None
+    if matrix is None:
+        return image
+    method, resample = Image.Transform.PERSPECTIVE, _WARPS[op.interpolation]
+    return image.transform(image.size, method, matrix, resample=resample, fillcolor=op.fill)
+
+
+def _color_jitter(image: Image.Image, op: T.ColorJitter, row: Row) -> Image.Image:
+    for step in row["order"]:
+        name = COLOR_STEPS[step]
+        if name in row:
+            image = _ADJUSTMENTS[name](image, float(row[name]))
+    return image
+
+
+def _shift_hue(image: Image.Image, turns: float) -> Image.Image:
+    hue, saturation, value = image.convert("HSV").split()
+    # The shift wraps around in uint8.
+    shift = int(turns * 255) % 256
+    return Image.merge("HSV", (hue.point([(i + shift) % 256 for i in range(256)]), saturation, value)).convert("RGB")
+
+
+_ADJUSTMENTS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+    "saturation": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+    "hue": _shift_hue,
+}
+
+
+def _grayscale(image: Image.Image) -> Image.Image:
+    gray = image.convert("L")
+    return Image.merge("RGB", (gray, gray, gray))
+
+
+def _blur(image: Image.Image, op: T.GaussianBlur, row: Row) -> Image.Image:
+    blurred = np.asarray(image).astype(np.float32)
+    for axis, size in ((1, op.kernel_size[0]), (0, op.kernel_size[1])):
+        kernel = blur_weights(size, float(row["sigma"]))
+        padding = [(0, 0), (0, 0), (0, 0)]
+        padding[axis] = (size // 2, size // 2)
+        padded = np.pad(blurred, padding, mode="reflect")
+        length = blurred.shape[axis]
+        blurred = sum(
+            weight * np.take(padded, range(start, start + length), axis=axis) for start, weight in enumerate(kernel)
+        )
+    return Image.fromarray(np.rint(blurred).astype(np.uint8))
+
+
+def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.NDArray[Any]:
+    if not row["erase"]:
+        return array
+    top, left, height, width = (int(row[name]) for name in ("i", "j", "h", "w"))
+    erased = array.copy()
+    window = erased[:, top : top + height, left : left + width]
+    if op.value is None:
+        # Box and Muller: two uniform numbers make a normal one.
+        u = uniform(int(row["key"]), 0, np.arange(window.size), 0, 2)
+        noise = np.sqrt(-2.0 * np.log1p(-u[:, 0])) * np.cos(2.0 * np.pi * u[:, 1])
+        window[...] = noise.reshape(window.shape)
+    else:
+        value = np.array(op.value)
+        window[...] = (np.clip(value, 0, 255) if array.dtype == np.uint8 else value)[:, None, None]
+    changed: npt.NDArray[Any] = erased
+    return changed
+
+
+@contextlib.contextmanager
+def _seeded(key: int) -> Iterator[None]:
+    """Seeds the global generators with a key of 64 bits, and restores them afterwards."""
+    torch = sys.modules.get("torch")  # code that has not imported it does not draw from it
+    numbers, arrays = random.getstate(), np.random.get_state()
+    tensors = None if torch is None else torch.default_generator.get_state()
+    random.seed(key)
+    np.random.seed([key & 0xFFFFFFFF, key >> 32])
+    if torch is not None:
+        torch.default_generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        random.setstate(numbers)
+        np.random.set_state(arrays)
+        if torch is not None:
+            torch.default_generator.set_state(tensors)
+
+
+def _call_array(array: npt.NDArray[Any], op: T.Lambda, row: Row) -> npt.NDArray[Any]:
+    had_torch = "torch" in sys.modules
+    with _seeded(int(row["key"])):
+        result: Any = op.lambd(np.array(array, order="C"))
+    if not had_torch and "torch" in sys.modules:  # imported inside: its numbers were not keyed yet
+        with _seeded(int(row["key"])):
+            result = op.lambd(np.array(array, order="C"))
+    if not isinstance(result, np.ndarray) or result.shape != array.shape or result.dtype != array.dtype:
+        got = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else repr(type(result))
+        raise ArgumentError(
+            f"the function of Lambda must return an array of {array.dtype} {list(array.shape)}, as it got, got {got}"
+        )
+    checked: npt.NDArray[Any] = result
+    return checked
+
+
+def _as_array(change: Callable[[npt.NDArray[Any], Any, Row], npt.NDArray[Any]]) -> Callable[..., Image.Image]:
+    """Returns an op on images, from one on [3, H, W] arrays."""
+
+    def run(image: Image.Image, op: T.Op, row: Row) -> Image.Image:
+        array = change(np.asarray(image).transpose(2, 0, 1), op, row)
+        return Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)))
+
+    return run
+
+
+def _posterize(image: Image.Image, bits: int) -> Image.Image:
+    return image.point([i & (0xFF00 >> bits) for i in range(256)] * 3)
+
+
+def _solarize(image: Image.Image, threshold: float) -> Image.Image:
+    return image.point([i if i < threshold else 255 - i for i in range(256)] * 3)
+
+
+def _if_drawn(change: Callable[[Image.Image, Any], Image.Image]) -> Callable[[Image.Image, Any, Row], Image.Image]:
+    """Returns how to run a :class:`feeder.transforms.op.ProbabilityOp`."""
+    return lambda image, op, row: change(image, op) if row[op.drawn_name] else image
+
+
+_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide
+
+
+def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
+    for kind, magnitude in zip(row["kind"], row["magnitude"], strict=True):
+        image = _augment_once(image, op, AUGMENTATIONS[kind], float(magnitude))
+    return image
+
+
+def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: float) -> Image.Image:
+    options = augmentation_affine(kind, magnitude)
+    if options is not None:
+        return _affine(image, op.interpolation, op.fill, **options)
+    if kind == "Identity":
+        return image
+    if kind == "Rotate":
+        return image.rotate(magnitude, _WARPS[op.interpolation], fillcolor=op.fill)
+    if kind == "Posterize":
+        return _posterize(image, int(magnitude))
+    if kind == "Solarize":
+        return _solarize(image, 255.0 * magnitude)
+    if kind == "AutoContrast":
+        return ImageOps.autocontrast(image)
+    if kind == "Equalize":
+        return ImageOps.equalize(image)
+    if kind == "Invert":
+        return ImageOps.invert(image)
+    return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
+
+
+def _mix_chains(image: Image.Image, op: T.AugMix, row: Row) -> Image.Image:
+    weights = np.asarray(row["weights"], np.float32)
+    mixed = weights[0] * np.asarray(image, np.float32)
+    for weight, kind, magnitude in zip(weights[1:], row["kind"], row["magnitude"], strict=True):
+        augmented = _augment(image, op, {"kind": kind, "magnitude": magnitude})
+        mixed += weight * np.asarray(augmented, np.float32)
+    return Image.fromarray(mixed.astype(np.uint8))  # cut, not rounded, as torchvision does it
+
+
+def _branch(image: Image.Image, op: Branches, row: Row) -> Image.Image:
+    for is_drawn, steps in op.branches(row):
+        if is_drawn:
+            for each, params in steps:
+                image = IMAGE_OPS[type(each)](image, each, params)
+    return image
+
+
+def _flip_array(array: FloatImage, op: T.RandomHorizontalFlip, row: Row) -> FloatImage:
+    return array[:, :, ::-1] if row["flip"] else array
+
+
+IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
+    T.AugMix: _mix_chains,
+    T.AutoAugment: _augment,
+    T.CenterCrop: _center_crop,
+    T.ColorJitter: _color_jitter,
+    T.GaussianBlur: _blur,
+    T.Lambda: _as_array(_call_array),
+    T.Pad: _pad,
+    T.RandAugment: _augment,
+    T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
+    T.RandomAffine: _random_affine,
+    T.RandomApply: _branch,
+    T.RandomAutocontrast: _if_drawn(lambda image, _: ImageOps.autocontrast(image)),
+    T.RandomChoice: _branch,
+    T.RandomCrop: _random_crop,
+    T.RandomEqualize: _if_drawn(lambda image, _: ImageOps.equalize(image)),
+    T.RandomErasing: _as_array(_erase_array),
+    T.RandomGrayscale: _if_drawn(lambda image, _: _grayscale(image)),
+    T.RandomHorizontalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+    T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
+    T.RandomPerspective: _perspective,
+    T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
+    T.RandomResizedCrop: _random_resized_crop,
+    T.RandomRotation: _rotate,
+    T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
+    T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
+    T.RandomZoomOut: _zoom_out,
+    T.Resize: _resize_op,
+    T.TrivialAugmentWide: _augment,
+}
+
+ARRAY_OPS: dict[type[T.Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
+    T.Lambda: _call_array,
+    T.RandomErasing: _erase_array,
+    T.RandomHorizontalFlip: _flip_array,
+}

@@ -1,0 +1,135 @@
+"""Finds a decode backend by name."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
+from feeder.errors import ArgumentError, BackendError
+from feeder.transforms import Recipe
+
+__all__ = ["ENTRY_POINT_GROUP", "available_decoders", "dali_is_installed", "decoder_names", "get_decoder"]
+
+# Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes the
+# keyword arguments of `get_decoder` and returns a `feeder.decoders.decoder.Decoder`.
+ENTRY_POINT_GROUP = "feeder.decoders"
+
+_log = logging.getLogger(__name__)
+
+
+class BuiltIn(NamedTuple):
+    target: str
+    remedy: str
+
+
+BUILT_IN = {
+    "cpu": BuiltIn(
+        "feeder.decoders.native:CpuDecoder", "reinstall feeder-data with a C++20 compiler: pip install feeder-data"
+    ),
+    "dali": BuiltIn("feeder.decoders.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
+    "pillow": BuiltIn("feeder.decoders.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
+}
+
+# "auto" takes the first backend that is installed and can run the recipe. All ranks have the same packages and the
+# same recipe, so all choose alike; nothing is measured.
+_AUTO = ("cpu", "pillow")
+_AUTO_ON_CUDA = ("dali", *_AUTO)
+
+
+def decoder_names() -> tuple[str, ...]:
+    """Returns the names of all known backends, sorted, installed or not."""
+    return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+
+
+def available_decoders() -> tuple[str, ...]:
+    """Returns the names of the backends that can be made here, sorted."""
+    return tuple(name for name in decoder_names() if not isinstance(_make(name, {}), BackendError))
+
+
+def get_decoder(
+    name: str = "auto",
+    recipe: Recipe | None = None,
+    *,
+    threads: int = 1,
+    max_pixels: int = MAX_PIXELS,
+    fidelity: str = "fast",
+    device: str = "cpu",
+    gpu_memory_limit_bytes: int | None = None,
+    hw_decoder_load: float | None = None,
+) -> Decoder:
+    """Makes a backend. A backend named explicitly never falls back to another.
+
+    Args:
+        name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the first of these that is
+            installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native backend
+            "cpu", "pillow".
+        recipe: The recipe that the backend must be able to run.
+        threads: Number of threads for one batch.
+        max_pixels: Larger images are refused.
+        fidelity: "fast", or "exact" for Pillow's pixels to about one level.
+        device: Destination of the batches: "cpu", or a CUDA device. Only "dali" decodes on a GPU.
+        gpu_memory_limit_bytes: Limit for decoded images on the GPU, before they are cropped; None for no limit.
+        hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for the backend's default.
+
+    Raises:
+        ArgumentError: if there is no backend of that name.
+        BackendError: if it is not installed, with the remedy, or can't run the recipe.
+    """
+    check_options(max_pixels, threads, fidelity)
+    options: dict[str, Any] = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
+    on_device: dict[str, Any] = {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
+    on_device["hw_decoder_load"] = hw_decoder_load
+    if name == "dali":
+        options |= on_device
+    if name != "auto":
+        decoder = _make(name, options)
+        if isinstance(decoder, BackendError):
+            raise decoder
+        if recipe is not None:
+            decoder.check(recipe)
+        return decoder
+    reasons = []
+    candidates = _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO
+    for candidate in candidates:
+        try:
+            decoder = get_decoder(candidate, recipe, **options, **on_device)
+        except BackendError as error:
+            reasons.append(str(error))
+            continue
+        why = "".join(f"; {reason}" for reason in reasons)
+        passed_over = "dali" in candidates and candidate != "dali" and dali_is_installed()
+        level = logging.WARNING if passed_over else logging.INFO
+        _log.log(level, "backend 'auto' is '%s', the first of %s to run here%s", candidate, ", ".join(candidates), why)
+        return decoder
+    raise BackendError("no backend can run this recipe: " + "; ".join(reasons))
+
+
+def dali_is_installed() -> bool:
+    """Returns whether NVIDIA DALI is installed, without importing it; it may still not fit this machine."""
+    try:
+        return find_spec("nvidia.dali") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
+    """Returns the backend, or the error that says why it can't be made."""
+    points = tuple(entry_points(group=ENTRY_POINT_GROUP, name=name))
+    if name in BUILT_IN:
+        point = EntryPoint(name, BUILT_IN[name].target, ENTRY_POINT_GROUP)
+        remedy = BUILT_IN[name].remedy
+    elif points:
+        point = points[0]
+        remedy = f"repair or remove the package {point.dist.name if point.dist else point.value!r}"
+    else:
+        raise ArgumentError(f"backend must be 'auto' or one of {', '.join(decoder_names())}, got {name!r}")
+    try:
+        decoder: Decoder = point.load()(**options)
+    except (ImportError, AttributeError) as error:
+        return BackendError(f"backend {name!r} is not installed ({error}); {remedy}")
+    except BackendError as error:
+        return error
+    return decoder

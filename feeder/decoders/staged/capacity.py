@@ -1,0 +1,91 @@
+"""Memory that staged images and their decoder need, planned from a sample of the images."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decoders.staged.staged import ROW
+from feeder.order.permutation import permute
+
+__all__ = ["Capacity", "plan_capacity", "planning_sample"]
+
+_PEEK = 1024
+# The same where each sample is a file to open.
+_PEEK_AT_FILES = 64
+_GROUPS = 512
+_ALIGN = 64
+# Outliers have this many times the pixels of all but one image in a hundred, and at least this many.
+_OUTLIER_TIMES = 4
+_OUTLIER_LEAST = 4_000_000
+
+
+class Capacity(NamedTuple):
+    """The plan.
+
+    Attributes:
+        share_bytes: Bytes of a slot for each staged image; a multiple of 64.
+        outlier_pixels: Images with more stored pixels are better decoded by the CPU backend.
+        preallocate: (height, width) that all but one JPEG in a hundred fit in, outliers aside; None without JPEGs.
+    """
+
+    share_bytes: int
+    outlier_pixels: int
+    preallocate: tuple[int, int] | None
+
+
+class Known(Protocol):
+    """Facts of N images that need no decoding: see :class:`feeder.dataset.reader.Peek`."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def is_jpeg(self) -> npt.NDArray[np.bool_]: ...
+
+
+def planning_sample(samples: int, *, in_shards: bool) -> npt.NDArray[np.int64]:
+    """Returns the samples to plan from, int64 [N]; the same for the same dataset.
+
+    Args:
+        samples: Number of samples in the dataset.
+        in_shards: Whether an index has their facts; otherwise each is a file to open, and fewer are taken.
+    """
+    count = min(samples, _PEEK if in_shards else _PEEK_AT_FILES)
+    return permute(np.arange(count), samples, 0) if samples else np.zeros(0, np.int64)
+
+
+def plan_capacity(found: Known, size: tuple[int, int], part_rows: int) -> Capacity:
+    """Plans the memory for staged images.
+
+    Args:
+        found: A sample of the images, see :func:`planning_sample`.
+        size: (height, width) of the output: images that the trainer's decoder does not decode travel as pixels.
+        part_rows: Number of images that share their memory, at least 1.
+    """
+    pixels_bytes = 3 * size[0] * size[1]
+    if not len(found.lengths):
+        return Capacity(_aligned(ROW.itemsize + pixels_bytes), _OUTLIER_LEAST, None)
+    pixels = found.sizes.prod(axis=1)
+    usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
+    outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))
+    decoded_there = found.is_jpeg & (pixels <= outlier)
+    needs = np.where(decoded_there, found.lengths, pixels_bytes)
+    # Images of a part share their memory, so the largest likely sum counts, not the largest image. Cuts take even less;
+    # what does not fit travels another way.
+    sums = np.random.default_rng(0).choice(needs, (_GROUPS, part_rows)).sum(axis=1)
+    share = ROW.itemsize + -(-int(sums.max()) // part_rows)
+    largest = None
+    if decoded_there.any():
+        height, width = np.quantile(found.sizes[decoded_there], 0.99, axis=0, method="lower")
+        largest = (int(height), int(width))
+    return Capacity(_aligned(share), outlier, largest)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

@@ -1,0 +1,133 @@
+"""A batch of encoded images, as a worker hands it to a decoder in the trainer. Needs neither torch nor DALI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decoders.decoder import Buffer
+from feeder.errors import ArgumentError
+
+__all__ = ["ROW", "Kind", "Staged", "by_size"]
+
+# The offset of a payload that did not fit.
+_ELSEWHERE = -1
+
+
+class Kind(IntEnum):
+    """Content of a staged row."""
+
+    JPEG = 0
+    """A JPEG to be decoded, cropped and resized."""
+    PIXELS = 1
+    """uint8 [H, W, 3] of the output's size, turned already."""
+    FAILED = 2
+    """Nothing."""
+
+
+# One row a sample. Boxes are (left, top, right, bottom) in stored pixels of the payload's image; size is the (height,
+# width) to resize to, before the turn; offset and length say where a packed batch has the payload.
+ROW = np.dtype(
+    [
+        ("kind", "u1"),
+        ("turn", "u1"),
+        ("size", "i4", 2),
+        ("window", "i4", 4),
+        ("source", "f8", 4),
+        ("offset", "i8"),
+        ("length", "i8"),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """A batch that waits for its decoder in the trainer: encoded images, cut and checked, with their boxes.
+
+    Args:
+        rows: [N] of :data:`ROW`.
+        payloads: The bytes of each row, as its kind says.
+    """
+
+    rows: npt.NDArray[np.void]
+    payloads: list[Buffer]
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that :meth:`pack` needs to leave no payload over."""
+        return int(self.rows.nbytes) + sum(map(len, self.payloads))
+
+    def pack(self, memory: npt.NDArray[np.uint8]) -> dict[int, Buffer]:
+        """Writes the batch to memory: the rows, then the payloads that fit.
+
+        Args:
+            memory: uint8, aligned to 8 bytes, large enough for the rows at least.
+
+        Returns:
+            The payloads that did not fit, by row.
+
+        Raises:
+            ArgumentError: if not even the rows fit; nothing was written then.
+        """
+        offset = int(self.rows.nbytes)
+        if offset > len(memory):
+            raise ArgumentError(f"{len(self)} staged rows take {offset} bytes, the slot has {len(memory)}")
+        rows = memory[:offset].view(ROW)
+        rows[:] = self.rows
+        left_over: dict[int, Buffer] = {}
+        for row, payload in enumerate(self.payloads):
+            end = offset + len(payload)
+            if end > len(memory):
+                left_over[row] = payload
+                rows["offset"][row], rows["length"][row] = _ELSEWHERE, 0
+                continue
+            memory[offset:end] = np.frombuffer(payload, np.uint8)
+            rows["offset"][row], rows["length"][row] = offset, len(payload)
+            offset = end
+        return left_over
+
+    @classmethod
+    def unpack(cls, memory: npt.NDArray[np.uint8], count: int, left_over: Mapping[int, Buffer] | None = None) -> Staged:
+        """Returns the batch that :meth:`pack` wrote; its payloads are views of the memory.
+
+        Args:
+            memory: uint8.
+            count: How many samples it has.
+            left_over: What :meth:`pack` returned.
+
+        Raises:
+            ArgumentError: if a row does not lie in the memory.
+        """
+        if count * ROW.itemsize > len(memory):
+            raise ArgumentError(f"{count} staged rows take {count * ROW.itemsize} bytes, the slot has {len(memory)}")
+        left_over = left_over or {}
+        rows = memory[: count * ROW.itemsize].view(ROW)
+        starts, lengths = rows["offset"], rows["length"]
+        here = (starts >= 0) & (lengths >= 0) & (starts <= len(memory)) & (lengths <= len(memory) - starts)
+        if any(row not in left_over for row in np.flatnonzero(~here).tolist()):
+            raise ArgumentError(f"a staged row does not lie in its slot of {len(memory)} bytes")
+        places = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        payloads = [left_over[row] if row in left_over else memory[a:b].data for row, (a, b) in enumerate(places)]
+        return cls(rows, payloads)
+
+    @classmethod
+    def join(cls, parts: Sequence[Staged]) -> Staged:
+        """Joins batches, at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(np.concatenate([part.rows for part in parts]), [each for part in parts for each in part.payloads])
+
+
+def by_size(rows: npt.NDArray[np.void]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64]]]:
+    """Each (height, width) that rows are resized to, and which they are: images that are still to be turned may be as
+    high as others are wide."""
+    for height, width in np.unique(rows["size"], axis=0).tolist():
+        yield (height, width), np.flatnonzero((rows["size"] == (height, width)).all(axis=1))

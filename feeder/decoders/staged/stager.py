@@ -1,0 +1,216 @@
+"""The worker's side of a decoder in the trainer: encoded images are checked, cut and staged.
+
+Images that the other device can't or should not decode are decoded here and travel as pixels: other formats, outliers
+in size, and files whose header or markers are faulty, so that the CPU backend has the last word on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, check_options
+from feeder.decoders.image_header import image_info, is_plain_jpeg, jpeg_has_end
+from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.stored_boxes import stored_boxes, turn_codes
+from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.transforms import Draws, Normalize, Recipe, ToDtype
+
+__all__ = ["Stager"]
+
+# Larger images are decoded here: 12 of this size would take the memory of a whole batch of usual ones.
+_OUTLIER_PIXELS = 24_000_000
+
+# First row of a whole image.
+_WHOLE = -1
+
+
+class Stager:
+    """Makes staged batches.
+
+    Args:
+        max_pixels: Larger images are refused.
+        threads: Number of threads for the images that are decoded here.
+        fidelity: "fast", or "exact", which cuts nothing: at a cut's edge the chroma of its neighbours is missing.
+        outlier_pixels: Images with more stored pixels are decoded here.
+
+    Attributes:
+        clipped, slow: Number of images in the last call that were decoded here with a loss of range, or slowly; see
+            :class:`feeder.decoders.decoder.Decoder`.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        threads: int = 1,
+        fidelity: str = "fast",
+        outlier_pixels: int = _OUTLIER_PIXELS,
+    ) -> None:
+        check_options(max_pixels, threads, fidelity)
+        if outlier_pixels < 0:
+            raise ArgumentError(f"outlier_pixels must be 0 or more, got {outlier_pixels}")
+        self.max_pixels = max_pixels
+        self.outlier_pixels = outlier_pixels
+        self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
+        self._cuts = fidelity == "fast"
+        self._here: Decoder | None = None
+        self.clipped = self.slow = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_here": None}
+
+    @property
+    def takes_rows(self) -> bool:
+        """True if :meth:`stage` takes images without the rows that are not needed."""
+        try:
+            from feeder import _native  # noqa: F401
+        except ImportError:
+            return False
+        return self._cuts
+
+    def with_threads(self, threads: int) -> Stager:
+        """Returns a stager with another number of threads."""
+        options = {**self._options, "threads": threads, "outlier_pixels": self.outlier_pixels}
+        return Stager(**options)
+
+    def prepare(self) -> None:
+        """Makes the backend for the images that are decoded here; otherwise the first of them makes it."""
+        if self._here is None:
+            self._here = _cpu_decoder(self._options)
+
+    def stage(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> tuple[Staged, list[DecodeError | None]]:
+        """Checks, cuts and turns N images.
+
+        Args:
+            buffers: N encoded images.
+            orientations: uint8 [N], EXIF orientation 1-8 to apply.
+            recipe: The ops for every image; only its base path matters here.
+            draws: Drawn parameters.
+            first_rows: int32 [N], see :class:`feeder.dataset.reader.Encoded`; None: all are whole.
+
+        Returns:
+            The batch, and for each image None or why it can't be decoded; its kind is then FAILED.
+        """
+        count = len(buffers)
+        self.clipped = self.slow = 0
+        rows = np.zeros(count, ROW)
+        rows["turn"] = turn_codes(orientations, draws.flip)
+        swapped = (rows["turn"] & 4) != 0
+        rows["size"] = np.where(swapped[:, None], draws.base_size[:, ::-1], draws.base_size)
+        rows["window"], rows["source"] = stored_boxes(draws, orientations)
+        payloads: list[Buffer] = []
+        errors: list[DecodeError | None] = []
+        for row, buffer in enumerate(buffers):
+            try:
+                first_row = _WHOLE if first_rows is None else int(first_rows[row])
+                kind, payload = self._one(buffer, first_row, orientations, recipe, draws, row, rows)
+                errors.append(None)
+            except DecodeError as error:
+                kind, payload = Kind.FAILED, b""
+                errors.append(error)
+            rows["kind"][row] = kind
+            payloads.append(payload)
+        return Staged(rows, payloads), errors
+
+    def _one(
+        self,
+        buffer: Buffer,
+        first_row: int,
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        row: int,
+        rows: npt.NDArray[np.void],
+    ) -> tuple[Kind, Buffer]:
+        height, width = draws.base_size[row].tolist()
+        if height * width > self.max_pixels:
+            raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
+        data = buffer if isinstance(buffer, bytes) else bytes(buffer)
+        if self._is_for_the_decoder(data, first_row, int(orientations[row]), draws.image_size[row]):
+            payload = self._cut(data, first_row, row, rows)
+            if payload is not None:
+                return Kind.JPEG, payload
+        one = slice(row, row + 1)
+        pixels = self._decode_here(data, first_row, orientations[one], recipe, draws.take(one))
+        rows["turn"][row] = 0
+        rows["size"][row] = height, width
+        return Kind.PIXELS, pixels
+
+    def _is_for_the_decoder(
+        self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]
+    ) -> bool:
+        """Returns whether this is a plain JPEG of the expected size, no outlier, with a sound header and an end."""
+        if data[:2] != b"\xff\xd8":
+            return False
+        try:
+            info = image_info(data)
+        except ValueError:
+            return False
+        stored = (info.height_px, info.width_px)
+        return (
+            (stored[::-1] if orientation > 4 else stored) == tuple(image_size.tolist())
+            and info.width_px * info.height_px <= min(self.outlier_pixels, self.max_pixels)
+            and (first_row != _WHOLE or jpeg_has_end(data))
+            and is_plain_jpeg(data)
+        )
+
+    def _cut(self, data: bytes, first_row: int, row: int, rows: npt.NDArray[np.void]) -> bytes | None:
+        """Returns the JPEG, if seekable cut to the window, with the boxes moved along; None if markers are damaged."""
+        try:
+            from feeder import _native
+        except ImportError:
+            return data
+        try:
+            cut = _native.cut(data, tuple(rows["window"][row].tolist()), max(first_row, 0))
+            unsound = False
+        except ValueError:
+            cut, unsound = None, True
+        if cut is None and first_row != _WHOLE:
+            raise DecodeError("JPEG: its rows are not where the index says")
+        if cut is None or not self._cuts:
+            return None if unsound else data
+        smaller, x, y = cut
+        rows["window"][row] -= (x, y, x, y)
+        rows["source"][row] -= (x, y, x, y)
+        return smaller
+
+    def _decode_here(
+        self, data: bytes, first_row: int, orientations: npt.NDArray[np.uint8], recipe: Recipe, draws: Draws
+    ) -> bytes:
+        """Returns uint8 [H, W, 3] after the base path, by the CPU backend, or by Pillow where that is not built."""
+        self.prepare()
+        assert self._here is not None
+        steps = zip(recipe.ops[: recipe.base_length], draws.ops, strict=False)
+        kept = [(op, params) for op, params in steps if not isinstance(op, (ToDtype, Normalize))]
+        base = Recipe(tuple(op for op, _ in kept))
+        height, width = draws.base_size[0].tolist()
+        out = np.empty((1, 3, height, width), np.uint8)
+        drawn = replace(draws, ops=tuple(params for _, params in kept), output_size=draws.base_size)
+        first_rows = None if first_row == _WHOLE else np.array([first_row], np.int32)
+        (error,) = self._here.decode([data], orientations, base, drawn, out, first_rows)
+        if error is not None:
+            raise error
+        self.clipped += self._here.clipped
+        self.slow += self._here.slow
+        return np.ascontiguousarray(out[0].transpose(1, 2, 0)).tobytes()
+
+
+def _cpu_decoder(options: dict[str, Any]) -> Decoder:
+    from feeder.decoders.registry import get_decoder
+
+    try:
+        return get_decoder("cpu", **options)
+    except BackendError:
+        return get_decoder("pillow", **options)

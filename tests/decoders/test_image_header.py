@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from feeder.decoders.image_header import check_complete, image_info, is_plain_jpeg, jpeg_has_end
+from tests.support.images import encode, pixels
+
+
+def test_a_thumbnails_end_marker_is_not_the_images() -> None:
+    thumbnail = encode(pixels(1, 8, 8))
+    assert thumbnail.endswith(b"\xff\xd9")
+    data = encode(pixels(2, 200, 150), exif=b"Exif\0\0" + Image.Exif().tobytes()[6:] + thumbnail)
+    end_of_thumbnail = data.index(thumbnail) + len(thumbnail)
+    check_complete(data, image_info(data))
+    cut = data[: len(data) * 2 // 3]
+    assert end_of_thumbnail < len(cut)
+    assert cut.rfind(b"\xff\xd9") == end_of_thumbnail - 2  # the only end marker that is left
+    with pytest.raises(ValueError, match="truncated or damaged jpg"):
+        check_complete(cut, image_info(cut))
+
+
+def test_padding_between_segments_hides_neither_the_end_marker_nor_itself() -> None:
+    thumbnail = encode(pixels(1, 8, 8))
+    data = encode(pixels(2, 200, 150), exif=b"Exif\0\0" + Image.Exif().tobytes()[6:] + thumbnail)
+    padded = data[:2] + b"\0\0\0" + data[2:]
+    assert image_info(padded) == image_info(data)
+    assert jpeg_has_end(padded + b"\0")
+    assert not jpeg_has_end(padded[: len(padded) * 2 // 3])
+    assert is_plain_jpeg(data)
+    assert not is_plain_jpeg(padded)  # not every decoder skips it

@@ -1,0 +1,135 @@
+"""The native backend: which images go to Pillow, ops after the base path, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feeder import transforms as T
+from feeder.errors import ArgumentError, BackendError, DecodeError
+from tests.support.images import encode, pixels
+
+pytest.importorskip("feeder._native")
+from feeder.decoders.native import CpuDecoder
+from feeder.decoders.pillow.decoder import PillowDecoder
+
+
+def draw(recipe: T.Recipe, count: int, size: tuple[int, int] = (60, 80)) -> T.Draws:
+    return recipe.draw(1, 0, np.arange(count), np.array([size] * count))
+
+
+def run(decoder: CpuDecoder | PillowDecoder, buffers: list[bytes], recipe: T.Recipe) -> tuple[np.ndarray, list]:
+    assert recipe.output_size is not None
+    out = np.zeros((len(buffers), 3, *recipe.output_size), recipe.storage_dtype)
+    ones = np.ones(len(buffers), np.uint8)
+    return out, decoder.decode(buffers, ones, recipe, draw(recipe, len(buffers)), out)
+
+
+def jpeg(seed: int = 0, **options: Any) -> bytes:
+    return encode(pixels(seed, 80, 60), "JPEG", quality=90, **options)
+
+
+BASE = T.Recipe.of([T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
+
+
+def test_other_formats_go_to_pillow_and_are_counted_apart() -> None:
+    array = io.BytesIO()
+    np.save(array, np.asarray(pixels(1, 80, 60)))
+    buffers = [jpeg(), encode(pixels(2, 80, 60), "PNG"), array.getvalue(), encode(pixels(3, 80, 60), "BMP"), b"junk"]
+    decoder = CpuDecoder()
+    out, errors = run(decoder, buffers, BASE)
+    assert (decoder.native_images, decoder.pillow_images) == (2, 3)
+    assert [error is None for error in errors] == [True, True, True, True, False]
+    expected, _ = run(PillowDecoder(), buffers, BASE)
+    np.testing.assert_array_equal(out[[1, 3]], expected[[1, 3]])
+    image = np.asarray(pixels(1, 80, 60))
+    assert np.abs(out[2].mean() - image.mean()) < 40
+
+
+@pytest.mark.parametrize(
+    "last", [T.RandomRotation(30), T.Pad(3), T.Lambda(lambda image: 255 - image)], ids=lambda op: type(op).__name__
+)
+def test_ops_after_the_base_path_are_pillows(last: T.Op) -> None:
+    recipe = T.Recipe.of([*BASE.ops, last, T.Normalize((0.5,) * 3, (0.25,) * 3)])
+    buffers = [jpeg(i, subsampling="4:4:4") for i in range(4)] + [encode(pixels(9, 80, 60), "PNG")]
+    decoder = CpuDecoder(fidelity="exact")
+    out, errors = run(decoder, buffers, recipe)
+    expected, _ = run(PillowDecoder(), buffers, recipe)
+    assert errors == [None] * 5
+    assert (decoder.native_images, decoder.pillow_images) == (4, 1)
+    assert np.abs(out - expected).max() <= 2 / 255 / 0.25 + 1e-5
+
+
+def test_damaged_image_is_an_error_with_a_reason() -> None:
+    good = jpeg()
+    _, errors = run(CpuDecoder(), [good, good[:-200], good], BASE)
+    assert errors[0] is None
+    assert errors[2] is None
+    assert isinstance(errors[1], DecodeError)
+    assert "truncated" in errors[1].reason
+    after = T.Recipe.of([*BASE.ops, T.Pad(2)])
+    _, errors = run(CpuDecoder(), [good, good[:-200]], after)
+    assert errors[0] is None
+    assert "truncated" in errors[1].reason
+
+
+def test_fidelity_exact_is_pillows_within_a_level() -> None:
+    buffers = [jpeg(i, subsampling="4:2:0") for i in range(4)]
+    expected, _ = run(PillowDecoder(), buffers, BASE)
+    found, _ = run(CpuDecoder(fidelity="exact"), buffers, BASE)
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+def test_bad_options_are_argument_errors() -> None:
+    for options in ({"threads": 0}, {"max_pixels": 0}, {"fidelity": "slow"}):
+        with pytest.raises(ArgumentError, match=next(iter(options))):
+            CpuDecoder(**options)
+
+
+def test_wrong_outputs_are_argument_errors() -> None:
+    decoder, draws, ones = CpuDecoder(), draw(BASE, 1), np.ones(1, np.uint8)
+    for out in (np.zeros((2, 3, 32, 32), np.uint8), np.zeros((1, 3, 32, 32)), np.zeros((1, 3, 32, 31), np.uint8)):
+        with pytest.raises(ArgumentError, match=r"out must be|one length"):
+            decoder.decode([jpeg()], ones, BASE, draws, out)
+
+
+def test_an_unknown_op_is_refused_in_this_backends_name() -> None:
+    class Sharpen(T.Op):
+        pass
+
+    with pytest.raises(BackendError, match=r"'cpu' can't run Sharpen"):
+        CpuDecoder().check(T.Recipe((Sharpen(),)))
+
+
+def test_an_empty_batch_is_no_work() -> None:
+    assert CpuDecoder().decode([], np.ones(0, np.uint8), BASE, draw(BASE, 0), np.zeros((0, 3, 32, 32), np.uint8)) == []
+
+
+def test_images_of_one_size_are_decoded_whole() -> None:
+    recipe = T.Recipe.of([T.CenterCrop((60, 80))])
+    found, errors = run(CpuDecoder(fidelity="exact"), [jpeg()], recipe)
+    assert errors == [None]
+    expected = np.asarray(Image.open(io.BytesIO(jpeg())))
+    assert np.abs(found[0].transpose(1, 2, 0).astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("ops", [[], [T.Pad(3)]], ids=["base path", "ops after it"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_image_of_the_last_call_has_its_times(ops: list[T.Op], threads: int) -> None:
+    recipe = T.Recipe.of([*BASE.ops, *ops])
+    decoder = CpuDecoder(threads=threads)
+    buffers = [jpeg(), encode(pixels(2, 80, 60), "PNG"), b"junk", jpeg(1)]
+    started = time.perf_counter_ns()
+    run(decoder, buffers, recipe)
+    spent, wall = decoder.spent_ns, time.perf_counter_ns() - started
+    assert spent.shape == (4, 3)
+    assert (spent[[0, 1, 3], :2] > 0).all()
+    assert (spent[:, 2] > 0).tolist() == [False, True, False, False]  # the kernels write where they transform
+    assert spent.sum() < wall * threads
+    run(decoder, buffers[:1], recipe)
+    assert decoder.spent_ns.shape == (1, 3)
