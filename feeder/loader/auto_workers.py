@@ -33,7 +33,7 @@ from feeder.loader.group_store import group_store, is_initialized, within
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size
 
-__all__ = ["Choice", "choose", "measured", "shared"]
+__all__ = ["WorkersChoice", "choose_workers", "measured", "shared"]
 
 _log = logging.getLogger("feeder")
 
@@ -47,7 +47,7 @@ _counts: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
-class Choice:
+class WorkersChoice:
     """A number of workers.
 
     Attributes:
@@ -61,7 +61,7 @@ class Choice:
     images_per_s: Mapping[int, float] = field(default_factory=dict)
 
 
-def choose(
+def choose_workers(
     make: Callable[..., Any],
     dataset: Any,
     batch_size: int | None,
@@ -69,7 +69,7 @@ def choose(
     fast: bool,
     device: torch.device | None,
     arguments: Mapping[str, Any],
-) -> Choice:
+) -> WorkersChoice:
     """Returns the number of workers for a loader that is about to be made.
 
     The caller's sampler and random state stay untouched: the measured samples are drawn apart from them, in workers.
@@ -88,12 +88,12 @@ def choose(
     most = max(1, machine.usable // ranks)
     given = machine.describe() + (f" for {ranks} ranks" if ranks > 1 else "")
 
-    def rule(why: str) -> Choice:
-        return Choice(most, f"{given}; not measured: {why}")
+    def rule(why: str) -> WorkersChoice:
+        return WorkersChoice(most, f"{given}; not measured: {why}")
 
     why_not = _unmeasurable(dataset, fast, device, arguments)
     if most == 1:
-        choice = Choice(1, given)
+        choice = WorkersChoice(1, given)
     elif why_not is not None:
         choice = rule(why_not)
     else:
@@ -111,7 +111,7 @@ def choose(
                 loader = make(dataset, **work, num_workers=workers, timeout=left_s)
             return run(loader, RUN_S).images_per_s
 
-        def measure() -> Choice:
+        def measure() -> WorkersChoice:
             return measured(probe, most, given, rule)
 
         if not is_initialized() or world_size == 1:
@@ -126,11 +126,11 @@ def measured(
     probe: Callable[[int, float], float],
     most: int,
     given: str,
-    rule: Callable[[str], Choice],
+    rule: Callable[[str], WorkersChoice],
     *,
     seconds: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Choice:
+) -> WorkersChoice:
     """Returns the smallest number of workers that is about as fast as the largest.
 
     Args:
@@ -158,10 +158,12 @@ def measured(
         if not rates:
             return rule(f"{type(error).__name__}: {error}".partition("\n")[0])
     found = ", ".join(f"{rate:,.0f} with {workers}" for workers, rate in sorted(rates.items()))
-    return Choice(high, f"{given}; images/s: {found}", rates)
+    return WorkersChoice(high, f"{given}; images/s: {found}", rates)
 
 
-def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[str], Choice]) -> Choice:
+def shared(
+    store: Any, key: str, measure: Callable[[], WorkersChoice], rule: Callable[[str], WorkersChoice]
+) -> WorkersChoice:
     """Returns the choice that the first rank to ask has measured; see Note [Ranks of a host].
 
     Args:
@@ -188,7 +190,7 @@ def shared(store: Any, key: str, measure: Callable[[], Choice], rule: Callable[[
     try:
         found = json.loads(within(wait_s + PATIENCE_S, take) or b"null")
         rates = {int(workers): float(rate) for workers, rate in found["images_per_s"].items()}
-        return Choice(int(found["num_workers"]), f"from another rank of this host: {found['reason']}", rates)
+        return WorkersChoice(int(found["num_workers"]), f"from another rank of this host: {found['reason']}", rates)
     except (KeyError, TypeError, ValueError):
         return rule("the rank of this host that measures gave no result")
 

@@ -14,9 +14,8 @@ import torch
 import torch.utils.data
 from typing_extensions import TypeVar
 
-from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.errors import ArgumentError
-from feeder.loader.auto_workers import Choice, choose
+from feeder.loader.auto_workers import WorkersChoice, choose_workers
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath
 from feeder.loader.generic.path import GenericPath
@@ -25,14 +24,14 @@ from feeder.loader.generic.state_dict import draw_seed, make_resumable
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
 from feeder.loader.options import (
+    DEFAULT_COLLATES,
     CopyStream,
     DeviceOptions,
     EpochOptions,
     FixedOptions,
     checked_device,
-    refuse_on_torchs_path,
 )
-from feeder.loader.path_reason import GenericReason, generic_reason
+from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
 from feeder.loader.samplers import follow_sampler, show_order, tell_epoch
 from feeder.order.sample_order import Window
@@ -44,7 +43,6 @@ __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
-_DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 # Attributes that the fast path reads once, when it is made.
 _FIXED = frozenset(
     {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
@@ -73,26 +71,25 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
         num_workers: Also "auto": the fewest workers that are about as fast as one for each core of this rank. That is
-            measured for about three seconds, on samples of a separate iteration, by one rank for all ranks of the host.
-            Where it can't be measured (iterable datasets, datasets with a state), "auto" is one worker for each core.
-            The choice and its reason are logged and in :meth:`stats`. The number changes no batch of a feeder dataset;
-            for other datasets torch seeds random augmentation by worker, so give a number if runs are to be repeated.
+            measured for about three seconds, on a separate iteration, by one rank for all ranks of the host; where it
+            can't be (iterable datasets, datasets with a state), "auto" is one for each core. The choice and its reason
+            are logged and in :meth:`stats`. The number changes no batch of a feeder dataset; other datasets' random
+            augmentation is seeded by worker, so give a number if runs are to be repeated.
         collate_fn: On the fast path called once for each batch, in the worker that makes the whole batch, with the
-            list of its finished samples as ``dataset[i]`` gives them; returns the batch. Before each call the
-            generators of Python, numpy and torch are seeded from seed, epoch and the batch's place in the epoch;
-            afterwards they are restored. Not together with ``mix`` or ``channels_last``, or with a backend that decodes
-            in this process.
+            list of its samples as ``dataset[i]`` gives them. For each call the generators of Python, numpy and torch
+            are seeded from seed, epoch and the batch's place in the epoch, and restored afterwards. Not together with
+            ``mix`` or ``channels_last``, or with a backend that decodes in this process.
         multiprocessing_context: The way to start workers. Without one, workers of the fast path come from a small
-            server without torch and CUDA, so that they can be replaced at any time. With a ``worker_init_fn``, a
-            ``collate_fn`` or a recipe that can't be pickled (a lambda in it), they are started as torch starts its own
-            workers, and by fork if something can't be pickled.
+            server without torch and CUDA, so that they can be replaced at any time; with a ``worker_init_fn``, a
+            ``collate_fn`` or a recipe that can't be pickled (a lambda in it) they start as torch's do, by fork if
+            something can't be pickled.
         worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of seed, rank, the
             epoch that the workers start in and the worker's number.
         shuffle: For feeder datasets also a :class:`feeder.Window`.
         in_order: Ignored on the fast path: batches always come in order, as resume rests on it.
-        generator: For feeder datasets without ``seed`` the seed is drawn from it when the loader is made.
-        seed: Seed of order and augmentation, 0 to 2**64-1; None: drawn from ``generator``, 0 without one. On torch's
-            path it has no effect beside an explicit sampler.
+        generator: For feeder datasets the source of ``seed``.
+        seed: Seed of order and augmentation, 0 to 2**64-1; None: drawn from ``generator`` when the loader is made, 0
+            without one. On torch's path it has no effect beside an explicit sampler.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             ranks get the same number of batches: ``stats()["padded"]`` lists the samples that are repeated for that. A
@@ -102,8 +99,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
             this process, on ``device`` if that is a GPU; workers read, check and cut for it.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower.
-        device: Device that batches go to: "cuda", "cuda:N" or "cpu"; None leaves batches where they are made. Copies
-            to a GPU start from page-locked memory, on a stream of their own; the caller may use a batch at once.
+        device: Device that batches go to: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
+            GPU start from page-locked memory, on a separate stream; the caller may use a batch at once.
         prefetch_to_device: Number of batches that are copied to the device before the caller asks for them, 0 or more.
         channels_last: True for images in torch's channels_last memory format.
         static_buffers: True puts every batch on ``device`` at the same addresses, as CUDA graphs need it, and so
@@ -183,12 +180,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         metrics_address: str = "127.0.0.1",
         progress: bool = False,
     ) -> None:
-        if (rank is None) != (world_size is None):
-            raise ArgumentError(f"give rank and world_size together, got rank={rank}, world_size={world_size}")
-        if metrics_port is not None and not 0 <= metrics_port < 1 << 16:
-            raise ArgumentError(f"metrics_port must be 0 to 65535, got {metrics_port}")
-        if static_buffers and device is None:
-            raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
+        path = self._path_choice = choose_path(
+            dataset,
+            shuffle=shuffle,
+            in_batches=batch_size is not None or batch_sampler is not None,
+            own_order=sampler is None and batch_sampler is None,
+            collates=collate_fn not in DEFAULT_COLLATES,
+        )
+        if seed is None and (path.is_fast or path.is_split_generic):
+            seed = 0 if generator is None else draw_seed(generator)
         fixed = FixedOptions(
             shuffle=shuffle if isinstance(shuffle, Window) else bool(shuffle),
             seed=seed,
@@ -199,39 +199,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             mix=mix,
             gpu_memory_limit_bytes=gpu_memory_limit_bytes,
             hw_decoder_load=hw_decoder_load,
+            collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
         )
-        self.device, self.prefetch_to_device = device, prefetch_to_device
-        self._target_device = checked_device(device)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.seed, self.rank, self.world_size, self.backend = fixed.seed, rank, world_size, backend
+        self.device, self.prefetch_to_device, self._target_device = device, prefetch_to_device, checked_device(device)
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
-        self.hang_timeout_s, self.on_error, self.fidelity = hang_timeout_s, on_error, fidelity
-        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.hang_timeout_s = _HANG_TIMEOUT_S if hang_timeout_s is None and path.is_fast else hang_timeout_s
+        self.on_error, self.fidelity, self.snapshot_every_n_steps = on_error, fidelity, snapshot_every_n_steps
         self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
         self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
-        self._metrics: Metrics | None = None
-        own_order = sampler is None and batch_sampler is None
-        self._source = as_feeder(dataset, stored_order=isinstance(shuffle, Window))
-        self._is_fast = (
-            self._source is not None
-            and (batch_size is not None or batch_sampler is not None)
-            # Images of different sizes are for a collate_fn to put together.
-            and (self._source.recipe.output_size is not None or collate_fn not in _DEFAULT_COLLATES)
-        )
-        self._is_split_generic = own_order and not self._is_fast and is_feeders(dataset)
-        self._generic_reason: GenericReason | None = None
-        if not self._is_fast:
-            self._generic_reason = generic_reason(dataset)
-        self._choice: Choice | None = None
+        self._workers_choice: WorkersChoice | None = None
         if isinstance(num_workers, str):
-            if num_workers != "auto":
-                raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {num_workers!r}")
-            self._choice = self._choose(
-                dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context
+            self._workers_choice = self._choose_workers(
+                num_workers, dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context
             )
-            num_workers = self._choice.num_workers
+            num_workers = self._workers_choice.num_workers
         super().__init__(
             dataset,
             batch_size,
@@ -251,33 +236,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self._path: FastPath | None = None
-        self._fixed: FixedOptions | None = None
-        self._generic = GenericPath(self.num_workers)
-        self._shuffle, self._own_order = fixed.shuffle, own_order
-        if (self._is_fast or self._is_split_generic) and seed is None:
-            self.seed = 0 if generator is None else draw_seed(generator)
-        if self._is_fast:
-            if hang_timeout_s is None:
-                self.hang_timeout_s = _HANG_TIMEOUT_S
-            self._fixed = dataclasses.replace(
-                fixed,
-                seed=self.seed,
-                batch_sampler=None if own_order else self.batch_sampler,
-                collate_fn=None if self.collate_fn in _DEFAULT_COLLATES else self.collate_fn,
-            )
-            self._path = self._make_path()
+        self._fixed = dataclasses.replace(fixed, batch_sampler=None if path.own_order else self.batch_sampler)
+        self._fast_path: FastPath | None = None
+        self._generic_path = GenericPath(self.num_workers)
+        self._metrics: Metrics | None = None
+        if path.is_fast:
+            self._fast_path = self._make_fast_path()
         else:
-            if self._is_split_generic:
-                self._generic.order = self._make_split_order()
+            if path.is_split_generic:
+                self._generic_path.order = self._make_split_order()
             else:
                 make_resumable(self.sampler, self.batch_sampler)
-            options = self._epoch_options()
-            holding = {"seed", "rank", "world_size"} if is_feeders(dataset) else set()
-            if self._is_split_generic:
-                holding.add("shuffle=Window(...)")
-            refuse_on_torchs_path(fixed, options.ranks, holding, str(self._generic_reason))
-            self._warn_of_torchs_path(current_ranks(options.ranks)[1], seed)
+            path.check(fixed, self._epoch_options().ranks)
         self._serve_metrics()
 
     def _epoch_options(self) -> EpochOptions:
@@ -293,7 +263,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             memory_limit_bytes=self.memory_limit_bytes,
             worker_threads=self.worker_threads,
             snapshot_every_n_steps=self.snapshot_every_n_steps,
-            ranks=None if self.rank is None or self.world_size is None else (self.rank, self.world_size),
+            rank=self.rank,
+            world_size=self.world_size,
             device=DeviceOptions(
                 target=self._target_device,
                 ahead=self.prefetch_to_device,
@@ -303,41 +274,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ),
         )
 
-    def _warn_of_torchs_path(self, world_size: int, seed: int | None) -> None:
-        """Warns that a feeder dataset goes without the fast path: nothing else would show it."""
-        reason = self._path_reason
-        if reason is None:
-            return
-        missing, further = "order, rank split and speed", ""
-        if self._is_split_generic:
-            missing = "speed"
-        elif world_size > 1 and self._own_order:
-            further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
-        elif seed is not None:
-            further = ". seed= has no effect here beside a sampler"
-        warn(f"this loader runs torch's path, without feeder's {missing}: {reason}{further}")
-
-    @property
-    def _path_reason(self) -> str | None:
-        """The reason why feeder's samples go without the fast path; None if they don't, or are not feeder's."""
-        reason = self._generic_reason
-        return None if reason is None or not reason.way_out else str(reason)
-
     def _serve_metrics(self) -> None:
         if self.metrics_port is not None and self._metrics is None:
             self._metrics = Metrics(self, DataLoader._stage_words, self.metrics_port, self.metrics_address)
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_own_order"):
+        if not hasattr(self, "_fixed"):
             return super().__repr__()
-        dataset: Any = self.dataset
-        if self.batch_size is None and not self._own_order:
+        dataset, path = self.dataset, self._path_choice
+        if self.batch_size is None and not path.own_order:
             order = f"batch_sampler={type(self.batch_sampler).__name__}"
         else:
             order = f"batch_size={self.batch_size}, "
-            order += f"shuffle={self._shuffle}" if self._own_order else f"sampler={type(self.sampler).__name__}"
+            order += f"shuffle={self._fixed.shuffle}" if path.own_order else f"sampler={type(self.sampler).__name__}"
         parts = [
-            repr(dataset) if self._source is dataset else type(dataset).__name__,
+            repr(dataset) if path.source is dataset else type(dataset).__name__,
             order,
             f"num_workers={self.num_workers}",
             *([] if self.seed is None else [f"seed={self.seed}"]),
@@ -348,13 +299,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def path(self) -> Literal["fast", "generic"]:
-        """The engine: "fast" for feeder's own, "generic" for torch's way; ``stats()["path_reason"]`` says why."""
-        return "fast" if self._is_fast else "generic"
+        """The path: "fast" for feeder's own, "generic" for torch's; ``stats()["path_reason"]`` says why."""
+        return "fast" if self._path_choice.is_fast else "generic"
 
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate's ``prepare()`` alone reads it, before it makes one of torch's loaders from this one."""
-        if self._is_fast or self._is_split_generic:
+        if self._path_choice.is_fast or self._path_choice.is_split_generic:
             warn(
                 "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
                 "speed, the augmentation by seed and the exact resume. Leave the loader out of prepare(), and give it "
@@ -367,61 +318,68 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """URL of the metrics; None if they are not served."""
         return None if self._metrics is None else self._metrics.url
 
-    def _choose(
-        self, dataset: Any, batch_size: int | None, batch_sampler: Any, collate_fn: Any, init: Any, context: Any
-    ) -> Choice:
+    def _choose_workers(
+        self,
+        given: str,
+        dataset: Any,
+        batch_size: int | None,
+        batch_sampler: Any,
+        collate_fn: Any,
+        init: Any,
+        context: Any,
+    ) -> WorkersChoice:
         """Returns the number of workers that "auto" stands for."""
-        arguments = {"worker_init_fn": init, "multiprocessing_context": context}
-        if self._is_fast:
+        if given != "auto":
+            raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {given!r}")
+        arguments, is_fast = {"worker_init_fn": init, "multiprocessing_context": context}, self._path_choice.is_fast
+        if is_fast:
             names = ("backend", "fidelity", "memory_limit_bytes", "worker_threads")
             arguments |= {name: getattr(self, name) for name in names}
-        if not self._is_fast or collate_fn not in _DEFAULT_COLLATES:
+        if not is_fast or collate_fn not in DEFAULT_COLLATES:
             arguments["collate_fn"] = collate_fn
         if batch_sampler is not None:
             batch_size = getattr(batch_sampler, "batch_size", None) or 32
-        return choose(
-            DataLoader, dataset, batch_size, fast=self._is_fast, device=self._target_device, arguments=arguments
+        return choose_workers(
+            DataLoader, dataset, batch_size, fast=is_fast, device=self._target_device, arguments=arguments
         )
 
     @property
     def _fast(self) -> FastPath | None:
         """The fast path; a copied or unpickled loader makes one of its own."""
-        if self._path is None and self._is_fast:
-            self._path = self._make_path()
-        return self._path
+        if self._fast_path is None and self._path_choice.is_fast:
+            self._fast_path = self._make_fast_path()
+        return self._fast_path
 
-    def _make_path(self) -> FastPath:
-        assert self._fixed is not None
-        assert self._source is not None
-        path = FastPath(self._fixed, self._epoch_options(), self._source, self.dataset)
+    def _make_fast_path(self) -> FastPath:
+        assert self._path_choice.source is not None
+        path = FastPath(self._fixed, self._epoch_options(), self._path_choice.source, self.dataset)
         if path.own_order:
             show_order(self, path.order)
         return path
 
     @property
-    def _torchs(self) -> GenericPath:
+    def _generic(self) -> GenericPath:
         """The generic path; a copied or unpickled loader makes a split order of its own."""
-        if self._is_split_generic and self._generic.order is None:
-            self._generic.order = self._make_split_order()
-        return self._generic
+        if self._path_choice.is_split_generic and self._generic_path.order is None:
+            self._generic_path.order = self._make_split_order()
+        return self._generic_path
 
     def _make_split_order(self) -> SplitOrder:
-        ranks = None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
-        order = order_of(self.dataset, self.seed or 0, self._shuffle)
+        order = order_of(self.dataset, self.seed or 0, self._fixed.shuffle)
         show_order(self, order)
-        return SplitOrder(self.dataset, order, self.batch_size, self.drop_last, ranks)
+        return SplitOrder(self.dataset, order, self.batch_size, self.drop_last, self._epoch_options().ranks)
 
     def _aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, by the sampler, which may have made the iterator already."""
         if self._fast is None:
-            self._torchs.aim(self, epoch)
+            self._generic.aim(self, epoch)
         elif (iterator := self._fast.aim(epoch)) is not None:
             self._show_progress(iterator)
 
     @property
     def _index_sampler(self) -> Any:
         """The sampler that torch's iterators take indices from."""
-        order = self._torchs.order
+        order = self._generic.order
         return super()._index_sampler if order is None else order
 
     @functools.cached_property
@@ -435,15 +393,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return StaticBuffers(self.batch_size) if self.static_buffers else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_made = self.__dict__.get("_fixed") is not None
-        if name == "seed" and (generic := self.__dict__.get("_generic")) is not None:
-            is_made = is_made or generic.order is not None
-        if name in _FIXED and is_made:
+        if name in _FIXED and "_fixed" in self.__dict__ and self._is_fixed(name):
             raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
         super().__setattr__(name, value)
 
+    def _is_fixed(self, name: str) -> bool:
+        """Returns True if an attribute can't be changed any more."""
+        return self._path_choice.is_fast or (name == "seed" and self._path_choice.is_split_generic)
+
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_path": None, "_iterator": None, "_generic": GenericPath(self.num_workers), "_metrics": None}
+        own = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers), "_iterator": None, "_metrics": None}
         return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -455,7 +414,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         options = self._epoch_options()
         with explained():
             iterator: Any = (
-                self._torchs.iterate(self, options) if self._fast is None else self._fast.iterate(options, owner=self)
+                self._generic.iterate(self, options) if self._fast is None else self._fast.iterate(options, owner=self)
             )
         self._show_progress(iterator)
         return cast("Iterator[Any]", iterator)
@@ -468,7 +427,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.view.end()
         # The view must not keep the loader alive; and only an iterator of the fast path does.
         if self._fast is None:
-            iterator.view = LiveView(self._generic.current_stats(), _length(iterator), "loader")
+            iterator.view = LiveView(self._generic_path.current_stats(), _length(iterator), "loader")
         else:
             me = weakref.proxy(self)
             iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
@@ -492,10 +451,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._fast.set_epoch(epoch)
             if not self._fast.own_order:
                 tell_epoch(self, epoch)
-        elif self._torchs.order is None:
+        elif self._generic.order is None:
             tell_epoch(self, epoch)
         else:
-            self._torchs.set_epoch(self, epoch)
+            self._generic.set_epoch(self, epoch)
             if hasattr(self.dataset, "set_epoch"):
                 self.dataset.set_epoch(epoch)
 
@@ -512,7 +471,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
                 current epoch can be resumed exactly.
         """
-        return self._torchs.state_dict(self, self._epoch_options()) if self._fast is None else self._fast.state_dict()
+        return self._generic.state_dict(self, self._epoch_options()) if self._fast is None else self._fast.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where a state was taken; world size, batch size and number of workers may differ.
@@ -523,7 +482,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 their number differs.
         """
         if self._fast is None:
-            self._torchs.load_state_dict(self, state_dict)
+            self._generic.load_state_dict(self, state_dict)
         else:
             self._fast.load_state_dict(state_dict)
 
@@ -550,8 +509,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Returns:
             For every loader:
 
-            - ``path``: "fast" or "generic", see :attr:`path`; ``path_reason``: why a feeder dataset goes
-              without the fast path, and the way out; else None;
+            - ``path``: see :attr:`path`; ``path_reason``: why a feeder dataset goes without the fast path, and the way
+              out; else None;
             - ``stages``: see above; ``fused``: by stage without a time of its own the one whose time contains it;
             - ``workers``: for each worker ``worker`` (its number), ``respawns`` and its ``stages``;
             - ``respawns``: number of workers that were replaced; ``replaced_workers``: each of these, with
@@ -571,18 +530,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             On the fast path also:
 
             - ``backend``: the decode backend's name;
-            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``:
-              sums over the workers' parts;
-            - ``skipped``: number of bad samples that were replaced by others; ``substitutions``: the last
-              10,000 of these, see :class:`feeder.loader.fast.part_report.Substitution`.
+            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``: sums over parts;
+            - ``skipped``: number of bad samples that were replaced; ``substitutions``: the last 10,000 of these, see
+              :class:`feeder.loader.fast.part_report.Substitution`.
         """
-        stats = self._generic.stats() if self._fast is None else self._fast.stats()
-        stats |= {"path": self.path, "path_reason": self._path_reason}
-        return stats if self._choice is None else stats | {"auto": dataclasses.asdict(self._choice)}
+        stats = self._generic_path.stats() if self._fast is None else self._fast.stats()
+        stats |= {"path": self.path, "path_reason": self._path_choice.reason}
+        choice = self._workers_choice
+        return stats if choice is None else stats | {"auto": dataclasses.asdict(choice)}
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the fast path's running workers."""
-        return [] if self._path is None else self._path.worker_pids()
+        return [] if self._fast_path is None else self._fast_path.worker_pids()
 
     def close(self) -> None:
         """Ends the workers. The loader can be iterated again.
@@ -591,19 +550,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ArgumentError: at last, if another rank has found that ranks load different orders.
         """
         try:
-            if self._path is not None:
-                self._path.close()
-            if self._generic.order is not None:
-                self._generic.order.close()
+            if self._fast_path is not None:
+                self._fast_path.close()
+            if self._generic_path.order is not None:
+                self._generic_path.order.close()
         finally:
-            self._generic.close(self)
+            self._generic_path.close(self)
             metrics, self._metrics = self._metrics, None
             if metrics is not None:
                 metrics.close()
 
     def _stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
-        return self._generic.meters.words() if self._fast is None else self._fast.stage_words()
+        return self._generic_path.meters.words() if self._fast is None else self._fast.stage_words()
 
 
 def _length(iterator: Any) -> int | None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data
 
 from feeder.errors import ArgumentError
 from feeder.order.sample_order import Window
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 
-__all__ = ["CopyStream", "DeviceOptions", "EpochOptions", "FixedOptions", "checked_device", "refuse_on_torchs_path"]
+__all__ = ["DEFAULT_COLLATES", "CopyStream", "DeviceOptions", "EpochOptions", "FixedOptions", "checked_device"]
 
+DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 _ON_BOTH_PATHS = ("shuffle", "batch_sampler", "collate_fn", "worker_init_fn")
 
 
@@ -30,7 +32,7 @@ class FixedOptions:
         backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load, worker_init_fn: See
             :class:`feeder.DataLoader`.
         batch_sampler: The explicit sampler's batches; None: feeder's own order.
-        collate_fn: The user's function; None: batches are ``(images, labels, *fields)``.
+        collate_fn: The user's function; None, also in place of torch's: batches are ``(images, labels, *fields)``.
 
     Raises:
         ArgumentError: if one of them is bad.
@@ -56,6 +58,8 @@ class FixedOptions:
             if not isinstance(self.seed, (int, np.integer)):
                 raise ArgumentError(f"seed must be an integer, 0 to 2**64-1, got {self.seed!r}")
             object.__setattr__(self, "seed", int(self.seed))
+        if self.collate_fn in DEFAULT_COLLATES:
+            object.__setattr__(self, "collate_fn", None)
         check_mix(self.mix)
 
     def for_the_fast_path(self) -> list[str]:
@@ -75,7 +79,7 @@ class EpochOptions:
             worker_threads, snapshot_every_n_steps: See :class:`feeder.DataLoader`.
         timeout_s: Longest wait for a batch; 0: no limit.
         hang_timeout_s: Longest silence of a worker that has work; None: no limit.
-        ranks: (rank, world size) as given; None: from torch.distributed or the environment.
+        rank, world_size: As given; None: from torch.distributed or the environment.
         device: Options of the way to the device.
 
     Raises:
@@ -93,7 +97,8 @@ class EpochOptions:
     memory_limit_bytes: int | None
     worker_threads: int
     snapshot_every_n_steps: int | None
-    ranks: tuple[int, int] | None
+    rank: int | None
+    world_size: int | None
     device: DeviceOptions
 
     def __post_init__(self) -> None:
@@ -101,8 +106,16 @@ class EpochOptions:
             raise ArgumentError(f"worker_threads must be 1 or more, got {self.worker_threads}")
         if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
+        if (self.rank is None) != (self.world_size is None):
+            given = f"rank={self.rank}, world_size={self.world_size}"
+            raise ArgumentError(f"give rank and world_size together, got {given}")
         if self.ranks is not None and not 0 <= self.ranks[0] < self.ranks[1]:
-            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {self.ranks[0]} of {self.ranks[1]}")
+            raise ArgumentError(f"rank must be 0 to world_size - 1, got rank {self.rank} of {self.world_size}")
+
+    @property
+    def ranks(self) -> tuple[int, int] | None:
+        """Rank and world size, if they are given."""
+        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
 
     @property
     def ahead(self) -> int:
@@ -132,6 +145,8 @@ class DeviceOptions:
     def __post_init__(self) -> None:
         if self.ahead < 0:
             raise ArgumentError(f"prefetch_to_device must be 0 or more, got {self.ahead}")
+        if self.put is not None and self.target is None:
+            raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
 
 
 class CopyStream:
@@ -150,33 +165,6 @@ class CopyStream:
         if self._stream is None and self._device is not None and self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return self._stream
-
-
-def refuse_on_torchs_path(
-    fixed: FixedOptions, ranks: tuple[int, int] | None, holding: Collection[str], reason: str
-) -> None:
-    """Raises ArgumentError if options are given that torch's path does not have.
-
-    Args:
-        fixed: The options that can't change.
-        ranks: Rank and world size as given.
-        holding: Names of options that hold for this dataset nonetheless.
-        reason: Why the loader runs torch's path.
-    """
-    names = fixed.for_the_fast_path() + (["rank", "world_size"] if ranks is not None else [])
-    names = [name for name in names if name not in holding]
-    if not names:
-        return
-    are, them = ("is", "it") if len(names) == 1 else ("are", "them")
-    way = ""
-    if {"seed", "shuffle=Window(...)"}.intersection(names):
-        way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
-    elif {"rank", "world_size"}.intersection(names):
-        way = "; a DistributedSampler splits the samples by rank here"
-    raise ArgumentError(
-        f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
-        f"{reason}. Leave {them} out{way}"
-    )
 
 
 def checked_device(device: str | torch.device | None) -> torch.device | None:

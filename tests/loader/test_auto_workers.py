@@ -16,7 +16,7 @@ import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import auto_workers as auto
-from feeder.loader.auto_workers import Choice, measured, shared
+from feeder.loader.auto_workers import WorkersChoice, measured, shared
 from feeder.system.cores import Cores
 from feeder.system.processes import process_tree
 from tests.support.generators import generator_states
@@ -37,8 +37,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("auto") / "shards", 40)
 
 
-def rule(why: str) -> Choice:
-    return Choice(4, f"rule: {why}")
+def rule(why: str) -> WorkersChoice:
+    return WorkersChoice(4, f"rule: {why}")
 
 
 class Time:
@@ -49,7 +49,7 @@ class Time:
         return self.now
 
 
-def measure_by(rate: Callable[[int], float], most: int, cost_s: float = 0.1) -> tuple[Choice, list[int]]:
+def measure_by(rate: Callable[[int], float], most: int, cost_s: float = 0.1) -> tuple[WorkersChoice, list[int]]:
     clock, asked = Time(), []
 
     def probe(workers: int, left_s: float) -> float:
@@ -226,10 +226,10 @@ def test_another_word_is_refused() -> None:
 
 def test_the_first_rank_measures_and_the_others_take_its_result() -> None:
     store = distributed.HashStore()
-    choices: list[Choice] = []
+    choices: list[WorkersChoice] = []
 
     def rank() -> None:
-        choices.append(shared(store, "key", lambda: Choice(3, "measured", {3: 9.5}), rule))
+        choices.append(shared(store, "key", lambda: WorkersChoice(3, "measured", {3: 9.5}), rule))
 
     ranks = [threading.Thread(target=rank) for _ in range(4)]
     for thread in ranks:

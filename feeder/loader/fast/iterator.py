@@ -12,6 +12,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from feeder.errors import stop_in_a_batch
+from feeder.loader.collate_errors import explain_sizes
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.device.page_lock import slot_guard
@@ -19,7 +20,6 @@ from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.host_batches import HostBatches
 from feeder.loader.fast.position import Place
-from feeder.loader.path_reason import explain_sizes
 from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.system.limits import explained
 

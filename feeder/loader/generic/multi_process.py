@@ -23,6 +23,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
 from feeder.errors import ArgumentError
+from feeder.loader.collate_errors import raise_explained
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.generic.batch_workers import BatchWorkers
@@ -36,7 +37,6 @@ from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import Job
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
-from feeder.loader.path_reason import raise_explained
 from feeder.loader.stateful import is_stateful
 from feeder.loader.workers.iterator_lock import IteratorLock
 

@@ -51,7 +51,7 @@ class Metrics:
     Args:
         loader: The loader; not kept alive.
         stage_words: Returns its meters: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`.
-        port: TCP port; 0 takes a free one, for a separate server.
+        port: TCP port, 0 to 65535; 0 takes a free one, for a separate server.
         address: Address to listen on.
 
     Raises:
@@ -59,6 +59,8 @@ class Metrics:
     """
 
     def __init__(self, loader: _L, stage_words: Callable[[_L], _Words], port: int, address: str) -> None:
+        if not 0 <= port < 1 << 16:
+            raise ArgumentError(f"metrics_port must be 0 to 65535, got {port}")
         try:
             with _lock:
                 server = _servers.get((address, port)) if port else None

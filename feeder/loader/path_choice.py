@@ -1,0 +1,179 @@
+"""The path that a loader takes: feeder's fast one or torch's, with the reason and the way to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.subset import as_feeder, differing_part, is_feeders
+from feeder.errors import ArgumentError
+from feeder.loader.options import FixedOptions
+from feeder.loader.ranks import current_ranks
+from feeder.order.sample_order import Window
+from feeder.system.callers import warn
+
+__all__ = ["PathChoice", "choose_path"]
+
+_DEEPEST = 4  # wrappers around each other
+_MOST_ITEMS = 16  # of a list in a wrapper
+
+
+class _Reason(NamedTuple):
+    """The reason why a loader runs torch's path.
+
+    Attributes:
+        why: The obstacle, in words: "batch_size is None".
+        way_out: The remedy; "" if no sample comes from a feeder dataset, as nothing is gained then.
+    """
+
+    why: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.way_out}" if self.way_out else self.why
+
+
+@dataclass(frozen=True)
+class PathChoice:
+    """The path that a loader takes.
+
+    Attributes:
+        source: The samples as one feeder dataset; None if they can't be taken so.
+        own_order: True without an explicit sampler.
+        holds_feeders: True if all samples come from feeder datasets, changed by a derived class or not.
+        generic_reason: The reason for torch's path; None on the fast path.
+    """
+
+    source: FeederDataset | None
+    own_order: bool
+    holds_feeders: bool
+    generic_reason: _Reason | None
+
+    @property
+    def is_fast(self) -> bool:
+        """True for the fast path, False for torch's."""
+        return self.generic_reason is None
+
+    @property
+    def is_split_generic(self) -> bool:
+        """True for torch's path in feeder's order, split by rank."""
+        return self.own_order and self.holds_feeders and not self.is_fast
+
+    @property
+    def reason(self) -> str | None:
+        """The reason why feeder's samples go without the fast path; None if they don't, or are not feeder's."""
+        found = self.generic_reason
+        return None if found is None or not found.way_out else str(found)
+
+    def check(self, fixed: FixedOptions, ranks: tuple[int, int] | None) -> None:
+        """Checks the options of a loader on torch's path.
+
+        Args:
+            fixed: The options that can't change.
+            ranks: Rank and world size as given.
+
+        Raises:
+            ArgumentError: if torch's path does not have one of them.
+
+        Warns:
+            UserWarning: if a feeder dataset goes without the fast path: nothing else would show it.
+        """
+        names = fixed.for_the_fast_path() + (["rank", "world_size"] if ranks is not None else [])
+        holding = {"seed", "rank", "world_size"} if self.holds_feeders else set()
+        if self.is_split_generic:
+            holding.add("shuffle=Window(...)")
+        if refused := [name for name in names if name not in holding]:
+            raise self._refusal(refused)
+        if self.reason is not None:
+            self._warn(current_ranks(ranks)[1], fixed.seed)
+
+    def _refusal(self, names: list[str]) -> ArgumentError:
+        are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        way = ""
+        if {"seed", "shuffle=Window(...)"}.intersection(names):
+            way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
+        elif {"rank", "world_size"}.intersection(names):
+            way = "; a DistributedSampler splits the samples by rank here"
+        return ArgumentError(
+            f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
+            f"{self.generic_reason}. Leave {them} out{way}"
+        )
+
+    def _warn(self, world_size: int, seed: int | None) -> None:
+        missing, further = "order, rank split and speed", ""
+        if self.is_split_generic:
+            missing = "speed"
+        elif world_size > 1 and self.own_order:
+            further = f". Each of the {world_size} ranks gets all samples, unless a sampler splits them"
+        elif seed is not None:
+            further = ". seed= has no effect here beside a sampler"
+        warn(f"this loader runs torch's path, without feeder's {missing}: {self.reason}{further}")
+
+
+def choose_path(
+    dataset: Any, *, shuffle: bool | Window | None, in_batches: bool, own_order: bool, collates: bool
+) -> PathChoice:
+    """Returns the path for a loader.
+
+    Args:
+        dataset: The loader's dataset.
+        shuffle: The loader's argument.
+        in_batches: False if the loader gives single samples.
+        own_order: True without an explicit sampler.
+        collates: True with the user's ``collate_fn``, which can put together images of different sizes.
+    """
+    source = as_feeder(dataset, stored_order=isinstance(shuffle, Window))
+    reason = None
+    if source is None:
+        reason = _foreign(dataset)
+    elif source.recipe.output_size is None and not (in_batches and collates):
+        way_out = "end the geometry of the recipe with a crop, or Resize((height, width)), or give a collate_fn"
+        reason = _Reason("images have sizes of their own", way_out)
+    elif not in_batches:
+        reason = _Reason("batch_size is None", "give batch_size")
+    return PathChoice(source, own_order, is_feeders(dataset), reason)
+
+
+def _foreign(dataset: Any) -> _Reason:
+    inner = _wrapped(dataset, _DEEPEST)
+    kinds = [type(dataset).__name__]
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+        kinds.append(type(dataset).__name__)
+    why = f"the dataset is a {' of a '.join(kinds)}"
+    if inner is None:
+        return _Reason(why, "")
+    if inner is dataset:
+        why += ", whose samples or length are not a feeder dataset's"
+        return _Reason(why, "change what comes out of feeder's own samples in a collate_fn")
+    if type(dataset) is ConcatDataset and (found := differing_part(dataset)) is not None:
+        number, what = found
+        if what == "samples":
+            why += f", of which dataset {number} is a {type(dataset.datasets[number]).__name__}"
+            return _Reason(why, "join feeder datasets only, and change what comes out in a collate_fn")
+        why += f", of which dataset {number} differs from the first in its {what}"
+        return _Reason(why, f"give the same {what} to all")
+    name = type(inner).__name__
+    way_out = f"give the {name} itself to the loader, and change what comes out in a collate_fn"
+    return _Reason(f"{why} around a {name}", way_out)
+
+
+def _wrapped(value: Any, depth: int) -> FeederDataset | None:
+    if isinstance(value, FeederDataset):
+        return value
+    if depth:
+        for item in _kept(value):
+            if isinstance(item, (Dataset, list, tuple)) and (found := _wrapped(item, depth - 1)) is not None:
+                return found
+    return None
+
+
+def _kept(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        yield from value[:_MOST_ITEMS]
+    else:
+        yield from getattr(value, "__dict__", {}).values()
