@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from feeder.text import printable
+from feeder.system.text import printable
 
 __all__ = [
     "ArgumentError",

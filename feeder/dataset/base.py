@@ -17,7 +17,7 @@ from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.stacking import check_stackable
 from feeder.errors import ArgumentError
-from feeder.text import count
+from feeder.system.text import count
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe

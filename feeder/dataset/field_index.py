@@ -14,7 +14,7 @@ from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, ImageOf, write_index
 from feeder.shard.source.image_field import split_fields
 from feeder.system.callers import warn
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["index_of_field"]
 

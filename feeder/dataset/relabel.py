@@ -12,7 +12,7 @@ from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.labels import LabelColumn, check_classes, label_text, name_numbers, target_number
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = [
     "TargetTransform",

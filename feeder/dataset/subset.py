@@ -14,7 +14,7 @@ from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["as_feeder", "dataset_fingerprint", "differing_part", "is_feeders", "joined_in"]
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS
-from feeder.text import count
+from feeder.system.text import count
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -27,7 +27,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.group_store import group_life, group_store, within
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["Agreement", "Connection", "calling_place", "check_identity", "connect", "epoch_values", "order_identity"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from feeder.text import printable
+from feeder.system.text import printable
 
 __all__ = ["warn"]
 
@@ -14,7 +14,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns, at the innermost frame outside this package.
 
     Args:
-        message: Any text; see :func:`feeder.text.printable`.
+        message: Any text; see :func:`feeder.system.text.printable`.
         category: The warning's class.
     """
     frame, level = sys._getframe(), 1

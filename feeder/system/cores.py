@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["Cores", "MemoryLimit", "cores", "local_world_size", "memory_limit"]
 

@@ -7,7 +7,7 @@ import time
 from typing import TextIO
 
 from feeder.system.bar import make_bar
-from feeder.text import printable, say
+from feeder.system.text import printable, say
 
 __all__ = ["BarProgress", "LineProgress", "Progress", "terminal_progress"]
 

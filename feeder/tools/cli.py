@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import feeder
 from feeder.errors import ArgumentError, FeederError
-from feeder.text import printable, say
+from feeder.system.text import printable, say
 from feeder.tools.commands import bench, doctor, index, inspect, parity, profile, shard, tune
 from feeder.tools.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 

@@ -23,7 +23,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.system.cores import cores
 from feeder.system.files import file_sha256, open_regular
 from feeder.system.progress import Progress
-from feeder.text import count, printable
+from feeder.system.text import count, printable
 from feeder.tools.terminal import size, table, wrap
 
 __all__ = ["Damage", "Report", "inspect", "open_index", "render", "verify"]

@@ -10,7 +10,7 @@ from tests.support import ROOT
 
 # Each line may import from itself and from the lines before it. Of the two in one line neither may import the other.
 ROOMS = (
-    ("text",),
+    ("system.text",),
     ("errors",),
     ("_native", "_gpu"),
     ("system",),

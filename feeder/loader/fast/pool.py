@@ -28,7 +28,7 @@ from feeder.loader.slots.ring import Ring
 from feeder.loader.slots.shared_pickle import pack
 from feeder.loader.workers.process import Forked, InContext, Process
 from feeder.loader.workers.supervisor import Supervisor, Worker
-from feeder.text import count
+from feeder.system.text import count
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext

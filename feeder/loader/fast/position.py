@@ -10,7 +10,7 @@ from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.replay import Replay
 from feeder.order.split import Split
 from feeder.system.callers import warn
-from feeder.text import count, printable
+from feeder.system.text import count, printable
 
 __all__ = ["EpochProgress", "Place"]
 

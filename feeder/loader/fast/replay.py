@@ -25,7 +25,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
 from feeder.loader.slots.ring import Samples
 from feeder.loader.stateful import is_stateful
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["Replay", "check_replay_state"]
 

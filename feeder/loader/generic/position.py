@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = [
     "GenericProgress",

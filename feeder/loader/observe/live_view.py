@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from feeder.system.bar import make_bar
 from feeder.system.nvml import current_gpu_busy
-from feeder.text import count, say
+from feeder.system.text import count, say
 
 __all__ = ["LiveView", "Pace", "bar_text", "end_view", "line_text"]
 

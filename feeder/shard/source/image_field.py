@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError
 from feeder.shard.source.source import Source, reject_samples
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["choose_image", "image_fields", "lacks_image", "split_fields"]
 

@@ -16,7 +16,7 @@ from feeder.shard.source.labels import LabelColumn, as_number, is_class_number, 
 from feeder.shard.source.sample_table import NO_FILE
 from feeder.shard.source.source import Source, drop_duplicates
 from feeder.shard.source.spool import Spool
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["open_samples"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, SourceError
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = [
     "LABEL_BYTES",

@@ -10,7 +10,7 @@ from typing import Any
 
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import unpacked_limit
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["parquet_rows"]
 

@@ -16,7 +16,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_imag
 from feeder.shard.source.labels import Numbering
 from feeder.shard.source.sample_table import SampleTable, StoredField
 from feeder.system.files import open_regular
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["Container", "Rejection", "Source", "drop_duplicates", "reject_samples"]
 

@@ -25,7 +25,7 @@ from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
 from feeder.system.files import DISK_FULL, open_regular
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["MANIFEST_SUFFIXES", "ManifestColumns", "open_manifest"]
 

@@ -19,7 +19,7 @@ from feeder.shard.source.labels import LABEL_BYTES, LabelColumn, label_text, tar
 from feeder.shard.source.sample_table import StoredField
 from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["TarLabels"]
 

@@ -21,7 +21,7 @@ from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tar_labels import TarLabels
 from feeder.system.files import DISK_FULL, atomic_file
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars"]
 

@@ -17,7 +17,7 @@ from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import open_tars
 from feeder.system.progress import Progress
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["IndexSummary", "index_tars"]
 

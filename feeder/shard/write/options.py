@@ -10,7 +10,7 @@ from feeder.shard.source.image_field import split_fields
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["REJECTED_NAME", "ShardOptions", "ShardSummary"]
 

@@ -28,7 +28,7 @@ from feeder.shard.write.shard_writer import ShardWriter
 from feeder.system.cores import cores
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
-from feeder.text import count
+from feeder.system.text import count
 
 __all__ = ["Run"]
 

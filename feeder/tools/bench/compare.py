@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.html import page as report
 from feeder.tools.html.charts import Bar, bar_chart
 from feeder.tools.html.page import number

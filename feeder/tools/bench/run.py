@@ -20,7 +20,7 @@ import feeder
 from feeder.errors import BackendError, FeederError
 from feeder.shard.format.manifest import Manifest
 from feeder.system.cores import cores
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.bench.options import SETTLE, BenchOptions, default_workers
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.html.charts import Bar, Line, Point, Stack, bar_chart, line_chart, stacked_bar
 from feeder.tools.html.page import Html, Section, Tone, callout, facts, page, text
 from feeder.tools.html.page import table as html_table

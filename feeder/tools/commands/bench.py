@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from feeder.text import say
+from feeder.system.text import say
 from feeder.tools.commands.common import EXIT_INTERRUPTED, add_work
 
 __all__ = ["add", "run"]

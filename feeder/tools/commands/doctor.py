@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.text import count, say
+from feeder.system.text import count, say
 from feeder.tools.commands.common import EXIT_DAMAGED, add_output
 from feeder.tools.terminal import columns
 

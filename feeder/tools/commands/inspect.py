@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from feeder.errors import FeederError
-from feeder.text import count, printable, say
+from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_DAMAGED
 
 __all__ = ["add", "run"]

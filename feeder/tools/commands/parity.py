@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from feeder.text import say
+from feeder.system.text import say
 from feeder.tools.commands.common import EXIT_ERROR, add_output
 
 __all__ = ["add", "run"]

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from feeder.text import count, printable, say
+from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share, size_bytes
 from feeder.tools.terminal import size
 

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from feeder.text import count, say
+from feeder.system.text import count, say
 from feeder.tools.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, add_work, size_bytes
 
 __all__ = ["add", "run"]

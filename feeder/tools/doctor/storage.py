@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
 from feeder.system.cores import memory_limit
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.doctor.pagecache import cached_bytes
 from feeder.tools.terminal import size

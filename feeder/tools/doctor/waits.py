@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.errors import BackendError
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.doctor.finding import WAITS, Finding
 from feeder.tools.instrument.own_line import own_line
 

@@ -12,7 +12,7 @@ import torch
 from feeder.errors import ArgumentError
 from feeder.loader.trial import step_rate
 from feeder.system.cores import cores
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.headroom.fit import Fit
 from feeder.tools.headroom.measure import RunSums, first_batch, run
 from feeder.tools.headroom.remedies import Remedy, remedies

@@ -10,7 +10,7 @@ import numpy as np
 
 from feeder.dataset.subset import as_feeder
 from feeder.decoders.device.fused import split_for_device
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.headroom.fit import Fit
 from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT
 

@@ -25,7 +25,7 @@ from feeder.shard.source.open import open_source
 from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.progress import Progress
-from feeder.text import count, printable
+from feeder.system.text import count, printable
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.instrument.record import TRAINER_DECODE
 from feeder.tools.profile.times import LoaderTimes, MachineLoad
 from feeder.tools.thresholds import NOTICEABLE_GAIN, NOTICEABLE_WAIT

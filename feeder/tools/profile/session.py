@@ -13,7 +13,7 @@ from feeder.errors import ArgumentError, FeederError
 from feeder.system.cores import cores, local_world_size
 from feeder.system.files import check_writable, write_text
 from feeder.system.nvml import Nvml, open_nvml
-from feeder.text import say
+from feeder.system.text import say
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
 from feeder.tools.instrument.hooks import LoaderHooks

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from feeder.system.files import write_text
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.instrument.record import ProcessRecord
 
 __all__ = ["StepTrace"]

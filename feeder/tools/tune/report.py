@@ -10,7 +10,7 @@ from typing import Any
 
 from feeder.loader.trial import Trial
 from feeder.system.cores import Cores
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.bench.result_file import spread
 from feeder.tools.terminal import WIDTH, size, table, wrap
 from feeder.tools.tune.search import Outcome

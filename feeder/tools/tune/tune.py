@@ -19,7 +19,7 @@ from feeder.loader.trial import Trial, run, step_rate
 from feeder.order.sample_order import Order, Window
 from feeder.system.cores import Cores, cores
 from feeder.system.memory import available_bytes
-from feeder.text import count
+from feeder.system.text import count
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
