@@ -1,0 +1,223 @@
+"""The order of an epoch in buckets, as a pure function of (seed, epoch, samples consumed of each bucket).
+
+Note [Order of buckets]
+    The samples stand bucket after bucket: position p of an epoch belongs to the bucket that has p between its first
+    position and that of the next. Each bucket is permuted by itself, and its samples are consumed in that order, G at
+    a time: the global batch. Before each step its bucket is drawn, with odds in proportion to the full batches that
+    each bucket has left. So the sequence of batches is a random permutation of them, and yet the samples consumed of
+    each bucket tell all that follows. Once no bucket has G samples, the remainders stand in one row, from the widest
+    bucket to the tallest, and are cut into the last batches; such a batch has the size of its middle sample.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import ArgumentError
+from feeder.order.buckets import Buckets
+from feeder.order.permutation import permute
+from feeder.order.random import philox, uniform
+from feeder.order.sample_order import Order, substitute
+from feeder.order.split import Split
+
+__all__ = ["BucketOrder", "BucketSplit", "BucketTable"]
+
+_BUCKET_STREAM = 65_530  # the next below that of seeds for collate functions
+_SEQUENCE_STREAM = 65_529
+_AT_ONCE = 1 << 20
+_DRAWN_AT_ONCE = 1024
+
+
+class BucketTable:
+    """The samples of each bucket, 4 bytes a sample.
+
+    Args:
+        members: uint32 [N], sample ids, bucket after bucket; ascending in each.
+        starts: int64 [buckets + 1], first position of each bucket, and N.
+    """
+
+    def __init__(self, members: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> None:
+        self.members, self.starts = members, starts
+
+    @classmethod
+    def of(
+        cls, buckets: Buckets, samples: int, sizes: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int32]]
+    ) -> BucketTable:
+        """Returns the table of a dataset.
+
+        Args:
+            buckets: The buckets.
+            samples: Number of samples, below 2**32.
+            sizes: Returns the upright (height, width) of sample ids, int32 [N, 2].
+
+        Raises:
+            ArgumentError: if there are too many samples.
+        """
+        if samples >= 1 << 32:
+            raise ArgumentError(f"buckets are for fewer than 2**32 samples, got {samples:,}")
+        chosen = np.empty(samples, np.uint16)
+        for first in range(0, samples, _AT_ONCE):
+            ids = np.arange(first, min(samples, first + _AT_ONCE), dtype=np.int64)
+            chosen[first : first + len(ids)] = buckets.nearest(sizes(ids))
+        members = np.empty(samples, np.uint32)
+        starts = np.zeros(len(buckets) + 1, np.int64)
+        np.cumsum(np.bincount(chosen, minlength=len(buckets)), out=starts[1:])
+        for bucket, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
+            if end > start:
+                members[start:end] = np.flatnonzero(chosen == bucket)
+        return cls(members, starts)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def bucket_at(self, positions: npt.ArrayLike) -> npt.NDArray[np.intp]:
+        """Returns the buckets that positions, integers [N] in [0, samples), belong to: intp [N]."""
+        return np.searchsorted(self.starts, np.asarray(positions), side="right") - 1
+
+    def substitute(self, position: int, attempt: int, seed: int, epoch: int) -> int:
+        """Returns a sample of the same bucket; see :func:`feeder.order.sample_order.substitute`."""
+        bucket = int(self.bucket_at([position])[0])
+        start, end = self.starts[bucket : bucket + 2].tolist()
+        return int(self.members[start + substitute(position, attempt, end - start, seed, epoch)])
+
+
+class BucketOrder(Order):
+    """The order of a dataset in buckets; see Note [Order of buckets].
+
+    Args:
+        table: The samples of each bucket.
+        seed: 0 to 2**64-1.
+        shuffle: False leaves each bucket in the stored order.
+    """
+
+    table: BucketTable
+
+    def __init__(self, table: BucketTable, seed: int = 0, shuffle: bool = False) -> None:
+        super().__init__(len(table), seed, shuffle)
+        object.__setattr__(self, "table", table)
+
+    def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """See :meth:`Order.ids`."""
+        places = np.array(positions, dtype=np.int64, ndmin=1)
+        if places.size and (places.min() < 0 or places.max() >= self.samples):
+            raise ArgumentError(f"positions must be in [0, {self.samples}), got {places.min()} to {places.max()}")
+        if self.shuffle:
+            owners = self.table.bucket_at(places)
+            for bucket in np.unique(owners).tolist():
+                start, end = self.table.starts[bucket : bucket + 2].tolist()
+                words = philox(self.seed, epoch, [bucket], _BUCKET_STREAM)[0].tolist()
+                own = owners == bucket
+                places[own] = start + permute(places[own] - start, end - start, words[0] << 32 | words[1], epoch)
+        return self.table.members[places].astype(np.int64)
+
+
+class BucketSplit(Split):
+    """Divides an epoch in buckets among steps and ranks; see Note [Order of buckets].
+
+    Steps, their sizes, padding and the number of samples consumed are those of :class:`Split`; the samples are others.
+    Padding repeats samples of the last batch.
+
+    Args:
+        order: The order.
+        epoch: The epoch, as the sequence of batches is drawn for it.
+        batch_size, rank, world_size, drop_last: See :class:`Split`.
+        consumed: Samples of each bucket that the job has consumed already; empty: none.
+    """
+
+    def __init__(
+        self,
+        order: BucketOrder,
+        epoch: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        consumed: Sequence[int] = (),
+    ) -> None:
+        starts = order.table.starts
+        done = np.array(consumed, np.int64) if len(consumed) else np.zeros(len(starts) - 1, np.int64)
+        if done.shape != (len(starts) - 1,) or (done < 0).any() or (done > np.diff(starts)).any():
+            raise ArgumentError(
+                f"consumed must have a number of samples for each of the {len(starts) - 1} buckets, at most "
+                f"{np.diff(starts).tolist()}, got {list(consumed)!r}"
+            )
+        super().__init__(order.samples, batch_size, rank, world_size, drop_last, int(done.sum()))
+        left = np.diff(starts) - done
+        self._set(_order=order, _epoch=epoch, _done=done, _rests=left % self._global_batch)
+        self._set(_unsequenced=(left // self._global_batch).tolist(), _full=int((left // self._global_batch).sum()))
+        self._set(_next=done.tolist(), _sequence=[], _firsts=[])
+
+    _order: BucketOrder
+    _epoch: int
+    _done: npt.NDArray[np.int64]
+    _rests: npt.NDArray[np.int64]  # of each bucket, what its last full batch leaves
+    _full: int  # number of full batches
+    # Grow as steps are asked for: the bucket of each full batch, and its first sample there.
+    _sequence: list[int]
+    _firsts: list[int]
+    _unsequenced: list[int]  # full batches of each bucket that are not in the sequence yet
+    _next: list[int]
+
+    def _set(self, **fields: object) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def positions(self, step: int) -> npt.NDArray[np.int64]:
+        """See :meth:`Split.positions`."""
+        first, size = self._share(step)
+        begin = self.start + step * self._global_batch
+        offsets = first - begin + np.arange(size, dtype=np.int64)
+        if step < self._full:
+            self._draw_sequence(step)
+            start = int(self._order.table.starts[self._sequence[step]])
+            return start + self._firsts[step] + offsets
+        return self._shared(begin + offsets % min(self._global_batch, self.samples - begin))
+
+    def bucket(self, step: int) -> int:
+        """Returns the bucket whose size the batch at a step has."""
+        begin = self.start + step * self._global_batch
+        self._share(step)
+        if step < self._full:
+            self._draw_sequence(step)
+            return self._sequence[step]
+        middle = begin + min(self._global_batch, self.samples - begin) // 2
+        return int(self._order.table.bucket_at(self._shared(np.array([middle])))[0])
+
+    def consumed_by_bucket(self, steps: int) -> list[int]:
+        """Returns the samples of each bucket that the whole job has consumed after ``steps`` steps from ``start``."""
+        full = min(steps, self._full)
+        if full:
+            self._draw_sequence(full - 1)
+        done = self._done + self._global_batch * np.bincount(self._sequence[:full], minlength=len(self._done))
+        shared = self.consumed(steps) - self.start - full * self._global_batch
+        before = np.cumsum(self._rests) - self._rests
+        numbers: list[int] = (done + np.clip(shared - before, 0, self._rests)).tolist()
+        return numbers
+
+    def _shared(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the positions of samples in the last batches, given their numbers among all samples consumed."""
+        row = places - (self.start + self._full * self._global_batch)
+        ends = np.cumsum(self._rests)
+        owners = np.searchsorted(ends, row, side="right")
+        positions: npt.NDArray[np.int64] = self._order.table.starts[owners + 1] - ends[owners] + row
+        return positions
+
+    def _draw_sequence(self, step: int) -> None:
+        """Draws the sequence of full batches up to a step."""
+        left, size = self._unsequenced, self._global_batch
+        while len(self._sequence) <= step:
+            ahead = min(_DRAWN_AT_ONCE, self._full - len(self._sequence))
+            consumed = self.start + size * (len(self._sequence) + np.arange(ahead))
+            drawn = uniform(self._order.seed, self._epoch, consumed, _SEQUENCE_STREAM, 1)[:, 0].tolist()
+            for number in drawn if self._order.shuffle else [0.0] * ahead:
+                ends = list(itertools.accumulate(left))
+                bucket = bisect.bisect_right(ends, int(number * ends[-1]))
+                self._sequence.append(bucket)
+                self._firsts.append(self._next[bucket])
+                left[bucket] -= 1
+                self._next[bucket] += size
