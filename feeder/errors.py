@@ -2,10 +2,10 @@
 
     FeederError
     ├── ArgumentError      a bad argument or option; also a ValueError
-    ├── SourceError        the input dataset can't be read as a whole (a single bad sample is no error)
+    ├── SourceError        the input dataset can't be read as a whole (one bad sample is not an error)
     ├── ShardError         the output folder can't be written, or holds something else
     │   └── LockedError    another writer is at work on it
-    ├── FormatError        a shard set, index or manifest is damaged, or of a version we don't know
+    ├── FormatError        a shard set, index or manifest is damaged, or of an unknown version
     ├── BackendError       a decode backend is missing, or can't run the recipe
     ├── DecodeError        one sample can't be decoded; names its key, shard and offset
     └── WorkerError        the worker pool stopped without finishing
@@ -36,7 +36,7 @@ __all__ = [
 class FeederError(Exception):
     """Base of every exception that feeder raises on purpose."""
 
-    _lines: ClassVar[bool] = False  # True if the message may have several
+    _lines: ClassVar[bool] = False  # True if the message may have several lines
 
     def __str__(self) -> str:
         return printable(super().__str__(), lines=self._lines)
@@ -111,11 +111,11 @@ class WorkerError(FeederError):
 def stop_in_a_batch(error: StopIteration) -> RuntimeError:
     """Returns the error to raise in place of a StopIteration from making a batch.
 
-    A loop would take a StopIteration for the epoch's end, and miss the rest.
+    A ``for`` loop would take the StopIteration as the end of the epoch.
     """
     result = RuntimeError(
         "StopIteration was raised while a batch was made, by the dataset, a transform or the collate_fn. A loop would "
-        "end there and miss the rest of the epoch; most likely it is from a next() without a default"
+        "take it as the end of the epoch; it probably comes from a next() without a default"
     )
     result.__cause__ = error
     return result

@@ -187,13 +187,13 @@ def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[i
 
 
 def keeps_samples(dataset: Any, base: type) -> bool:
-    """Tells whether a dataset makes its samples and its length as this base class does."""
+    """Returns whether a dataset makes its samples and its length as this base class does."""
     names = ("__getitem__", "__getitems__", "__len__")
     return all(getattr(type(dataset), name, None) is getattr(base, name, None) for name in names)
 
 
 def applies_exif(exif_orientation: str) -> bool:
-    """Tells whether EXIF orientation is to be applied.
+    """Returns whether EXIF orientation is to be applied.
 
     Raises:
         ArgumentError: for a word that is neither "apply" nor "ignore".

@@ -63,7 +63,7 @@ def index_of_field(path: str, image_field: str) -> str:
 
 
 def _fits(path: str, index: Index) -> bool:
-    """Tells whether the file at ``path`` was made from this index, and is intact."""
+    """Returns whether the file at ``path`` was made from this index, and is intact."""
     try:
         made = Index(path)
         made.check()

@@ -292,7 +292,7 @@ class ShardReader(ShardFields):
         return bytes(data)
 
     def _has_changed(self, shard: int) -> bool:
-        """Tells whether a shard may have changed since the reader was made; see Note [Shards that change]."""
+        """Returns whether a shard may have changed since the reader was made; see Note [Shards that change]."""
         entry = self._open(shard)
         return entry.changed_ns > self._made_ns or os.fstat(entry.descriptor).st_ctime_ns != entry.changed_ns
 

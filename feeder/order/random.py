@@ -17,7 +17,7 @@ _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)[:, None, None]
 
 
 def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks: int = 1) -> npt.NDArray[np.uint32]:
-    """Draws counter-based random words: Philox4x32-10.
+    """Draws counter-based random numbers of 32 bits by Philox4x32-10.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Key: the seed (64 bits). Counter:
     sample id (64 bits), epoch (32 bits), stream (16 bits) and block (16 bits).
@@ -27,7 +27,7 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
         epoch: 0 to 2**32-1.
         sample_ids: non-negative integers [N].
         stream: 0 to 65,535; number of the op that draws.
-        blocks: Blocks of four words to draw for each sample, 1 to 65,536.
+        blocks: Blocks of four numbers to draw for each sample, 1 to 65,536.
 
     Returns:
         uint32 [N, 4 * blocks].
@@ -40,7 +40,7 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
     check_range("stream", stream, 1 << 16)
     check_range("blocks", blocks - 1, 1 << 16)
     ids = np.asarray(sample_ids).astype(np.uint64)[:, None]
-    # Words 0 and 2 of the counter, and words 1 and 3, side by side: half as many calls to numpy.
+    # Words 0 and 2 of the counter share an array, and so do words 1 and 3, which halves the calls to numpy.
     even = np.empty((2, len(ids), blocks), np.uint64)
     odd = np.empty_like(even)
     even[0], odd[0] = ids & _MASK32, ids >> _SHIFT32

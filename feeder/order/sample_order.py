@@ -1,7 +1,7 @@
 """The order of an epoch's samples, as a pure function of (seed, epoch, position).
 
-It is no stream: any process can compute any part at any time, in O(1) memory, and gets the same numbers whatever the
-worker count, the world size or the moment of a resume.
+Any process can compute any part of it at any time, in O(1) memory. It does not depend on the number of workers, the
+world size, or where a run was resumed.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def ordered_batches(
 def _several_batches(
     order: Order, epoch: int, split: Split
 ) -> Iterator[Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]]:
-    """Yields several batches at once, as most of what their ids cost does not depend on their number."""
+    """Yields groups of batches, as computing the ids of one batch takes nearly as long as those of a group."""
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
     for first_step in range(0, len(split), steps):
         batches = [split.positions(step) for step in range(first_step, min(first_step + steps, len(split)))]

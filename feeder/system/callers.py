@@ -11,10 +11,10 @@ __all__ = ["warn"]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns, at the innermost frame outside this package.
+    """Issues a warning at the innermost frame outside this package.
 
     Args:
-        message: Any text; see :func:`feeder.system.text.printable`.
+        message: Any text; characters that are not printable are escaped.
         category: The warning's class.
     """
     frame, level = sys._getframe(), 1

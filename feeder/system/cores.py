@@ -58,7 +58,7 @@ class MemoryLimit:
 
     Attributes:
         limit_bytes: The limit of the group with the least memory left.
-        used_bytes: Memory in use in that group, without the page cache, which shrinks when it must.
+        used_bytes: Memory in use in that group, without the page cache, which the kernel can reclaim.
     """
 
     limit_bytes: int
@@ -96,7 +96,7 @@ def memory_limit(root: str = "/") -> MemoryLimit | None:
 
 
 def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of the job's ranks that share this process's cores, by the launcher's variables, else 1.
+    """Returns how many ranks of the job share this process's cores, from the launcher's variables; 1 without them.
 
     A SLURM task with its own cores does not share them, unless a launcher inside it says so.
     """
@@ -150,9 +150,9 @@ def _read(path: Path) -> str | None:
 
 def _quota(folder: Path) -> float | None:
     """Returns the folder's quota in cores."""
-    two = _read(folder / "cpu.max")
-    if two is not None:
-        limit, _, period = two.partition(" ")
+    version_2 = _read(folder / "cpu.max")
+    if version_2 is not None:
+        limit, _, period = version_2.partition(" ")
     else:
         limit, period = _read(folder / "cpu.cfs_quota_us") or "", _read(folder / "cpu.cfs_period_us") or ""
     if not limit.isdecimal() or not period.isdecimal() or int(period) == 0:  # "max", "-1", or no such file

@@ -119,7 +119,7 @@ def open_regular(path: str, flags: int = 0) -> int:
             raise OSError(errno.EINVAL, "not a regular file", path) from None
         if error.errno != errno.EWOULDBLOCK or not os.path.isfile(path):
             raise
-        descriptor = os.open(path, flags)  # waits until a file server's client returns its lease
+        descriptor = os.open(path, flags)  # blocks until another process gives up its lease on the file
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -140,7 +140,7 @@ def fsync_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def exclusive_lock(path: str) -> Iterator[None]:
-    """Holds a lock file; the lock ends when the process does, however it ends.
+    """Holds a lock file; the kernel releases the lock when the process ends, even if it is killed.
 
     Raises:
         LockedError: if another process holds it.
@@ -150,7 +150,7 @@ def exclusive_lock(path: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                raise FileNotFoundError  # its holder has removed it meanwhile, and another process may hold a new one
+                raise FileNotFoundError  # its holder has just removed it, and another process may have locked a new one
         except OSError:
             raise LockedError(
                 f"{os.path.dirname(path)}: another feeder process is writing this folder; wait until it is done, or "

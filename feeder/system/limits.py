@@ -11,8 +11,8 @@ from collections.abc import Iterator
 __all__ = ["explained", "limit_reached"]
 
 _MIB = 1 << 20
-# Messages of RuntimeErrors by packages that the system refused a descriptor, memory or a thread.
-_WORDS = {
+# Parts of the RuntimeErrors that packages raise when the system refuses a descriptor, memory or a thread.
+_MESSAGES = {
     "received 0 items of ancdata": errno.EMFILE,
     os.strerror(errno.EMFILE).lower(): errno.EMFILE,
     "allocate memory": errno.ENOMEM,
@@ -22,7 +22,7 @@ _WORDS = {
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Adds the limit's name to errors for lack of descriptors, memory or processes, raised in its context.
+    """Adds the limit's name to errors for lack of descriptors, memory or processes that are raised in its context.
 
     Raises:
         OSError, MemoryError, RuntimeError: as raised inside, with the same ``errno``.
@@ -30,14 +30,14 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
-        said = limit_reached(error)
-        if said is None or said in str(error):
+        limit = limit_reached(error)
+        if limit is None or limit in str(error):
             raise
         if isinstance(error, OSError):
             raise OSError(
-                error.errno, f"{error.strerror}: {said}", *([error.filename] if error.filename else [])
+                error.errno, f"{error.strerror}: {limit}", *([error.filename] if error.filename else [])
             ) from error
-        text = f"{error}: {said}" if str(error) else said
+        text = f"{error}: {limit}" if str(error) else limit
         raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(text) from error
 
 
@@ -49,12 +49,12 @@ def limit_reached(error: BaseException) -> str | None:
         code = error.errno or 0
     else:
         text = str(error).lower()
-        code = next((number for words, number in _WORDS.items() if words in text), 0)
+        code = next((number for message, number in _MESSAGES.items() if message in text), 0)
     if code == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
             f"this process may have {most} files open (RLIMIT_NOFILE): raise it, with `ulimit -n 4096` for "
-            "example, or take fewer workers"
+            "example, or use fewer workers"
         )
     if code == errno.ENOMEM and (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         return (

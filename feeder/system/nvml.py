@@ -1,4 +1,4 @@
-"""NVIDIA's management library, through nvidia-ml-py: the GPUs and the use of them, their memory and PCIe."""
+"""NVIDIA's management library, through nvidia-ml-py: the GPUs, their utilization, memory and PCIe traffic."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class GpuSample:
     Args:
         busy: Share of the time since NVML's last sample in which a kernel ran, 0-1.
         memory_bytes: Memory in use.
-        received_bytes_s: PCIe traffic to the GPU, bytes a second.
-        sent_bytes_s: PCIe traffic from the GPU, bytes a second.
+        received_bytes_s: PCIe traffic to the GPU, bytes per second.
+        sent_bytes_s: PCIe traffic from the GPU, bytes per second.
     """
 
     busy: float | None
@@ -52,7 +52,7 @@ class GpuSample:
 
 
 class Nvml:
-    """The library, open.
+    """The opened library.
 
     Args:
         library: The module ``pynvml``, initialized.
@@ -81,7 +81,7 @@ class Nvml:
         return found
 
     def sample(self, gpu: Gpu) -> GpuSample:
-        """Takes a sample of a GPU, in about 40 ms: NVML counts PCIe traffic for that long."""
+        """Takes a sample of a GPU. It takes about 40 ms, for which NVML counts PCIe traffic."""
         nvml, handle = self._nvml, self._handles[gpu.index]
         return GpuSample(
             busy=self.busy(gpu),
@@ -91,7 +91,7 @@ class Nvml:
         )
 
     def busy(self, gpu: Gpu) -> float | None:
-        """Returns the sample's ``busy`` alone, at negligible cost."""
+        """Returns ``busy`` of :class:`GpuSample` alone, at negligible cost."""
         rates = self._try(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handles[gpu.index]).gpu)
         return None if rates is None else rates / 100
 
@@ -124,7 +124,7 @@ class Nvml:
 
 
 def open_nvml() -> Nvml | str:
-    """Opens the library, or returns why it can't be opened."""
+    """Opens the library, or returns the reason why it can't be opened."""
     try:
         import pynvml
     except ImportError:
@@ -137,9 +137,9 @@ def open_nvml() -> Nvml | str:
 
 
 def current_gpu_busy() -> Callable[[], float | None]:
-    """Returns a function for the use of the GPU that this process trains on, 0-1.
+    """Returns a function that returns ``busy`` of :class:`GpuSample` for the GPU that this process trains on.
 
-    The function returns None without a GPU, and before CUDA is in use.
+    The function returns None without a GPU, and before CUDA is initialized.
     """
     found: list[tuple[Nvml, Gpu] | None] = []
 
@@ -147,7 +147,7 @@ def current_gpu_busy() -> Callable[[], float | None]:
         if not found:
             torch = sys.modules.get("torch")
             if torch is None or not torch.cuda.is_initialized():
-                return None  # a mere look must not initialize CUDA
+                return None  # asking for the current device would initialize CUDA
             found.append(_current_gpu(torch))
         return found[0][0].busy(found[0][1]) if found[0] is not None else None
 

@@ -35,17 +35,17 @@ class Memory(NamedTuple):
 
 
 def process_tree(root: int | None = None) -> list[int]:
-    """Returns the process ids of a process (this one if None) and of all its descendants that run."""
+    """Returns the process ids of a process (this one if None) and of all its running descendants."""
     return list(_family(root))
 
 
 def cpu_seconds(root: int | None = None) -> float:
-    """Returns the CPU time of a process tree: of those that run, and of those that have been waited for."""
+    """Returns the CPU time of a process tree, with that of ended children that have been waited for."""
     return sum(sum(map(int, fields[11:15])) for fields in _family(root).values()) / _TICKS_PER_S
 
 
 def cpu_seconds_by_process(root: int | None = None) -> dict[int, float]:
-    """Returns the CPU time of each process of a tree by its id, without the children that it has waited for."""
+    """Returns the CPU time of each running process of a tree, by process id, without its ended children."""
     return {pid: sum(map(int, fields[11:13])) / _TICKS_PER_S for pid, fields in _family(root).items()}
 
 
@@ -53,14 +53,14 @@ def memory(root: int | None = None) -> Memory:
     """Returns the memory of a process tree. Reads every page table: milliseconds, too slow for a timed section."""
     peak = pss = 0
     for pid in process_tree(root):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has just ended
             peak += status_bytes("VmHWM", pid)
             pss += pss_bytes(pid)
     return Memory(peak / _MIB, pss / _MIB)
 
 
 def pss_bytes(pid: int) -> int:
-    """Returns the memory of a process with its share of the shared part; 0 if that can't be read."""
+    """Returns a process's memory, each shared page divided by the processes that share it; 0 if it can't be read."""
     try:
         return _field_bytes(f"/proc/{pid}/smaps_rollup", "Pss")
     except OSError:
@@ -68,7 +68,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def status_bytes(name: str, pid: int | None = None) -> int:
-    """Returns a size from ``/proc/PID/status``, 0 where it has none.
+    """Returns a size from ``/proc/PID/status``; 0 if the field is absent.
 
     Args:
         name: The field, such as "VmRSS" or "VmHWM".

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, plain lines in a pipe or log."""
+"""Progress of a run: a bar on a terminal, plain lines in a pipe or log."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Progress:
     """Receives a run's progress; this one shows nothing."""
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
-        """Starts, with the totals and the part of them that an earlier run has done."""
+        """Starts, given the totals and the part of them that an earlier run has already done."""
 
     def advance(self, samples: int, size_bytes: int) -> None:
-        """Adds to what is done. Called from one thread."""
+        """Adds samples and bytes to those done. Called from one thread only."""
 
     def note(self, line: str) -> None:
         """Shows a line to the user."""

@@ -1,4 +1,4 @@
-"""Versions of what is installed, and of what is really imported: the report of ``feeder --version -v``.
+"""The report of ``feeder --version -v``: versions of the installed packages, and of the PIL that is imported.
 
 torch and DALI are looked up, not imported, so the report takes a fraction of a second. Pillow is imported: two
 distributions own the package ``PIL``, and only its files show which one is there.
@@ -35,7 +35,7 @@ class PillowInfo:
         simd: True for pillow-simd, a build of the user's own included.
         libjpeg: Its JPEG library and that library's version, or None if it has none.
         libjpeg_path: The shared library's file, or None if it is linked statically.
-        overlaid: Version of the pillow distribution below pillow-simd's files, or None.
+        overlaid: Version of the pillow distribution that pillow-simd's files replaced, or None.
         absent_codecs: Formats it was built without, sorted.
     """
 
@@ -50,7 +50,7 @@ class PillowInfo:
 
     @property
     def mixed(self) -> bool:
-        """True if files of two Pillow releases share a folder, which isn't safe: compiled parts share structures."""
+        """True if the folder has files of two Pillow releases. That isn't safe: their compiled parts share structs."""
         return self.overlaid is not None and self.overlaid != re.sub(r"\.post\d+$", "", self.version)
 
 
@@ -62,7 +62,7 @@ def _distribution_version(name: str) -> str | None:
 
 
 def _owners(folder: str, core_path: str, core: bytes) -> tuple[str, dict[str, str]]:
-    """Returns the distribution whose record has this core, and the versions of all that claim to be PIL."""
+    """Returns the distribution whose record lists this core, and the versions of all that provide ``PIL``."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(core).digest()).rstrip(b"=").decode()
     owner, claims = "unknown", {}
     for distribution in importlib.metadata.distributions(path=[os.path.dirname(folder)]):
@@ -77,7 +77,7 @@ def _owners(folder: str, core_path: str, core: bytes) -> tuple[str, dict[str, st
 
 
 def _loaded_library(core: bytes) -> str | None:
-    """Returns the file of the libjpeg that the core names, from the process's maps."""
+    """Returns the path of the libjpeg that the core is linked to, from the process's memory maps."""
     names = {match.decode() for match in re.findall(rb"lib(?:turbo)?jpeg[A-Za-z0-9_.-]*\.so[0-9.]*", core)}
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
@@ -176,8 +176,8 @@ def report() -> str:
             rows.append(
                 (
                     "warning",
-                    f"files of pillow {pillow.overlaid} lie below pillow-simd {pillow.version}; put pillow of the "
-                    f"same version below it: pip install pillow=={pillow.version.partition('.post')[0]}, then "
+                    f"pillow-simd {pillow.version} is installed over pillow {pillow.overlaid}; install it over the "
+                    f"same version: pip install pillow=={pillow.version.partition('.post')[0]}, then "
                     f"pip install --no-deps --force-reinstall pillow-simd=={pillow.version}",
                 )
             )

@@ -213,7 +213,7 @@ class Index:
         return self._columns[name]
 
     def has_column(self, name: str) -> bool:
-        """Tells whether the index has an optional column."""
+        """Returns whether the index has an optional column."""
         return name in self._columns
 
     def damaged_columns(self, names: Iterable[str] | None = None) -> list[str]:

@@ -261,7 +261,7 @@ def read_header(path: str) -> dict[str, Any]:
 
 
 def _is_as_written(raw: bytes, header: dict[str, Any]) -> bool:
-    """Tells whether a header matches its checksum, or is of an older index, which has none."""
+    """Returns whether a header matches its checksum, or is of an older index, which has none."""
     if "header_crc32" not in header:
         return b'"crc32":"' not in raw
     start = raw.find(_HEADER_CRC) + len(_HEADER_CRC)

@@ -112,7 +112,7 @@ class Manifest:
 
 
 def matches_checksum(text: bytes) -> bool:
-    """Tells whether the bytes of a manifest match its checksum; older manifests have none, and do."""
+    """Returns whether the bytes of a manifest match its checksum; older manifests have none, and do."""
     found = _CRC32.search(text)
     return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
 
@@ -167,7 +167,7 @@ def _text(path: str) -> bytes | None:
 
 
 def is_shard_set(folder: str) -> bool:
-    """Tells whether ``feeder shard`` wrote a folder, or is writing it, by its manifest or plan."""
+    """Returns whether ``feeder shard`` wrote a folder, or is writing it, by its manifest or plan."""
     if os.path.isfile(os.path.join(folder, PLAN_NAME)):
         return True
     try:

@@ -162,7 +162,7 @@ class HeaderFile:
 
 
 def _is_pax(data: bytes) -> bool:
-    """Tells whether an extended header's data are records, such as ``19 path=cat-1.jpg`` with a line end, and zeros."""
+    """Returns whether an extended header's data are records, such as ``19 path=cat-1.jpg`` with a line end, and zeros."""
     position = 0
     while record := _PAX_RECORD.match(data, position):
         end = position + int(record[1])

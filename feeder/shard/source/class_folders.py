@@ -29,7 +29,7 @@ def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
 
 
 def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool = False) -> bool:
-    """Tells whether an entry is a folder, or a link to one.
+    """Returns whether an entry is a folder, or a link to one.
 
     A link to itself is no folder, nor, with ``skip_unreadable``, is a link into an unreadable folder.
 

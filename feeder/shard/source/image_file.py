@@ -73,7 +73,7 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def looks_like_image(path: str | bytes) -> bool:
-    """Tells whether a file's name claims that it is an image."""
+    """Returns whether a file's name claims that it is an image."""
     return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
 
 

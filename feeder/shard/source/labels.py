@@ -185,7 +185,7 @@ class LabelColumn:
 
 
 def is_class_number(number: float) -> bool:
-    """Tells whether a number can be a class number: an integer from 0 on."""
+    """Returns whether a number can be a class number: an integer from 0 on."""
     return number >= 0 and float(number).is_integer()
 
 

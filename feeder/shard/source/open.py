@@ -96,7 +96,7 @@ def source_kind(path: str) -> str:
 
 
 def overlaps_source(path: str, out: str) -> bool:
-    """Tells whether an output folder is or lies inside a source folder, or is the folder of a source's files."""
+    """Returns whether an output folder is or lies inside a source folder, or is the folder of a source's files."""
     folder = path if os.path.isdir(path) else os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
     inner, outer = os.path.realpath(out), os.path.realpath(folder)
     return inner == outer or (os.path.isdir(path) and inner.startswith(outer.rstrip("/") + "/"))

@@ -115,7 +115,7 @@ class SampleTable:
         return self._rows[i]
 
     def has_file(self, i: int) -> bool:
-        """Tells whether the image of sample ``i`` is a file, not a part."""
+        """Returns whether the image of sample ``i`` is a file, not a part."""
         return self._mtimes[i] != NO_FILE
 
     def size(self, i: int) -> int:

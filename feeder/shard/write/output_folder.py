@@ -262,7 +262,7 @@ def _refuse_foreign(path: str, force: bool) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Tells whether a name is that of a shard set's file, or of one that is being written."""
+    """Returns whether a name is that of a shard set's file, or of one that is being written."""
     if name.endswith(TEMPORARY_SUFFIX):
         name = name[: -len(TEMPORARY_SUFFIX)].rpartition(".")[0]
     return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _FIELD_INDEX))
