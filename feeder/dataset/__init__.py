@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Moved(ModuleType):
-    """A module by the name that pickles of earlier versions know it by."""
+    """A module under the name by which pickles of earlier versions refer to it."""
 
     def __init__(self, old: str, new: str) -> None:
         super().__init__(old)

@@ -29,10 +29,10 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     """Base of :class:`ShardDataset` and :class:`FolderDataset`.
 
     ``dataset[i]`` is ``(image, label, *fields)``. The image is a tensor [C, H, W], uint8 0-255 unless the recipe has
-    ToDtype or Normalize. The label is an int, or in a set with targets a tensor, float32 [] or [K]. Fields have the
-    order in which they were asked for. Under :class:`feeder.DataLoader` augmentation is a function of (seed, epoch,
-    sample id). Under torch's own loader, and with ``dataset[i]``, it is drawn from torch's random state, so workers and
-    epochs differ as they do for any dataset there.
+    ToDtype or Normalize. The label is an int, or in a set with targets a tensor, float32 [] or [K]. Fields come in the
+    order of ``fields``. Under :class:`feeder.DataLoader` augmentation is a function of (seed, epoch, sample id). Under
+    torch's own loader, and with ``dataset[i]``, it is drawn from torch's random state, so it differs between workers
+    and epochs as for any other dataset.
 
     Attributes:
         reader: Reads the samples' bytes.
@@ -111,7 +111,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         def __getattr__(self, name: str) -> NoReturn:
             hint = ""
             if name in ("imgs", "samples"):  # attributes of torchvision's ImageFolder
-                hint = ": fields=['path'] gives each sample's path behind its label, targets the labels of all"
+                hint = ": fields=['path'] adds each sample's path after its label, and targets has all labels"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
@@ -134,8 +134,8 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     @property
     def targets(self) -> list[Any]:
-        """Labels of all samples, as torchvision's datasets have them: a list of ints, made once; in a set with targets
-        of floats, or of lists of K floats. Changes to it don't change the samples."""
+        """Labels of all samples, as in torchvision's datasets: a list of ints, made once. In a set with targets, a list
+        of floats, or of lists of K floats. Changing it doesn't change the samples."""
         if self._targets is None:  # scripts ask for it for each sample: [dataset.targets[i] for i in subset.indices]
             self._targets = self.reader.labels().tolist()
         return self._targets
@@ -144,15 +144,17 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     def targets(self, value: list[Any]) -> None:
         if keeps_samples(self, FeederDataset):
             name = type(self).__name__
-            way = "derive a class whose dataset[i] has the labels wanted"
-            raise AttributeError(f"the targets of a {name} can't be changed, as its samples keep their labels; {way}")
+            raise AttributeError(
+                f"the targets of a {name} can't be changed, as its samples keep their labels; derive a class whose "
+                "dataset[i] returns other labels"
+            )
         self._targets = value  # of a subclass that makes its own samples
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
-        """One field of all samples, without decoding images: to filter by, or to split into folds.
+        """Returns one field of all samples without decoding images, to filter the samples or to split them into folds.
 
         Args:
-            name: A field as ``fields`` takes it, which need not have it.
+            name: Any field that ``fields`` accepts, requested there or not.
 
         Returns:
             int64 [N] for "index", "width", "height", "orientation" and "row", else a list of N: text for "key" and
@@ -174,10 +176,10 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
 
 def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Samples as ``dataset[i]`` gives them, with the augmentation that the loader's fast path draws for them.
+    """Returns samples as ``dataset[i]`` does, with the augmentation that the loader's fast path draws for them.
 
     Args:
-        dataset: One that makes its samples itself, see :func:`keeps_samples`.
+        dataset: A dataset for which :func:`keeps_samples` is True.
         seed: 0 to 2**64-1.
         epoch: 0 to 2**32-1.
         ids: Sample ids, 0 or more.
@@ -187,16 +189,16 @@ def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[i
 
 
 def keeps_samples(dataset: Any, base: type) -> bool:
-    """Returns whether a dataset makes its samples and its length as this base class does."""
+    """Returns whether a dataset has the samples and the length of this base class, with neither overridden."""
     names = ("__getitem__", "__getitems__", "__len__")
     return all(getattr(type(dataset), name, None) is getattr(base, name, None) for name in names)
 
 
 def applies_exif(exif_orientation: str) -> bool:
-    """Returns whether EXIF orientation is to be applied.
+    """Returns True for "apply" and False for "ignore".
 
     Raises:
-        ArgumentError: for a word that is neither "apply" nor "ignore".
+        ArgumentError: for any other value.
     """
     if exif_orientation not in ("apply", "ignore"):
         raise ArgumentError(f"exif_orientation must be 'apply' or 'ignore', got {exif_orientation!r}")

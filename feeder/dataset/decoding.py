@@ -29,8 +29,8 @@ class DecodeCounts:
     """Numbers of images that were not decoded in the usual way.
 
     Attributes:
-        clipped: Images that lost range, having more than 8 bits a sample.
-        slow: JPEGs that took the backend's slow way.
+        clipped: Images of more than 8 bits per channel, which were clipped.
+        slow: JPEGs that took the backend's slow path.
     """
 
     clipped: int = 0
@@ -39,7 +39,7 @@ class DecodeCounts:
 
 @contextlib.contextmanager
 def counted() -> Iterator[DecodeCounts]:
-    """Counts the images that this thread decodes one by one, in any dataset; clipped ones then cause no warning."""
+    """Counts the images that this thread decodes one by one, in any dataset. Clipped images then cause no warning."""
     before: DecodeCounts | None = getattr(_counting, "counts", None)
     _counting.counts = counts = DecodeCounts()
     try:
@@ -49,7 +49,7 @@ def counted() -> Iterator[DecodeCounts]:
 
 
 class SampleDecoder:
-    """Decodes samples one by one, as their images may differ in size, with the backend that "auto" chooses.
+    """Decodes samples one by one, as their images may differ in size. Uses the backend that "auto" chooses.
 
     Args:
         reader: The samples' encoded bytes.
@@ -65,7 +65,7 @@ class SampleDecoder:
     def decode(
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
     ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any], list[list[Any]]]:
-        """Reads, decodes and augments samples. Warns of the first image that is clipped, unless they are counted.
+        """Reads, decodes and augments samples. Warns of the first clipped image, unless :func:`counted` counts them.
 
         Args:
             seed: Seed of the augmentation, 0 to 2**64-1.

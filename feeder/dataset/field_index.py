@@ -1,4 +1,4 @@
-"""An index in which another field of the samples is the image, kept in a file beside the index that it is made from."""
+"""An index in which another field of the samples is the image. It is kept beside the index that it is made from."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["index_of_field"]
 
 
 def index_of_field(path: str, image_field: str) -> str:
-    """Makes the index in which another field of the samples is the image, unless an earlier one still fits.
+    """Makes the index in which another field of the samples is the image, unless it exists and is up to date.
 
     Args:
         path: The index of the set.
-        image_field: The field, or several with ";" between them, of which the first that a sample has counts.
+        image_field: The field, or several separated by ";", of which the first that a sample has is its image.
 
     Returns:
-        Path of the new index, beside the other, or the other's if each image is in that field already.
+        Path of that index, beside the one at ``path``; or ``path``, if its images are in that field already.
 
     Raises:
         FormatError: if the index is missing or damaged.
@@ -95,7 +95,7 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
         try:
             info = reader.header(i, int(place["offset"][i]), int(place["length"][i]))
         except (DecodeError, ValueError) as error:
-            if isinstance(error.__cause__, OSError):  # the disk's fault, so no reason to leave the sample out for good
+            if isinstance(error.__cause__, OSError):  # the disk's fault, which must not leave the sample out for good
                 raise
             has_field[i], reason = False, reason or f"; the first, {index.key(i)!r}: {error}"
         else:
@@ -124,7 +124,7 @@ def _columns(
     is_kept_row: npt.NDArray[np.bool_],
     sizes: npt.NDArray[np.int64],
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Columns of the kept samples, whose first member is the image of the old index."""
+    """Returns the columns of the kept samples. The first member of each is the image of the old index."""
     columns: dict[str, npt.NDArray[np.generic]] = {}
     for text in ("key", "path"):
         starts, data = index.column(f"{text}_start").tolist(), index.column(f"{text}_data").tobytes()

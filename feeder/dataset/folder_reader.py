@@ -23,7 +23,7 @@ __all__ = ["FolderReader"]
 
 
 class FolderReader:
-    """Samples that are image files. The list of files is two flat arrays, whatever its length.
+    """Samples that are image files. Two flat arrays list the files, so memory does not grow by objects.
 
     Args:
         root: The folder.
@@ -114,7 +114,7 @@ class FolderReader:
         """One of the fields that are integers, int64 [N].
 
         Raises:
-            DecodeError: for a file that can't be read, or is no image.
+            DecodeError: for a file that can't be read, or is not an image.
         """
         if name == "index":
             return ids
@@ -132,7 +132,7 @@ class FolderReader:
         """An encoded image and its header.
 
         Raises:
-            DecodeError: for a file that can't be read, or is no image.
+            DecodeError: for a file that can't be read, or is not an image.
         """
         try:
             data = read_image(os.path.join(self.root, self.path(i)))
@@ -160,7 +160,7 @@ class FolderReader:
         return self._labels
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
-        """Replaces the labels, by int64 [N] or float32 [N] or [N, K], and the names of classes."""
+        """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
     def shard_sizes(self) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class FolderReader:
             raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
         if not classes:
             if os.path.exists(os.path.join(root, INDEX_NAME)):
-                raise SourceError(f"{root}: these are shards; read them with ShardDataset")
+                raise SourceError(f"{root}: this is a shard set; read it with ShardDataset")
             raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
         data = bytearray()
         starts: list[int] = [0]
@@ -207,7 +207,7 @@ class FolderReader:
 
 
 def _images(root: str, name: str, extensions: frozenset[str]) -> dict[str, list[str]]:
-    """Names of the image files below a class folder, by folder relative to the root."""
+    """Returns the names of the image files below a class folder, by their folder relative to the root."""
     found: dict[str, list[str]] = {}
 
     def visit(relative: str) -> list[str]:

@@ -20,10 +20,10 @@ class JoinedReader:
 
     Args:
         readers: One or more, all distinct.
-        own_index: True if the field "index" is a sample's number here, False if it is the number in its reader.
+        own_index: True if the field "index" counts samples across all readers, False if within each reader.
 
     Raises:
-        ArgumentError: if one has labels of another kind than the first.
+        ArgumentError: if the kind of labels differs between readers.
     """
 
     def __init__(self, readers: Sequence[Reader], *, own_index: bool = False) -> None:
@@ -36,7 +36,7 @@ class JoinedReader:
                 )
                 raise ArgumentError(f"{kinds}; join sets with labels of one kind")
         self.label_dtype = first.label_dtype
-        # Labels are those of each reader, so the names hold only if all readers share them.
+        # Each reader keeps its labels, so class names are known only if all readers share them.
         self.classes = first.classes if all(reader.classes == first.classes for reader in self.readers) else None
         self.starts = np.cumsum([0, *map(len, self.readers)])
 
@@ -49,8 +49,8 @@ class JoinedReader:
         return int(self.starts[-1])
 
     def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
-        """See :meth:`Reader.read`. ``wanted`` is called once for all samples, as their crops are drawn together, so
-        readers that know sizes from their files only are read before."""
+        """See :meth:`Reader.read`. ``wanted`` is called once for all samples, whose crops are drawn together. Readers
+        that get sizes from the files only are therefore read before it."""
         groups = self._groups(ids)
         found: list[Encoded | None] = [None] * len(groups)
         orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)

@@ -25,8 +25,8 @@ __all__ = [
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
 SWAPPING_ORIENTATIONS = (5, 6, 7, 8)  # EXIF's that swap width and height
 
-# Takes orientations (uint8 [N]) and upright sizes (int32 [N, 2], (height, width)); returns the rows wanted of each
-# image, int32 [N, 2], (first, end), in pixels as stored.
+# A function of orientations, uint8 [N], and upright sizes, int32 [N, 2], (height, width). It returns the range of rows
+# wanted of each image, int32 [N, 2], (first, end), in pixels as stored.
 Wanted = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.int32]], npt.NDArray[np.int32]]
 
 
@@ -41,8 +41,8 @@ class Encoded:
         orientations: uint8 [N], EXIF orientation to apply, 1-8.
         sizes: int32 [N, 2], upright (height, width), pixels.
         errors: One entry per sample: None, or the error if it could not be read.
-        first_rows: int32 [N]: -1 for a whole image. Otherwise the buffer has a seekable JPEG's header and, from the
-            marker in front of this row of pixels on, the bytes that were wanted. None if all images are whole.
+        first_rows: int32 [N], -1 for a whole image. Otherwise the buffer has a seekable JPEG's header, followed by the
+            bytes of the wanted rows, from the marker before this row of pixels. None if all images are whole.
     """
 
     buffers: list[memoryview]
@@ -89,13 +89,13 @@ class Reader(Protocol):
 
         Args:
             ids: int64 [N].
-            wanted: Tells which rows of each image are wanted. A reader that knows where rows lie calls it before it
-                reads, and reads no others. None: all.
+            wanted: Returns the rows of each image that are wanted. A reader that knows the places of rows calls it
+                before it reads, and reads no other rows. None: all rows.
         """
 
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
-        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as :meth:`read` returns them; None if
-        only the samples' files have them."""
+        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`Encoded`; None if they are
+        known only from the samples' files."""
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """Sizes of N samples; those that can't be read count as empty."""
@@ -124,7 +124,7 @@ class Reader(Protocol):
 
 
 def label_dtype(labels: npt.NDArray[Any]) -> np.dtype[Any]:
-    """The dtype of one label of int64 or float32 [N] or [N, K]; a subarray for rows of K."""
+    """Returns the dtype of one label of ``labels``, int64 or float32 [N] or [N, K]; a subarray for rows of K."""
     return labels.dtype if labels.ndim == 1 else np.dtype((labels.dtype, labels.shape[1:]))
 
 

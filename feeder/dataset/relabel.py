@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 TargetTransform = Callable[[Any], Any] | Mapping[Any, Any]
-_LOOKED_AT = 100
+_EXAMINED = 100
 
 
 def without_labels(reader: ShardReader) -> None:
@@ -44,7 +44,7 @@ def labels_from_json(reader: ShardReader, keys: str | Sequence[str], classes: Se
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ArgumentError(f"labels must be True, False, or keys of the samples' json, got {keys!r}")
     rows = [row if isinstance(row, dict) else {} for row in reader.column("json")]
-    known = sorted({str(name) for row in rows[:_LOOKED_AT] for name in row})
+    known = sorted({str(name) for row in rows[:_EXAMINED] for name in row})
     missing = next((name for name in names if rows and not any(name in row for row in rows)), None)
     if missing is not None:
         raise ArgumentError(f"{place}: no sample's json has {missing!r}; the first have {', '.join(known) or 'none'}")
@@ -68,26 +68,26 @@ def refuse_unread_labels(reader: ShardReader) -> None:
     """Refuses a set whose samples have ``cls`` fields, but no label.
 
     Raises:
-        ArgumentError: naming the ways out.
+        ArgumentError: naming the remedies.
     """
     labels = reader.labels()
     if "cls" not in reader.index.fields or labels.dtype.kind == "f" or not len(labels):
         return
-    if labels[:_LOOKED_AT].max() >= 0 or labels.max() >= 0:
+    if labels[:_EXAMINED].max() >= 0 or labels.max() >= 0:
         return
-    texts = (reader.field(i, "cls") for i in range(min(len(labels), _LOOKED_AT)))
+    texts = (reader.field(i, "cls") for i in range(min(len(labels), _EXAMINED)))
     text = next((text for text in texts if text is not None and text.strip() not in (b"", b"-1")), None)
     if text is not None:
         raise ArgumentError(
-            f"{reader.index.path}: no sample has a label, though they have cls fields, such as {text[:40]!r}: name the "
-            "classes with classes=[...] if these are names, a key of the samples' json with labels='key', or give "
-            "labels=False for a dataset without labels; `feeder index`, run again on other programs' tars, makes "
-            "classes of names"
+            f"{reader.index.path}: no sample has a label, though they have cls fields, such as {text[:40]!r}: if these "
+            "are class names, list them with classes=[...]; take labels from a key of the samples' json with "
+            "labels='key', or none with labels=False; in tars of other programs, `feeder index`, run again, numbers "
+            "class names"
         )
 
 
 def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> None:
-    """Numbers the classes by a list of names. Labels without names stay, and get the names of the list.
+    """Numbers the classes by a list of names. Labels that have no names are kept, and get the names of the list.
 
     Raises:
         ArgumentError: for a class with samples, or a label, that is not in the list.
@@ -138,7 +138,7 @@ def share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
 
     Args:
         readers: The sets.
-        merge: True numbers all names, in the order in which they first appear; False wants equal classes.
+        merge: True numbers all names in the order in which they first appear; False requires equal classes.
 
     Raises:
         ArgumentError: naming the first class that differs, or a set without names to merge by.
@@ -169,7 +169,7 @@ def _difference(reader: ShardReader, first: ShardReader) -> str:
 
 
 def transform_labels(readers: Sequence[ShardReader | FolderReader], change: TargetTransform) -> None:
-    """Applies a function or mapping to the labels of one or more sets together, so that all stay of one kind.
+    """Applies a function or mapping to the labels of one or more sets together, so that all are of one kind.
 
     Raises:
         ArgumentError: if the mapping lacks a label, or the results are not numbers or differ in shape.

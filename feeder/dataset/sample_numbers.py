@@ -22,7 +22,7 @@ def sample_numbers(numbers: Iterable[Any]) -> npt.NDArray[np.int64]:
         int64 [N].
 
     Raises:
-        TypeError: naming the first that is none of these, such as a boolean.
+        TypeError: naming the first number that is none of these, such as a boolean.
     """
     found = list(numbers)
     if not set(map(type, found)) <= {int}:
@@ -38,6 +38,6 @@ def _checked(number: Any) -> int:
     except TypeError:
         pass
     raise TypeError(
-        f"a sample number must be an integer, got {number!r} ({type(number).__name__}); of a mask, "
-        "np.flatnonzero(mask) gives the numbers"
+        f"a sample number must be an integer, got {number!r} ({type(number).__name__}); for a mask, use "
+        "np.flatnonzero(mask)"
     )

@@ -34,7 +34,7 @@ class ShardFields:
         """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``.
 
         Raises:
-            DecodeError: if they can't be read; an error of the disk is the cause.
+            DecodeError: if they can't be read; its ``__cause__`` is the disk's error, if there was one.
         """
         raise NotImplementedError
 
@@ -90,21 +90,21 @@ class ShardFields:
         return values
 
     def header(self, i: int, offset: int, length: int) -> ImageInfo:
-        """Reads the header of an image in the shard of sample ``i``: of a JPEG its start only, of others all bytes.
+        """Reads the header of an image in the shard of sample ``i``. Reads only the start of a JPEG, else all bytes.
 
         Args:
             i: The sample.
-            offset: Where the image starts in the shard.
-            length: Its bytes.
+            offset: Start of the image in the shard, bytes.
+            length: Size of the image, bytes.
 
         Raises:
-            DecodeError: if its bytes can't be read; an error of the disk is the cause.
-            ValueError: if it is no image.
+            DecodeError: if its bytes can't be read; its ``__cause__`` is the disk's error, if there was one.
+            ValueError: if it is not an image.
         """
         data = self.read_bytes(i, offset, min(length, _HEADER_BYTES))
         if length > len(data):
             if data.startswith(b"\xff\xd8"):
-                with contextlib.suppress(ValueError):  # its metadata may be longer
+                with contextlib.suppress(ValueError):  # its metadata may be longer than what was read
                     return image_info(data)
             data = self.read_bytes(i, offset, length)
         return image_info(data)
@@ -125,7 +125,7 @@ class ShardFields:
         return sides.astype(np.int64)
 
     def _value(self, name: str, i: int, offset: int, length: int) -> Any:
-        """A member's bytes, or the value that its JSON stands for."""
+        """Returns a member's bytes, or its parsed value if it is JSON."""
         data = self.read_bytes(i, offset, length)
         if name != "json":
             return data

@@ -6,10 +6,10 @@ Note [Shards are untrusted]
 
 Note [Shards that change]
     Shards may be rewritten or replaced while an index of the old ones is in use. After a rename an open descriptor
-    still reads the old file, but whoever opens the file again, or in another process, reads the new one. So each sample
-    of a shard whose status changed after the reader was made, or after the shard was opened, is compared with the
-    index's checksum after it is read: a sample that is still the same is used, any other is an error. A copy of the
-    reader in another process refuses any index but the one that the reader was made with.
+    still reads the old file, but a process that opens the file again reads the new one. So if a shard's ctime changed
+    after the reader was made, or after the shard was opened, each sample read from it is compared with its checksum in
+    the index: a sample that is still the same is used, any other is an error. A copy of the reader in another process
+    refuses any index but the one that the reader was made with.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from feeder.system.files import open_regular
 
 __all__ = ["ShardReader"]
 
-# Shards that a thread keeps open, unless the threads together would take more than a quarter of the process's limit.
+# Shards that a thread keeps open, unless all threads together would take over a quarter of the process's descriptors.
 OPEN_SHARDS = 512
 _FEWEST_SHARDS = 2
 _LIMIT_SHARE = 4
-READ_AHEAD_BYTES = 1 << 18  # smaller parts are read at once, so advice would come too late
-ADVISED_PARTS = 30  # parts that are read with advice before the disk is timed again
+READ_AHEAD_BYTES = 1 << 18  # smaller reads are done before advice would help
+ADVISED_PARTS = 30  # number of reads with posix_fadvise before the disk is timed again
 _JPEG = ("jpeg", "jpg")
 
 
@@ -61,7 +61,7 @@ class _Files:
     Attributes:
         entries: Open shards by number, the one used last at the end.
         arena: Memory for the images of one :meth:`ShardReader.read`.
-        advised_parts: Number of further parts to be read with advice to the kernel; 0 while the disk is fast.
+        advised_parts: Number of further reads with posix_fadvise; 0 while the disk is fast.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class ShardReader(ShardFields):
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
         size_of = {shard: self._open(shard)[1] for shard in {shard for shard, _, _ in places}}
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
-        # Of each image (head, begin, end): its first ``head`` bytes, then those from ``begin`` to ``end``.
+        # The bytes to read of each image, as (head, begin, end): the first ``head``, and those from begin to end.
         ranges = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
         if count and int(lengths.max()) > LARGE_BYTES:
             self._refuse_large(ids, places, inside, errors)
@@ -171,7 +171,7 @@ class ShardReader(ShardFields):
             except DecodeError as error:
                 errors[row] = self.at(error, int(ids[row]))
                 buffers[row] = view[:0]
-        # Memory gives more than a byte a nanosecond; what is slower came from a disk.
+        # The page cache gives more than a byte per nanosecond; slower reads came from a disk.
         if not advise and total > READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
             files.advised_parts = ADVISED_PARTS
         changed = {shard for shard in size_of if self._has_changed(shard)}
@@ -182,7 +182,11 @@ class ShardReader(ShardFields):
         return Encoded(buffers, self._labels[ids], orientations, sizes, errors, first_rows)
 
     def _advise(self, images: list[tuple[tuple[int, int, int], tuple[int, int, int]]]) -> None:
-        """Tells the kernel, for a slow disk, all that will be read: (shard, offset, length), (head, begin, end)."""
+        """Announces reads from a slow disk to the kernel, so that they overlap.
+
+        Args:
+            images: For each image (shard, offset, length) and (head, begin, end), as in :meth:`read`.
+        """
         with contextlib.suppress(OSError):  # it is only advice
             for (shard, offset, _), (head, begin, end) in images:
                 descriptor = self._open(shard)[0]
@@ -193,7 +197,7 @@ class ShardReader(ShardFields):
     def _stored(
         self, ids: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], list[DecodeError | None]]:
-        """Orientations to apply and upright sizes, as the index has them, and errors for samples that it has wrong."""
+        """Returns orientations to apply, upright sizes, and errors for samples with impossible values in the index."""
         index = self.index
         errors: list[DecodeError | None] = [None] * len(ids)
         orientations = np.array(index.orientation[ids]) if self.exif else np.ones(len(ids), np.uint8)
@@ -227,7 +231,7 @@ class ShardReader(ShardFields):
         inside: list[bool],
         errors: list[DecodeError | None],
     ) -> None:
-        """Turns large samples that are no images into errors, before memory is taken for them."""
+        """Turns large samples that are not images into errors, before memory is allocated for them."""
         for row, (shard, offset, length) in enumerate(places):
             if inside[row] and length > LARGE_BYTES:
                 try:
@@ -265,7 +269,7 @@ class ShardReader(ShardFields):
         return self._labels
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
-        """Replaces the labels, by int64 [N] or float32 [N] or [N, K], and the names of classes."""
+        """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._has_own_labels = self._has_own_labels and labels is self._labels
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
@@ -307,14 +311,14 @@ class ShardReader(ShardFields):
             is_same = is_same and length <= min(size, MAX_FILE_BYTES) and offset <= size - length
             if is_same:
                 data = bytearray(length)
-                with contextlib.suppress(DecodeError):  # cut off just now, so the checksum will differ
+                with contextlib.suppress(DecodeError):  # the file has just been cut off, so the checksum will differ
                     _pread(descriptor, offset, memoryview(data))
                 checksum = zlib.crc32(data, checksum)
         if not is_same or checksum != int(index.crc32[i]):
             raise FormatError(
                 f"{index.shard_path(shard)}: it was changed or replaced while it was in use, and sample "
-                f"{index.key(i)!r} no longer matches {index.path}; make the dataset anew from the shards that are "
-                "there now, or put the earlier ones back and go on"
+                f"{index.key(i)!r} no longer matches {index.path}; create the dataset again to use the present shards, "
+                "or restore the earlier ones and go on"
             )
 
     def _open(self, shard: int) -> _Shard:
@@ -361,7 +365,7 @@ def _pread(descriptor: int, offset: int, view: memoryview) -> None:
 
 
 def _own_labels(index: Index) -> npt.NDArray[Any]:
-    """Labels in an index: its targets where it has any, as [N] if each sample has one number."""
+    """Returns the labels in an index, or its targets if it has any, as [N] if each sample has one number."""
     if not index.targets:
         return index.label
     target = index.column("target")
@@ -379,8 +383,8 @@ def _shard_reader(
     reader = ShardReader(index, exif=exif, classes=classes)
     if reader.index.identity != identity:
         raise FormatError(
-            f"{index}: it was replaced by another index while it was in use; make the dataset anew, or put the earlier "
-            "index and shards back and go on"
+            f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "
+            "earlier index and shards and go on"
         )
     reader._made_ns = made_ns
     if labels is not None:

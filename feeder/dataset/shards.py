@@ -27,10 +27,10 @@ __all__ = ["ShardDataset"]
 
 
 class ShardDataset(FeederDataset):
-    """Samples of a shard set, made by ``feeder shard`` or ``feeder index``, or of several sets in a row.
+    """Samples of a shard set that ``feeder shard`` or ``feeder index`` made, or of several sets in a row.
 
-    The index is memory-mapped, and opened again in each process: a pickle has its path only, and workers share one copy
-    in the page cache.
+    The index is memory-mapped, and opened again in each process: a pickle holds only its path, and workers share one
+    copy in the page cache.
 
     Args:
         path: The shards' folder, or its index file; or a list of these, whose samples follow one another.
@@ -39,24 +39,25 @@ class ShardDataset(FeederDataset):
             (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
             recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0).
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
-        image_field: Another field to take as the image, such as "mask.png", or several with ";" between them, of which
-            each sample has one; None takes the image that the index names. The headers of these images are read once,
-            and kept in a file beside the index. Samples without one are left out, with a warning.
+        image_field: Another field to use as the image, such as "mask.png", or several separated by ";", of which each
+            sample has one; None uses the image that the index names. The headers of these images are read once, and
+            kept in a file beside the index. Samples without such a field are left out, with a warning.
         classes: Class names by label. If the set has class names, in its index, manifest or ``cls`` fields, labels
             follow this list: ``ShardDataset(val, classes=train.classes)`` has the labels of ``train``. For several
-            sets, None asks for the same names in all, label by label; "merge" numbers classes by name, in the order in
-            which they first appear, so that the first set's labels stay.
-        labels: True: those of the set. False: none, -1 for all. A key of the samples' ``json``: its values, with
-            integers from 0 on as class numbers, text as class names (sorted) and other numbers as float32 targets.
-            Several keys: their numbers as targets. The ``json`` of all samples is read when the dataset is made.
+            sets, None requires the same class names in each; "merge" numbers all names in the order in which they
+            first appear, so that the first set keeps its labels.
+        labels: True for those of the set; False for none, which is -1. A key of the samples' ``json`` for its values:
+            integers from 0 are class numbers, text is a class name (numbered in sorted order), and other numbers are
+            float32 targets. Several keys for their numbers as targets. The ``json`` of all samples is read when the
+            dataset is created.
         target_transform: A function of a label, or a mapping of all labels, to an integer, a float or a row of numbers.
-            It is applied once to each label that occurs, when the dataset is made; -1 stays.
+            It is applied once to each label that occurs, when the dataset is created; -1 stays.
 
     Raises:
         FormatError: if an index is missing or damaged.
         ArgumentError: for a field that no sample of a set has, or that is refused; for an unknown
             ``exif_orientation``; for ``cls`` fields without labels; for labels that are not in ``classes`` or
-            ``target_transform``; for an ``image_field`` in which no sample has an image, or whose file can't be
+            ``target_transform``; for an ``image_field`` in which no sample has an image, or if its file can't be
             written; for sets whose classes differ, naming the first difference.
     """
 
@@ -95,7 +96,7 @@ def _opened(
     classes: Sequence[str] | None,
     labels: bool | str | Sequence[str],
 ) -> ShardReader:
-    """Opens one set, with the labels asked for."""
+    """Opens one set, with the requested labels."""
     folder = os.fspath(path)
     index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
     index = os.path.abspath(index)

@@ -21,16 +21,16 @@ def different_sizes(recipe: Recipe) -> ArgumentError:
     resizes = [op for op in recipe.ops if isinstance(op, Resize) and len(op.size or ()) < 2]
     which = f"{resizes[-1]} keeps each image's shape" if resizes else "the recipe leaves images at their sizes"
     return ArgumentError(
-        f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop behind "
-        "it, or Resize((height, width)), or give a collate_fn that takes different sizes"
+        f"the images of a batch have different sizes: {which}. Put CenterCrop, RandomCrop or RandomResizedCrop after "
+        "it, or Resize((height, width)), or use a collate_fn that accepts different sizes"
     )
 
 
 def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe) -> None:
-    """Raises a clearer error than torch's loader does when it stacks images of different sizes.
+    """Raises a clearer error than torch's loader would if it stacked images of different sizes.
 
-    Only the loader's fetcher knows its collate function, so this looks at the frame of the caller's caller. Other
-    callers, and loaders with another collate function, get the samples as they are.
+    Only torch's fetcher knows the loader's collate function, so this reads it from the frame of the caller's caller.
+    Other callers, and loaders with their own collate function, get the samples as they are.
 
     Args:
         samples: (image, ...) of a batch that ``dataset.__getitems__``, the caller, is about to return.

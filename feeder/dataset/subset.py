@@ -23,11 +23,12 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
     """Returns a dataset's samples as a feeder dataset.
 
     That works for a feeder dataset, torch's ``Subset`` of one, and torch's ``ConcatDataset`` of several with equal
-    recipes and fields. For any other it returns None, as for a subclass with its own ``dataset[i]`` or length.
+    recipes and fields. For any other dataset, and for subclasses that override ``dataset[i]`` or the length, it returns
+    None.
 
     Args:
         dataset: Any dataset.
-        stored_order: True to take samples in the order in which they are stored, False in the ``Subset``'s.
+        stored_order: True to order samples as they are stored, False as in the ``Subset``.
 
     Raises:
         IndexError: if the ``Subset`` has a sample that its dataset lacks.
@@ -49,15 +50,15 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
 
 
 def is_feeders(dataset: Any) -> bool:
-    """Returns True for a feeder dataset, and for a ``Subset`` or ``ConcatDataset`` of such; also where a class that
-    derives from these makes its own of ``dataset[i]``."""
+    """Returns True for a feeder dataset, and for a ``Subset`` or ``ConcatDataset`` of feeder datasets, subclasses that
+    override ``dataset[i]`` included."""
     if isinstance(dataset, ConcatDataset):
         return all(map(is_feeders, dataset.datasets))
     return is_feeders(dataset.dataset) if isinstance(dataset, Subset) else isinstance(dataset, FeederDataset)
 
 
 def dataset_fingerprint(dataset: Any) -> str:
-    """Returns a hash of which samples a dataset has that :func:`is_feeders` is True for."""
+    """Returns a hash of the samples of a dataset for which :func:`is_feeders` is True."""
     if isinstance(dataset, FeederDataset):
         return dataset.reader.fingerprint()
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
@@ -74,8 +75,8 @@ def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
     """Finds the first dataset of a ``ConcatDataset`` that can't be joined with those before it.
 
     Returns:
-        Its number, and "samples" if it is no feeder dataset, else its difference from the first: "transform", "fields"
-        or "kind of labels"; None if all can be joined.
+        Its number, and "samples" if it is not a feeder dataset, else how it differs from the first: "transform",
+        "fields" or "kind of labels". None if all can be joined.
     """
     first: FeederDataset | None = None
     for number, each in enumerate(dataset.datasets):
@@ -96,7 +97,7 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
     if not keeps_samples(dataset, ConcatDataset) or differing_part(dataset) is not None:
         return None
     parts = [part for each in dataset.datasets if (part := as_feeder(each)) is not None]
-    readers: list[Reader] = []  # each once, as a reader's buffers last until it reads again
+    readers: list[Reader] = []  # each once, as a reader's buffers are valid only until it reads again
     for part in parts:
         readers += [reader for reader in joined_in(part.reader) if all(reader is not other for other in readers)]
     starts = {id(reader): start for reader, start in zip(readers, np.cumsum([0, *map(len, readers)]), strict=False)}
@@ -112,13 +113,13 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
 
 
 def joined_in(reader: Reader) -> list[Reader]:
-    """Readers that a dataset's reader takes samples from, all or some."""
+    """Returns the readers that a dataset's reader takes samples from."""
     whole = reader.whole if isinstance(reader, PartReader) else reader
     return whole.readers if isinstance(whole, JoinedReader) and not whole.own_index else [whole]
 
 
 def _subset_ids(indices: Any, size: int) -> npt.NDArray[np.int64]:
-    """Indices of a ``Subset`` of a dataset of ``size`` samples, as numbers from 0 on."""
+    """Returns the indices of a ``Subset`` of a dataset of ``size`` samples as int64 [N], each in [0, size)."""
     try:
         found = np.asarray(indices)
     except ValueError as error:  # lists of different lengths, such as both sides of a split
@@ -126,7 +127,7 @@ def _subset_ids(indices: Any, size: int) -> npt.NDArray[np.int64]:
     if found.size and (found.ndim != 1 or found.dtype.kind not in "iu"):
         raise ArgumentError(
             f"the indices of a Subset must be integers in one row, got {found.dtype} of shape {found.shape}"
-            + ("; of a mask, np.flatnonzero(mask) gives them" if found.dtype.kind == "b" else "")
+            + ("; for a mask, use np.flatnonzero(mask)" if found.dtype.kind == "b" else "")
         )
     ids = np.array(found, np.int64)
     outside = ids[(ids < -size) | (ids >= size)]

@@ -1,4 +1,4 @@
-"""Some samples of another reader, in any order."""
+"""A subset of another reader's samples, in any order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PartReader"]
 
 
 class PartReader:
-    """A reader whose sample i is another reader's sample ``ids[i]``, which its field "index" names.
+    """A reader whose sample i is another reader's sample ``ids[i]``. Its field "index" is ``ids[i]``, not i.
 
     Args:
         whole: The other reader.

@@ -130,7 +130,7 @@ def test_what_is_no_shard_set_or_no_folder_of_images_says_what_to_give(
     shards = write_shards(tmp_path / "shards", 1)
     with pytest.raises(FormatError, match="give the shards' folder"):
         ShardDataset(shards / "shard-000000.tar")
-    with pytest.raises(SourceError, match="read them with ShardDataset"):
+    with pytest.raises(SourceError, match="read it with ShardDataset"):
         FolderDataset(shards)
     monkeypatch.chdir(shards)
     with pytest.raises(FormatError, match="is a folder, expected an index file"):

@@ -66,8 +66,8 @@ def test_folders_named_as_splits_are_pointed_out(tmp_path: Path) -> None:
         (tmp_path / path / "x.jpg").write_bytes(JPEG)
     source = open_folder(str(tmp_path / "src"))
     assert source.notes == [
-        f"{tmp_path}/src: its folders train, val are taken as classes; if they are splits of one dataset, name each by "
-        f"itself, {tmp_path}/src/train for example"
+        f"{tmp_path}/src: its folders train, val are taken as classes; if they are splits of one dataset, give one at a "
+        f"time, such as {tmp_path}/src/train"
     ]
     with pytest.warns(UserWarning, match="train, val are taken as classes"):
         assert FolderDataset(tmp_path / "src").classes == ["train", "val"]
@@ -122,7 +122,7 @@ def test_every_kind_of_bad_file_is_listed_with_its_reason(tmp_path: Path) -> Non
         "class-0/truncated.jpg": "truncated",
         "class-0/truncated.png": "damaged or unsupported png",
         "class-0/truncated.webp": "damaged",
-        "stray.jpg": "stands outside the class folders",
+        "stray.jpg": "is outside the class folders",
     }
     assert found.keys() == expected.keys()
     for path, reason in expected.items():
@@ -337,5 +337,5 @@ def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"missing: no such file or folder; expected a folder of images"):
         shard(str(tmp_path / "missing"), str(tmp_path / "out"))
     (tmp_path / "data.xlsx").touch()
-    with pytest.raises(SourceError, match="is no dataset that feeder knows"):
+    with pytest.raises(SourceError, match="is not a dataset that feeder knows"):
         shard(str(tmp_path / "data.xlsx"), str(tmp_path / "out"))

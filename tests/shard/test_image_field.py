@@ -158,7 +158,7 @@ def test_an_unfinished_run_of_an_older_feeder_is_not_mixed_with_another_choice(
         del plan["image_field"]
         (out / ".work" / "plan.json").write_text(json.dumps(plan))
     assert shard(str(tmp_path / "one.tar"), str(tmp_path / "one"), kept()).samples == 1
-    with pytest.raises(ShardError, match="chose the image of each sample by itself"):
+    with pytest.raises(ShardError, match="chose the image field for each sample separately"):
         shard(str(source), str(out), kept())
 
 

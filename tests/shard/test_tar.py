@@ -141,7 +141,7 @@ def test_zeros_and_damage_are_told_apart(tmp_path: Path) -> None:
     assert listed(first + bytes(3 << 20)) == ([a, b], [(hole + "no header follows, the rest can't be read", True)])
     assert listed(first + bytes(100)) == ([a, b], [])
     # A single block of zeros, in the middle and at the end.
-    lone = "damaged tar: no valid header at byte {} (a single block of zeros, two end an archive); "
+    lone = "damaged tar: no valid header at byte {} (a single block of zeros; two end an archive); "
     assert listed(first[:-512] + second) == (
         [a, b, ("c.jpg", c[1] - 512)],
         [(lone.format(end - 1024) + f"reading went on at byte {end - 512}", True)],

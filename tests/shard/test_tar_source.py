@@ -147,7 +147,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path: Path)
     assert rejected(out) == {
         "t.tar": f"damaged tar: no valid header at byte {header} (bad checksum); "
         f"reading went on at byte {header + 1536}",
-        "t.tar/dir/0001": "may be incomplete, beside damage or where archives meet: it has only cls, json, seg.png",
+        "t.tar/dir/0001": "may be incomplete, next to damage or where archives meet: it has only cls, json, seg.png",
     }
     assert sorted(path for path, _, _ in samples_of(out)) == ["t.tar/dir/0000", "t.tar/dir/0002"]
 
@@ -187,11 +187,11 @@ def test_a_hole_of_zeros_is_noted_and_takes_no_label(tmp_path: Path) -> None:
     data[start:end] = bytes(end - start)
     path.write_bytes(data)
     out = sharded(path, tmp_path)
-    reason = "may be incomplete, beside damage or where archives meet: it has only jpg"
+    reason = "may be incomplete, next to damage or where archives meet: it has only jpg"
     assert rejected(out) == {"t.tar/dir/0001": reason}
     assert sorted(path for path, _, _ in samples_of(out)) == [f"t.tar/dir/{i:04d}" for i in (0, 2, 3)]
     notes = shard(str(path), str(out), kept(max_bad=1, samples_per_shard=5)).notes
-    assert sum("1 tar with another archive behind the first" in note for note in notes) == 1
+    assert sum("1 tar with another archive after the first" in note for note in notes) == 1
 
 
 def test_a_sample_with_a_zeroed_label_is_rejected_and_the_others_stay_as_they_are(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_slow_formats_get_a_line_of_advice_with_measured_costs(tree: Path) -> No
     for i in range(6):
         (tree / "class-0" / f"{i}.png").write_bytes(encode(pixels(i, 200, 200), "PNG"))
     done = run("shard", tree)
-    assert "advice: 6 of 18 images are no JPEGs; a png took" in done.stderr
+    assert "advice: 6 of 18 images are not JPEGs; a png took" in done.stderr
     assert "ms to decode here" in done.stderr
 
 

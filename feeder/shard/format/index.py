@@ -1,4 +1,4 @@
-"""The flat, memory-mapped index of a shard set: one row a sample, never a Python object a sample."""
+"""The flat, memory-mapped index of a shard set: one row per sample, never a Python object per sample."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = ["NUMBER_FIELDS", "Index"]
 NUMBER_FIELDS = ("index", "width", "height", "orientation", "row")
 
 _T = TypeVar("_T")
-_ROWS_HASHED = 16  # each may be a page that is read from a slow disk
+_ROWS_HASHED = 16  # few, as each may be a page to read from a slow disk
 _MEMBER_COLUMNS = ("member_start", "member_field", "member_offset", "member_length")
 _ROWS = ("row_start", "row_data")  # an older index lacks both; one alone is useless
-# Checked when a dataset is opened, as nothing else would notice an error in them. At a million samples that takes
-# 15 ms; all columns would take 70 ms, and a slow disk would have to read 180 MB instead of 39 MB.
+# Checked when a dataset is opened, as errors in them would go unnoticed. At a million samples that takes 15 ms. All
+# columns would take 70 ms, and a slow disk would have to read 180 MB instead of 39 MB.
 _SAMPLE_COLUMNS = ("shard", "field", "offset", "length", "label", "width", "height", "orientation", "target")
 
 
@@ -54,9 +54,9 @@ class Index:
             [Index file].
         classes: Class names by label; None if the index has none.
         targets: Names of the numbers that each sample has in place of a label; empty if there are none.
-        identity: Hash of the header and of some rows, which tells an index from one that took its place.
+        identity: Hash of the header and of some rows; it differs if another index has replaced this one.
         image_of: Origin of an index in which another field is the image; None for any other.
-        has_checksums: True if it has the CRC-32 of each column; older indexes have none.
+        has_checksums: True if it has the CRC-32 of each column, which older indexes lack.
     """
 
     shard: npt.NDArray[np.uint32]
@@ -86,7 +86,7 @@ class Index:
             self.image_of = None if origin is None else ImageOf(str(origin["identity"]), int(origin["left_out"]))
             with explained():
                 mapped = np.memmap(self.path, np.uint8, "r")
-            data = mapped.view(np.ndarray)  # an element of a plain array is read in half the time
+            data = mapped.view(np.ndarray)  # elements of a plain array are read in half the time
             columns = header["columns"]
             self.has_checksums = "header_crc32" in header
             has_rows = all(name in columns for name in _ROWS)
@@ -157,7 +157,7 @@ class Index:
         return os.fsdecode(self._text("path", i))
 
     def row_data(self, i: int) -> bytes:
-        """Places of the sample's rows of pixels, see Note [Index file]; empty if they are not known."""
+        """The sample's ``row_data``, see Note [Index file]; empty if it is not a seekable JPEG."""
         return self._text("row", i)
 
     def row_extents(self, ids: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
@@ -190,7 +190,7 @@ class Index:
         return [(self.field_name(field), offset, length) for field, offset, length in rows]
 
     def parts(self, i: int) -> list[tuple[str, int, int]]:
-        """All fields of the sample, as its checksum takes them: (field, offset, length) in its shard, bytes."""
+        """All fields of the sample, in the order of its checksum: (field, offset, length) in its shard, bytes."""
         members = self.members(i)
         if self.image_of is not None:
             return members
@@ -217,7 +217,7 @@ class Index:
         return name in self._columns
 
     def damaged_columns(self, names: Iterable[str] | None = None) -> list[str]:
-        """Names of the columns, by default among all, that don't match their checksum; empty without checksums."""
+        """Names of the columns, of ``names`` or of all, that don't match their checksum; empty without checksums."""
         known = self._checksums if names is None else [name for name in names if name in self._checksums]
         return [name for name in known if hex_crc32(zlib.crc32(self._columns[name].data)) != self._checksums[name]]
 

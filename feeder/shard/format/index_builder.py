@@ -1,4 +1,4 @@
-"""Rows of the index, collected while shards are written, then merged."""
+"""Rows of the index, collected for each shard while it is written, then merged."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ class IndexBuilder:
 
 
 def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None = None) -> None:
-    """Joins index files, one a shard, into one, atomically; takes the memory of one part.
+    """Joins the index files of single shards into one, atomically. Takes the memory of one part.
 
     Args:
         parts: Index files in shard order, all with the same targets.
         path: The index to write.
-        classes: Class names by label, to be kept in the index.
+        classes: Class names by label, to store in the index.
     """
     fields: dict[str, int] = {}
     shards: list[ShardEntry] = []
@@ -128,15 +128,15 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
         targets = part.targets
         names = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if part.has_column(name))]
         sizes.append({name: part.column(name).size for name in names})
-    # In a run that an earlier feeder began, its parts may lack a column that later ones have.
+    # Parts that an earlier version of feeder wrote, before the run was resumed, may lack a column.
     present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if parts and all(name in part for part in sizes))]
     counts = {name: sum(part[name] for part in sizes) for name in present}
     for name in STARTS:
-        counts[name] += 1 - len(parts)  # each part starts with a 0, of which one is kept
+        counts[name] += 1 - len(parts)  # each part starts with a 0, and only the first one is kept
 
     def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
         base = 0
-        for number, part in enumerate(map(Index, parts)):  # opened again each time: thousands would exhaust descriptors
+        for number, part in enumerate(map(Index, parts)):  # not kept open: thousands would exhaust descriptors
             part.check([name])
             column = np.array(part.column(name))
             if name in ("field", "member_field"):
@@ -154,12 +154,12 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
 
 
 def row_data(data: bytes) -> bytes:
-    """Returns an image's entry in the column ``row_data``; empty unless it is a complete seekable JPEG."""
+    """Returns an image's values in the column ``row_data``; empty unless it is a complete seekable JPEG."""
     if data[:2] != b"\xff\xd8":
         return b""
     try:
         from feeder import _native
-    except ImportError:  # crops will read the whole image
+    except ImportError:  # without row_data, crops read the whole image
         return b""
     places = _native.row_places(data)
     return b"" if places is None else np.frombuffer(places, np.uint32).astype("<u4").tobytes()

@@ -1,4 +1,4 @@
-"""The index file: its layout, its header, and how it is written.
+"""The index file: its layout, its header, and its writer.
 
 Note [Index file]
     byte 0   8 bytes  magic ``FEEDERIX``
@@ -7,24 +7,24 @@ Note [Index file]
     then     columns  little-endian, each at its offset (from the file's start, a multiple of 64)
 The header has header_crc32, version, samples (N), shards [{name, size_bytes}], fields (names), columns {name: {dtype,
 count, offset, crc32}} and, in some indexes, image_of {identity, left_out}, classes and targets.
-A column's crc32 is the CRC-32 of its bytes, header_crc32 that of bytes 0 to 16+H with its own digits taken as zeros:
-each is a string of eight hexadecimal digits. Older indexes have neither; an index that has only some is damaged.
+A column's crc32 is the CRC-32 of its bytes. header_crc32 is the CRC-32 of bytes 0 to 16+H, computed with zeros in the
+place of its own digits. Each is a string of eight hexadecimal digits. Older indexes have neither; an index that has
+only some of them is damaged.
 Columns of N samples: shard u32; field u16 (of the image, a number in `fields`); offset u64 and length u64 (of the
 encoded image in its shard, bytes); label i64 (-1: none); width u32 and height u32 (as stored, before orientation);
 orientation u8 (EXIF, 1-8); source_bytes u64 (size of the sample's source, before any re-encoding); crc32 u32 (of the
 image's bytes followed by those of the other fields). A text is a start u64 [N+1] and bytes: `key_start`, `key_data`,
 `path_start`, `path_data` (the original path, in the file system's bytes). The other fields of sample i are rows
 member_start[i] to member_start[i+1] of member_field u16, member_offset u64, member_length u64.
-`row_data` u32 says where the rows of pixels of a seekable JPEG lie, in bands; row_start[i] to row_start[i+1] has the
-height of a band in pixels, the offset of each band in the image's bytes, and the offset of the end of the last one's
-marker. It is empty for other images; older indexes lack both columns.
-With `image_of`, another field is the image than in the index that this one was made from. `identity` names that index,
-in hexadecimal digits, and `left_out` counts its samples that are left out, having no readable image in that field. The
-rows of member_* are then all fields of the sample, the image too, and crc32 is that of these alone.
-`classes` has the names of labels, by label. `targets` has the names of K numbers that each sample has in place of a
-label: the version is then 2, which a reader that knows no targets refuses, the column `target` f32 has K numbers for
-each sample, NaN for none, and `label` is -1. `source_row` u64 [N] has the row number, from 0, of samples that came from
-rows of a table.
+`row_data` u32 has the places of the rows of pixels of a seekable JPEG, which are stored in bands. Its elements
+row_start[i] to row_start[i+1] are the height of a band in pixels, the offset of each band in the image's bytes, and the
+offset of the end of the last band's marker. It is empty for other images; older indexes lack both columns.
+With `image_of`, the image is another field than in the index that this one was made from. `identity` is the hash of
+that index, in hexadecimal digits, and `left_out` the number of its samples that are left out, as they have no readable
+image in that field. The rows of member_* are then all fields of the sample, the image included, and crc32 covers these.
+`classes` has the class names, by label. `targets` has the names of K numbers that each sample has in place of a label.
+The version is then 2, so that older readers refuse the index; the column `target` f32 has K numbers for each sample,
+NaN for none; and `label` is -1. `source_row` u64 [N] has the row number, from 0, of samples from rows of a table.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 INDEX_NAME = "index.bin"
-_MAX_HEADER_BYTES = 1 << 28  # a million shards; a file of zeros may claim gigabytes
+_MAX_HEADER_BYTES = 1 << 28  # enough for a million shards; a damaged file may claim gigabytes
 _MAGIC = b"FEEDERIX"
 _VERSION = 1
 _VERSION_WITH_TARGETS = 2
@@ -133,7 +133,7 @@ def write_index(
         counts: Number of values in each column.
         image_of: Origin of the index, if another field is the image; see Note [Index file].
         targets: Names of the numbers in the column "target".
-        classes: Class names by label, to be kept in the index.
+        classes: Class names by label, to store in the index.
     """
     header: dict[str, Any] = {
         "header_crc32": _NO_CRC,
@@ -149,7 +149,7 @@ def write_index(
     if classes is not None:
         header["classes"] = list(classes)
     dtypes = {name: dtype for name, dtype in (COLUMNS | OPTIONAL_COLUMNS).items() if name in counts}
-    # Offsets stand in the header, whose length they change: lay out with a guess, then with the real length.
+    # The header holds offsets, whose digits change its length: lay out with a guess, then with the real length.
     start = _ALIGN
     while True:
         offset = start
@@ -179,12 +179,12 @@ def write_index(
 
 
 def version_for(targets: Sequence[str]) -> int:
-    """Version of an index with these targets: readers that know no targets must refuse one that has any."""
+    """Returns the version of an index with these targets. Older readers, which don't know targets, refuse version 2."""
     return _VERSION_WITH_TARGETS if targets else _VERSION
 
 
 def column_view(path: str, data: npt.NDArray[np.uint8], name: str, entry: dict[str, Any]) -> npt.NDArray[Any]:
-    """A column of a mapped index file.
+    """Returns a view of a column of a mapped index file.
 
     Args:
         path: The file, for errors.
@@ -207,7 +207,7 @@ def column_view(path: str, data: npt.NDArray[np.uint8], name: str, entry: dict[s
 
 
 def hex_crc32(checksum: int) -> str:
-    """A CRC-32 as the header has it."""
+    """Returns a CRC-32 as the header has it: eight hexadecimal digits."""
     return f"{checksum:08x}"
 
 
@@ -238,7 +238,7 @@ def read_header(path: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         folder = os.path.dirname(path) if os.path.basename(path) == INDEX_NAME else ""
         if folder and os.path.isdir(folder):
-            found = f"{folder}: no {INDEX_NAME} in this folder; it is no shard set: make one"
+            found = f"{folder}: no {INDEX_NAME} in this folder, so it is not a shard set; make one"
         else:
             found = f"{path}: no such folder or index; make a shard set"
         raise FormatError(f"{found} with `feeder shard`, or index tars with `feeder index`") from None
@@ -261,7 +261,7 @@ def read_header(path: str) -> dict[str, Any]:
 
 
 def _is_as_written(raw: bytes, header: dict[str, Any]) -> bool:
-    """Returns whether a header matches its checksum, or is of an older index, which has none."""
+    """Returns whether a header matches its checksum, or belongs to an older index, which has none."""
     if "header_crc32" not in header:
         return b'"crc32":"' not in raw
     start = raw.find(_HEADER_CRC) + len(_HEADER_CRC)

@@ -25,7 +25,7 @@ __all__ = [
 MANIFEST_NAME = "manifest.json"
 PLAN_NAME = os.path.join(".work", "plan.json")  # while a set is being written
 _VERSION = 1
-_MAX_BYTES = 1 << 28  # a million shards; a file of zeros may claim gigabytes
+_MAX_BYTES = 1 << 28  # enough for a million shards; a damaged file may have gigabytes
 _CRC32 = re.compile(rb'("crc32": ")([0-9a-f]{8})')
 
 
@@ -53,14 +53,14 @@ class Manifest:
     Attributes:
         settings: Options that the result depends on: seed, shuffle, shard_size_bytes, samples_per_shard, encode, ...
         source: The source's kind, its digest and, if samples have named fields, image_field: the field that holds the
-            image, or several with ";" between them, of which each sample has one.
+            image, or several separated by ";", of which each sample has one.
         inputs: Number of inputs found; each is a sample or is listed in ``rejected.jsonl``.
         samples: Number of samples written.
         rejected: Number of inputs rejected.
         bad: Number of rejected inputs that claimed to be images.
         formats: Number of samples by image format.
         encoded: Number of samples by what was done to their image ("kept", ...).
-        clipped: Number of samples whose image is clipped when decoded, having more than 8 bits a sample.
+        clipped: Number of samples whose image has more than 8 bits per channel, so that decoding clips it.
         classes: Class names by label, or None.
         index: Size and SHA-256 of the index file.
         shards: The shards, in order.
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def matches_checksum(text: bytes) -> bool:
-    """Returns whether the bytes of a manifest match its checksum; older manifests have none, and do."""
+    """Returns whether the bytes of a manifest match its checksum; True for older manifests, which have none."""
     found = _CRC32.search(text)
     return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
 
@@ -167,7 +167,7 @@ def _text(path: str) -> bytes | None:
 
 
 def is_shard_set(folder: str) -> bool:
-    """Returns whether ``feeder shard`` wrote a folder, or is writing it, by its manifest or plan."""
+    """Returns whether ``feeder shard`` wrote a folder, or is writing it. Its manifest or plan tells."""
     if os.path.isfile(os.path.join(folder, PLAN_NAME)):
         return True
     try:

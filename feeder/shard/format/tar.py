@@ -5,12 +5,12 @@ Links, devices, sparse members, absolute names and names with ".." are refused o
 claims more bytes than the file has. Contents are bytes: never unpickled, never executed.
 
 Note [Damaged tars]
-Two blocks of zeros end an archive. Other bytes behind them are another archive, as in ``cat a.tar b.tar``, or the rest
-behind a hole, as a page that a disk or server lost is all zeros too. More zeros than any writer's padding are damage: a
-download that reserved its space and was cut off ends with them.
-Anything else in the place of a header is damage, a single block of zeros too: it is listed with its byte, and reading
-goes on at the next block that is a valid header. Members in between are lost, so a sample beside the damage may lack
-fields, and so may one beside the seam of two archives.
+Two blocks of zeros end an archive. Other bytes after them are another archive, as in ``cat a.tar b.tar``, or follow a
+hole, as a page that a disk or server lost is all zeros too. More zeros than any writer's padding are damage: a download
+that reserved its space and was cut off ends with them.
+Anything else in the place of a header, including a single block of zeros, is damage: its offset is reported, and
+reading resumes at the next block that is a valid header. Members in between are lost, so a sample next to the damage
+may lack fields, and so may one next to the seam of two archives.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_byte
 BLOCK_BYTES = 512
 _FLUSH_BYTES = 1 << 20
 _SCAN_BYTES = 1 << 20
-_PADDING_BYTES = 1 << 20  # writers pad to 10 KiB, or to the blocks of a tape
+_PADDING_BYTES = 1 << 20  # the most; writers pad to 10 KiB, or to the blocks of a tape
 _TYPE = 156
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _PAX_RECORD = re.compile(rb"([1-9]\d{0,8}) [^=]+=")
-_EXTENDED_HEADER_BYTES = 1 << 20  # names and attributes, of a few KiB at most; a file of zeros may claim gigabytes
+_EXTENDED_HEADER_BYTES = 1 << 20  # the most; names and attributes take a few KiB, a damaged file may claim gigabytes
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = ctypes.CDLL(None).sync_file_range
 _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -45,7 +45,7 @@ _USTAR_SIZE_END = 8**11
 
 
 class Member(NamedTuple):
-    """A regular file in a tar: its name, the offset of its bytes, and their number."""
+    """A regular file in a tar: its name, and the offset and number of its bytes."""
 
     name: str
     offset: int
@@ -63,8 +63,8 @@ class Refused(NamedTuple):
 
     Attributes:
         name: The member's name; empty for damage.
-        reason: The reason, with the byte.
-        bad: True if something is known to be lost.
+        reason: The reason, with the byte offset.
+        bad: True if data is known to be lost.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Refused(NamedTuple):
 
 
 def member_bytes(size: int) -> int:
-    """Number of bytes that a member of ``size`` bytes takes in a tar, header and padding included."""
+    """Returns the bytes that a member of ``size`` bytes takes in a tar, header and padding included."""
     return BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -85,7 +85,7 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
     """
     with open(path, "rb", opener=open_regular) as file:
         file_bytes = os.fstat(file.fileno()).st_size
-        # Only tarfile's parsing of headers is used, as its reading ends at the first zeros or damage.
+        # Only tarfile's parser of headers is used, as tarfile stops reading at the first zeros or damage.
         archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
         archive.fileobj = HeaderFile(file)  # type: ignore[assignment]
         position, ended, is_seam, damage = 0, False, False, ""
@@ -101,7 +101,7 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
             archive.offset = position
             try:
                 if zeros:
-                    raise tarfile.HeaderError("a single block of zeros, two end an archive")
+                    raise tarfile.HeaderError("a single block of zeros; two end an archive")
                 info = tarfile.TarInfo.fromtarfile(archive)
                 if info.size < 0 or archive.offset <= position:
                     raise tarfile.HeaderError(f"a header with size {info.size}")
@@ -140,9 +140,9 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
 
 
 class HeaderFile:
-    """A file from which tarfile reads headers, each of a limited size.
+    """A file from which tarfile reads headers of limited size.
 
-    Damaged records of an extended header raise, as tarfile ignores them and would give the member another name.
+    Damaged records in an extended header raise an error. tarfile alone would ignore them and get the name wrong.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -162,7 +162,7 @@ class HeaderFile:
 
 
 def _is_pax(data: bytes) -> bool:
-    """Returns whether an extended header's data are records, such as ``19 path=cat-1.jpg`` with a line end, and zeros."""
+    """Returns whether an extended header's data are records, such as ``19 path=cat-1.jpg\\n``, and zeros after them."""
     position = 0
     while record := _PAX_RECORD.match(data, position):
         end = position + int(record[1])
@@ -173,7 +173,7 @@ def _is_pax(data: bytes) -> bool:
 
 
 def _zero_blocks(file: BinaryIO, position: int) -> int:
-    """Number of zero blocks from ``position`` on; a shorter rest of zeros at the file's end counts as one."""
+    """Returns the number of zero blocks from ``position``. An incomplete one at the end of the file counts as one."""
     file.seek(position)
     chunk = file.read(BLOCK_BYTES)
     if not chunk or chunk.strip(b"\0"):
@@ -188,12 +188,12 @@ def _zero_blocks(file: BinaryIO, position: int) -> int:
 
 
 def _next_header(file: BinaryIO, position: int) -> int:
-    """Byte of the first valid header from ``position`` on, in whole blocks; the file's end if there is none."""
+    """Returns the offset of the first block from ``position`` that is a valid header; the file's end without one."""
     position = -(-position // BLOCK_BYTES) * BLOCK_BYTES
     file.seek(position)
     while chunk := file.read(_SCAN_BYTES):
         for start in range(0, len(chunk), BLOCK_BYTES):
-            # This alone rules out nearly all blocks of data, in a hundredth of the time.
+            # This test rules out nearly all blocks of data in a hundredth of the time.
             if not chunk[start + 148 : start + 156].strip(b" \0").isdigit():
                 continue
             try:
@@ -264,21 +264,21 @@ class TarWriter:
             self._flush()
 
     def _flush(self) -> None:
-        # One hash and one write a megabyte: both release the GIL, so that workers run side by side.
+        # Hash and write whole megabytes: both calls release the GIL, so that workers run in parallel.
         chunk = b"".join(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
         self._hash.update(chunk)
         self._file.write(chunk)
         if self._descriptor is not None:
-            # Starts writing back without waiting, so that the disk works meanwhile and the fsync at the end has little
-            # left to do: it saves a tenth of the time of sharding 2 GB. Only a hint, so its errors don't matter.
+            # Starts writeback without waiting for it, so that the fsync at the end has little left to do. That saves a
+            # tenth of the time of sharding 2 GB. It is only a hint, so errors don't matter.
             _sync_file_range(self._descriptor, self._written, len(chunk), _SYNC_FILE_RANGE_WRITE)
             self._written += len(chunk)
 
 
 def _template() -> bytes:
-    """A ustar header with the name, size and checksum left empty: mode 0644, no owner, time 0."""
+    """Returns a ustar header with empty name, size and checksum: mode 0644, no owner, time 0."""
     header = bytearray(tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT))
     header[124:136] = b"\0" * 12
     header[148:156] = b" " * 8
@@ -294,7 +294,7 @@ def _header(name: bytes, size: int) -> bytes:
         info = tarfile.TarInfo(os.fsdecode(name))
         info.size = size
         return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-    # Filled in by hand, as TarInfo.tobuf takes ten times as long, and a sample has two headers.
+    # Filled in here, as TarInfo.tobuf takes ten times as long, and a sample has two headers.
     digits = b"%011o" % size
     checksum = b"%06o\0 " % (_TEMPLATE_SUM + sum(name) + sum(digits))
     name_field = name.ljust(_USTAR_NAME_BYTES, b"\0")

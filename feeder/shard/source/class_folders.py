@@ -10,15 +10,15 @@ from feeder.errors import SourceError
 
 __all__ = ["UNREADABLE", "class_names", "is_folder", "splits_advice", "unlistable", "walk"]
 
-# Errors of a path. Any other, such as too many open files, a lack of memory or a lost server, is the machine's, and the
-# samples below the path must not get lost by it.
+# Errors of a path. Any other, such as too many open files, a lack of memory or a lost server, is the machine's: samples
+# below the path must not be lost to it.
 UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
 
 _SPLITS = frozenset({"eval", "test", "testing", "train", "training", "val", "valid", "validation"})
 
 
 def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
-    """Classes of a class-per-folder tree: its folders' names, sorted, as in torchvision's ImageFolder.
+    """Returns the classes of a class-per-folder tree: its folders' names, sorted, as in torchvision's ImageFolder.
 
     Raises:
         OSError: if the folder can't be listed.
@@ -31,7 +31,7 @@ def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
 def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool = False) -> bool:
     """Returns whether an entry is a folder, or a link to one.
 
-    A link to itself is no folder, nor, with ``skip_unreadable``, is a link into an unreadable folder.
+    A link to itself does not count, nor, with ``skip_unreadable``, does a link into an unreadable folder.
 
     Raises:
         SourceError: if the entry can't be examined.
@@ -54,7 +54,7 @@ def walk(
 ) -> None:
     """Visits a folder and those below it, following links as torchvision does, but not in circles.
 
-    A loop and no recursion, as folders may be nested deeper than Python's calls.
+    It does not recurse, as folders may be nested deeper than Python's calls.
 
     Args:
         root: The folder that all paths are relative to.
@@ -98,11 +98,11 @@ def unlistable(path: str, error: OSError) -> SourceError:
         )
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return SourceError(f"{path}: vanished while it was being listed; run again")
-    return SourceError(f"{path}: can't be listed: {error.strerror}; nothing is lost: mend this, and run again")
+    return SourceError(f"{path}: can't be listed: {error.strerror}; nothing is lost: fix this and run again")
 
 
 def splits_advice(root: str, classes: Sequence[str]) -> str | None:
-    """Advice if all class folders have names of a dataset's splits, such as "train"; else None.
+    """Returns advice if all class folders have names of a dataset's splits, such as "train"; else None.
 
     Args:
         root: The folder.
@@ -111,8 +111,8 @@ def splits_advice(root: str, classes: Sequence[str]) -> str | None:
     if not classes or not _SPLITS.issuperset(name.lower() for name in classes):
         return None
     return (
-        f"{root}: its folders {', '.join(classes)} are taken as classes; if they are splits of one dataset, name each "
-        f"by itself, {root.rstrip('/')}/{classes[0]} for example"
+        f"{root}: its folders {', '.join(classes)} are taken as classes; if they are splits of one dataset, give one "
+        f"at a time, such as {root.rstrip('/')}/{classes[0]}"
     )
 
 

@@ -16,7 +16,7 @@ __all__ = ["open_folder"]
 
 
 def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
-    """Lists a class-per-folder tree, or a flat folder if its subfolders hold no file.
+    """Lists a class-per-folder tree, or, if its subfolders hold no file, a flat folder.
 
     Args:
         root: The folder.
@@ -41,7 +41,7 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
         if len(tree.table):
             if advice := splits_advice(root, classes):
                 tree.notes.append(advice)
-            _list_files(tree, "", -1, "stands outside the class folders")
+            _list_files(tree, "", -1, "is outside the class folders")
             return tree
         flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
         flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
@@ -52,7 +52,7 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
 
 
 def _add_class(source: Source, top: str, label: int) -> None:
-    """Adds the files below a class folder, names sorted."""
+    """Adds the files below a class folder, sorted by name."""
 
     def leave_out(path: str, reason: str) -> None:
         if reason.startswith("unreadable"):
@@ -74,7 +74,7 @@ def _list_files(source: Source, relative: str, label: int, refusal: str | None) 
 
     Raises:
         OSError: if the folder can't be listed or searched.
-        SourceError: for a link whose target can't be examined and may be a folder, unless these are skipped.
+        SourceError: for a link whose target can't be examined and may be a folder, unless unreadable ones are skipped.
     """
     with os.scandir(os.path.join(source.root, relative)) as entries:
         names = sorted(entry.name for entry in entries)

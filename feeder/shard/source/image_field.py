@@ -18,7 +18,7 @@ _FORMATS = (("jpg", "jpeg", "jpe", "jfif"), ("webp",), ("png",))
 
 
 def split_fields(text: str) -> tuple[str, ...]:
-    """Splits the fields that ``--image-field`` names, with ";" between them; each sample has one of these.
+    """Splits the fields that ``--image-field`` names, separated by ";". Each sample has one of them.
 
     Raises:
         ArgumentError: if it names none.
@@ -32,15 +32,15 @@ def split_fields(text: str) -> tuple[str, ...]:
 def image_fields(samples: Mapping[frozenset[str], int]) -> tuple[str, ...]:
     """Chooses the field that holds the image, by its name.
 
-    Bare extensions come first. Among the others, names such as "image" come first and names such as "mask" last; then
-    the format decides.
+    Bare extensions such as "jpg" are preferred. Among the others, names such as "image" come first and names such as
+    "mask" last; ties go by format.
 
     Args:
         samples: Number of samples by the names of their fields.
 
     Returns:
-        The field, followed by fields that are the same in another format, such as "jpg" and "png" if no sample has
-        both. Empty if no field is named like an image.
+        The field, followed by fields of the same name in another format, such as "jpg" and "png" if no sample has both.
+        Empty if no field is named like an image.
     """
     found = sorted({field for fields in samples for field in fields if is_image_field(field)}, key=_rank)
     chosen = found[:1]
@@ -53,11 +53,11 @@ def image_fields(samples: Mapping[frozenset[str], int]) -> tuple[str, ...]:
 
 
 def choose_image(source: Source, where: str, asked: str | None) -> None:
-    """Sets the fields that hold the source's images, and rejects the samples that have none of them.
+    """Sets the fields that hold the source's images, and rejects samples without any of them.
 
     Args:
         source: A source whose samples have named fields.
-        where: Name of the source in a note that lists the candidates, if there are several.
+        where: Name of the source, for the note that lists the candidates if there are several.
         asked: Fields as :func:`split_fields` takes them; None chooses by name.
     """
     groups = source.table.by_fields()
@@ -83,11 +83,11 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
 
 
 def lacks_image(fields: Collection[str], chosen: tuple[str, ...] | None) -> str | None:
-    """The reason to reject a sample without any of the chosen fields; None if it has one.
+    """Returns the reason to reject a sample without any of the chosen fields; None if it has one.
 
     Args:
         fields: The sample's fields.
-        chosen: The fields that hold the set's images; None before they are chosen, when any image counts.
+        chosen: The fields that hold the set's images; None while they are not chosen yet, when any image counts.
     """
     if any(is_image_field(field) if chosen is None else field in chosen for field in fields):
         return None
@@ -107,5 +107,5 @@ def _rank(field: str) -> tuple[bool, bool, int, int, str]:
 
 
 def _name(field: str) -> str:
-    """Name of a field without its extension: empty for a bare extension."""
+    """Returns the name of a field without its extension; empty for a bare extension."""
     return field.rpartition(".")[0].lower()

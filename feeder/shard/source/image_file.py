@@ -1,4 +1,4 @@
-"""Files of encoded images: limits on their size, and reading that looks at a large file's first bytes."""
+"""Files of encoded images: limits on their size, and a reader that checks the first bytes of large ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["LARGE_BYTES", "MAX_FILE_BYTES", "check_size", "looks_like_image", "r
 # Three float32 channels of the largest image that can be decoded, 89 million pixels.
 MAX_FILE_BYTES = 1 << 30
 
-# Smaller files are read at once, whatever they are; photos are nearly always smaller.
+# Smaller files are read without a check of their first bytes; photos are nearly always smaller.
 LARGE_BYTES = 16 << 20
 # First bytes of the formats that can be decoded, as Pillow knows them; the last is that of `--encode raw`.
 _MAGICS = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8", b"II", b"MM", b"P", b"\x93NUMPY")
 _MAGIC_BYTES = 8
-# Images hardly shrink when they are packed, and labels and headers not that much; a file of zeros does a thousandfold.
+# Images hardly compress, and labels and headers not this much; a file of zeros shrinks a thousandfold.
 UNPACKED_TIMES = 100
-# Formats that feeder does not decode; such a file claims to be an image all the same.
+# Formats that feeder does not decode, though such a file claims to be an image.
 _OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
 
 
 def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MAX_FILE_BYTES) -> None:
-    """Checks, before memory is taken for an image, that it is not too large and, if large, begins as an image does.
+    """Checks, before memory is allocated for an image, that it is not too large and, if large, begins like an image.
 
     Args:
         descriptor: An open file.
@@ -34,7 +34,7 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
 
     Raises:
         OSError: if its first bytes can't be read.
-        ValueError: saying what is wrong.
+        ValueError: if it is too large, or not an image.
     """
     if length > max_bytes:
         raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image may have")
@@ -45,14 +45,14 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
 
 
 def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """Reads an image's file.
+    """Reads an image file.
 
     Args:
         path: The file.
         max_bytes: The largest size allowed.
 
     Raises:
-        OSError: if it can't be read, or is no regular file.
+        OSError: if it can't be read, or is not a regular file.
         ValueError: as :func:`check_size` does.
         MemoryError: naming the file.
     """
@@ -61,7 +61,7 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         size = os.fstat(descriptor).st_size
         check_size(descriptor, 0, size, max_bytes=max_bytes)
         data = os.read(descriptor, size)
-        while len(data) < size and (more := os.read(descriptor, size - len(data))):  # a server may give less
+        while len(data) < size and (more := os.read(descriptor, size - len(data))):  # a server may return less
             data += more
         return data
     except MemoryError:
@@ -78,5 +78,5 @@ def looks_like_image(path: str | bytes) -> bool:
 
 
 def unpacked_limit(packed_bytes: int, least_bytes: int) -> int:
-    """Number of bytes that a file of ``packed_bytes`` may unpack to, at least ``least_bytes``."""
+    """Returns the bytes that a file of ``packed_bytes`` may unpack to, at least ``least_bytes``."""
     return max(least_bytes, UNPACKED_TIMES * packed_bytes)

@@ -27,17 +27,17 @@ def open_samples(
     image_field: str | None = None,
     classes: Sequence[str] | None = None,
 ) -> Source:
-    """Spools samples: dicts of fields by extension, with ``__key__`` for their name.
+    """Spools samples, which are dicts of fields by extension, with their name under ``__key__``.
 
     Args:
-        samples: Each maps fields ("jpg", "cls", "json", ...) to bytes; text, integers, and for ``json`` any JSON value
+        samples: Each maps fields ("jpg", "cls", "json", ...) to bytes. Text, integers and, for ``json``, any JSON value
             are encoded. Keys that start with ``__`` are not fields.
         spool_path: Scratch file.
         image_field: See :func:`open_tars`.
         classes: Class names by label; None takes the names in ``cls``, sorted.
 
     Raises:
-        SourceError: for a sample that is no such dict, or a value that can't be encoded.
+        SourceError: for a sample that is not such a dict, or a value that can't be encoded.
     """
     source = Source("samples", os.path.dirname(spool_path))
     labels = LabelColumn("the field 'cls'", "give the field another name", ("", "-1"))
@@ -83,7 +83,7 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
         try:
             return value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
-            raise SourceError(f"sample {name!r}: field {field!r} is no text that can be written: {error}") from None
+            raise SourceError(f"sample {name!r}: field {field!r} can't be written as text: {error}") from None
     if field.rpartition(".")[2] == "json":
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

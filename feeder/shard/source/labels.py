@@ -1,4 +1,4 @@
-"""Labels as a source has them, numbered once all are known: class numbers, class names or other numbers."""
+"""The labels of a source, which are class numbers, class names or targets. They are numbered once all are known."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 
 LABEL_BYTES = 256
 MAX_CLASSES = 1_000_000
-# If no larger share of the samples has names, and all others have numbers, these names are damage or slips.
+# If at most this share of the samples has names where the others have numbers, the names are damage or mistakes.
 _ODD_SHARE = 0.05
-# Python also takes 1_0 for a number; and 007 is a name, not 7.
+# Unlike float(), refuses 1_0, and 007, which is a name.
 _NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*|(?=\.[0-9]))(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _NOT_A_NUMBER = ("nan", "+nan", "-nan")
 _LARGEST_LABEL = 2**63 - 1
@@ -43,12 +43,12 @@ class Numbering:
     """The labels of a source, or its targets.
 
     Attributes:
-        labels: int64 [D], the class number for each of D codes, -1 for none; None if there are targets.
+        labels: int64 [D], the class number of each of D codes, -1 for none; None if there are targets.
         targets: float32 [N], the samples' numbers if these are not classes, NaN for none; else None.
         classes: Class names by label; None if labels are numbers.
         missing: Number of samples without a label.
-        example: A label, as written, that is no class number, and so makes these names or targets; None if all are.
-        odd: By code, the few labels that are no numbers where nearly all are; their samples have no label.
+        example: A label, as written, that is not a class number, so that labels are names or targets; else None.
+        odd: By code, the few labels that are not numbers where nearly all are; their samples have no label.
     """
 
     labels: npt.NDArray[np.int64] | None
@@ -60,33 +60,33 @@ class Numbering:
 
 
 def label_text(data: bytes) -> str | None:
-    """The label in a ``cls`` field; None if the field is too long for one, or no text."""
+    """Returns the label in a ``cls`` field; None if the field is too long for a label, or is not text."""
     try:
         text = data.decode().strip() if len(data) <= LABEL_BYTES else None
     except UnicodeDecodeError:
         return None
-    return None if text is None or "\0" in text else text  # zeros are what a damaged disk gives
+    return None if text is None or "\0" in text else text  # zeros are the mark of a damaged disk
 
 
 class LabelColumn:
-    """Collects the labels of samples. Takes 4 bytes of memory a sample, and one entry for each distinct label.
+    """Collects the labels of samples. Takes 4 bytes of memory per sample, and one entry per distinct label.
 
-    Integers from 0 on are class numbers. If any label is another number, all are targets. If any is no number at all,
-    all are class names, which are numbered in sorted order; but a few such among many numbers are odd.
+    Integers from 0 are class numbers. If any label is another number, all are targets. If any is not a number, all are
+    class names, which are numbered in sorted order; but a few names among many numbers are odd.
 
     Args:
         place: The labels' place, for errors.
-        way_out: Advice for errors.
+        remedy: Advice for errors.
         none: Texts that mean no label.
     """
 
-    def __init__(self, place: str, way_out: str, none: Sequence[str] = ("",)) -> None:
-        self._place, self._way_out, self._none = place, way_out, none
+    def __init__(self, place: str, remedy: str, none: Sequence[str] = ("",)) -> None:
+        self._place, self._remedy, self._none = place, remedy, none
         self._codes: dict[str, int] = {}
-        self._numbers = array("f")  # NaN for a label that is no number
-        self._names: dict[int, str] = {}  # by code, the labels that are no numbers
+        self._numbers = array("f")  # NaN for a label that is not a number
+        self._names: dict[int, str] = {}  # by code, the labels that are not numbers
         self._named = 0  # samples with such a label
-        self._fraction: str | None = None  # the first number that is no class number
+        self._fraction: str | None = None  # the first number that is not a class number
         self._beyond: float | None = None  # the first number beyond float32
         self._has_all_codes = True
         self._missing = 0
@@ -100,7 +100,7 @@ class LabelColumn:
         text = _as_text(value)
         if text is None:
             raise SourceError(
-                f"{self._place} holds {str(value)[:40]}; labels are numbers or class names: {self._way_out}"
+                f"{self._place} holds {str(value)[:40]}; labels are numbers or class names: {self._remedy}"
             )
         number = math.nan if text in self._none else as_number(text)
         self._numbers.append(math.nan if number is None or _is_beyond_float32(number) else number)
@@ -120,14 +120,14 @@ class LabelColumn:
         if len(self._codes) >= MAX_CLASSES:
             if number is not None and self._fraction is not None:
                 self._has_all_codes = False
-                return -1  # all labels are targets by now, which need no codes
+                return -1  # all labels are known to be targets, which need no codes
             raise self._too_many()
         if number is None:
             self._names[len(self._codes)] = text
         return self._codes.setdefault(text, len(self._codes))
 
     def finish(self, classes: Sequence[str] | None = None) -> Numbering:
-        """Numbers the labels, now that all are known.
+        """Numbers the labels, once all are known.
 
         Args:
             classes: Class names by label, for labels that are names; None takes the names that occur, sorted.
@@ -150,11 +150,11 @@ class LabelColumn:
         found = [-1 if code in self._names else _class_number(text) for code, text in enumerate(self._codes)]
         outside = next((number for number in found if number > _LARGEST_LABEL), None)
         if outside is not None:
-            raise SourceError(f"{self._place} holds the label {outside}; labels are 0 to 2**63-1: {self._way_out}")
+            raise SourceError(f"{self._place} holds the label {outside}; labels are 0 to 2**63-1: {self._remedy}")
         return Numbering(np.array(found, np.int64), None, None, missing, None, self._names)
 
     def finish_whole(self, classes: Sequence[str] | None = None) -> Numbering:
-        """Does the same as :meth:`finish`, but takes odd labels for an error, as no sample can be left out.
+        """Does the same as :meth:`finish`, but raises for odd labels, as no sample can be left out.
 
         Raises:
             SourceError: as :meth:`finish` does, and for odd labels.
@@ -164,7 +164,7 @@ class LabelColumn:
             names = ", ".join(repr(text) for text in list(found.odd.values())[:3])
             raise SourceError(
                 f"{self._place} holds {names}, {count(self._named, 'label')} of {len(self._numbers)}; the others are "
-                f"numbers: mend {'it' if self._named == 1 else 'them'}, or name all classes with classes=[...]"
+                f"numbers: fix {'it' if self._named == 1 else 'them'}, or name all classes with classes=[...]"
             )
         return found
 
@@ -181,7 +181,7 @@ class LabelColumn:
         return Numbering(numbers, None, names, self._missing, next(iter(self._names.values())), {})
 
     def _too_many(self) -> SourceError:
-        return SourceError(f"{self._place} holds more than {MAX_CLASSES} different labels: {self._way_out}")
+        return SourceError(f"{self._place} holds more than {MAX_CLASSES} different labels: {self._remedy}")
 
 
 def is_class_number(number: float) -> bool:
@@ -190,17 +190,18 @@ def is_class_number(number: float) -> bool:
 
 
 def as_number(text: str) -> float | None:
-    """The number that a label spells, NaN included; None if it is no number."""
+    """Returns the number that a label spells, NaN included; None if it is not a number."""
     if _NUMBER.fullmatch(text):
         return float(text)
     return math.nan if text.lower() in _NOT_A_NUMBER else None
 
 
 def target_number(value: Any, place: str) -> float:
-    """The number of a target; NaN for a gap.
+    """Returns the number of a target; NaN for a gap.
 
     Raises:
-        ValueError: if it is no number, or beyond float32.
+        ValueError: if it is not a number.
+        SourceError: if it is beyond float32.
     """
     text = _as_text(value)
     number = None if text is None else math.nan if not text else as_number(text)
@@ -227,13 +228,13 @@ def check_classes(classes: Sequence[str]) -> list[str]:
 
 
 def name_numbers(names: Sequence[str], wanted: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Place of each class name among the ``wanted`` names, int64 [N]; -1 for a name that is not there."""
+    """Returns the place of each class name in ``wanted``, int64 [N]; -1 for a name that is not there."""
     places = {name: place for place, name in enumerate(wanted)}
     return np.array([places.get(name, -1) for name in names], np.int64)
 
 
 def _as_text(value: Any) -> str | None:
-    """A label as text, "" for none; None if it can't be one."""
+    """Returns a label as text, "" for none; None if the value can't be a label."""
     if value is None or (isinstance(value, float) and math.isnan(value)):  # how pandas writes a gap
         return ""
     if isinstance(value, (dict, list)) or (isinstance(value, float) and math.isinf(value)):

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-# The path may be a pattern, or a mistake, which gets a better error.
+# With these errors the path may still be a pattern; if it is not, there is a better error for it.
 _NO_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -63,7 +63,7 @@ def open_source(
 
 
 def source_kind(path: str) -> str:
-    """Tells the kind of a source by names alone: "folder", "manifest" or "tars".
+    """Returns the kind of a source, judged by names alone: "folder", "manifest" or "tars".
 
     Raises:
         SourceError: if it is none of these, or does not exist.
@@ -89,7 +89,7 @@ def source_kind(path: str) -> str:
         return "tars"
     raise SourceError(
         f"{path}: "
-        + ("is no dataset that feeder knows" if os.path.exists(path) else "no such file or folder")
+        + ("is not a dataset that feeder knows" if os.path.exists(path) else "no such file or folder")
         + "; expected a folder of images, a manifest (.csv, .tsv, .jsonl, .parquet) or "
         "WebDataset tars ('train-{000..009}.tar')"
     )

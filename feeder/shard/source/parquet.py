@@ -1,4 +1,4 @@
-"""Rows of Parquet files, which may be damaged, or hold far more than their size suggests."""
+"""Rows of Parquet files, which may be damaged, or unpack to far more than their size."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from feeder.system.text import count
 __all__ = ["parquet_rows"]
 
 _BATCH_ROWS = 256
-# A file may store a value once and mean it in every row, so the rows of a batch times the bytes of all values are at
-# most this.
+# Limit on the rows of a batch times the bytes of a column, as a file may store a value once and repeat it in every row.
 BATCH_BYTES = 256 << 20
-# The same for values of lists, each of which is a Python object before it is JSON.
+# Limit on the rows of a batch times the values in a row, each of which becomes a Python object.
 BATCH_VALUES = 8 << 20
 _WALK = """
 import resource, sys
@@ -32,7 +31,7 @@ for group in range(metadata.num_row_groups):
 
 
 def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
-    """Streams the rows of a Parquet file; for a row that can't be read, the reason.
+    """Streams the rows of a Parquet file; yields the reason for a row that can't be read.
 
     Raises:
         SourceError: if the file can't be read, or unpacks to more than a file of images would.
@@ -55,7 +54,7 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
                     except (ValueError, OverflowError):
                         yield from map(_row, range(first, first + batch.num_rows), _singly(batch))
                     first += batch.num_rows
-            if first - 1 != file.metadata.num_rows:  # pyarrow ends early and says nothing where a count is damaged
+            if first - 1 != file.metadata.num_rows:  # pyarrow ends early without an error where a count is damaged
                 raise SourceError(
                     f"{path}: is damaged: {first - 1:,} of its {count(file.metadata.num_rows, 'row')} were found"
                 )
@@ -64,10 +63,10 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
 
 
 def _check_footer(path: str) -> None:
-    """Reads a file's footer in a process of its own, as pyarrow aborts its whole process at some damage there.
+    """Reads a file's footer in a separate process, as pyarrow aborts its process at some kinds of damage there.
 
     Raises:
-        SourceError: if that process was ended by a signal. Other damage is left to the reading of the rows.
+        SourceError: if a signal ended that process. Other damage is found when the rows are read.
     """
     if not sys.executable:  # Python is embedded
         return
@@ -80,10 +79,10 @@ def _check_footer(path: str) -> None:
 
 
 def _batch_rows(path: str, group: Any) -> int:
-    """Number of a row group's rows that may be in memory at a time.
+    """Returns the number of a row group's rows that may be in memory at a time.
 
     Raises:
-        SourceError: if a column unpacks to far more than it is packed, or has too many values in a row.
+        SourceError: if a column unpacks to far more than its size in the file, or has too many values in a row.
     """
     rows = _BATCH_ROWS
     for chunk in (group.column(number) for number in range(group.num_columns)):
@@ -108,7 +107,7 @@ def _singly(batch: Any) -> Iterator[Any]:
 
 
 def _row(number: int, batch: Any) -> dict[str, Any] | str:
-    """The only row of a batch, or the reason for which it can't be read."""
+    """Returns the only row of a batch, or the reason why it can't be read."""
     try:
         row: dict[str, Any] = batch.to_pylist()[0]
     except (ValueError, OverflowError) as error:

@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 __all__ = ["NO_FILE", "SampleTable", "StoredField"]
 
-NO_FILE = -(2**63)  # the modification time of a sample whose image is no file of its own
+NO_FILE = -(2**63)  # the modification time of a sample whose image is in a container
 _CHUNK = 1 << 16
 
 
 class StoredField(NamedTuple):
     """One field of a sample: ``length`` bytes at ``offset`` of a container (a tar, or the spool).
 
-    An empty field name stands for the image whose extension its bytes decide.
+    An empty field name stands for an image whose extension is decided by its bytes.
     """
 
     field: str
@@ -30,7 +30,7 @@ class StoredField(NamedTuple):
 
 
 class SampleTable:
-    """The samples of a source, in its order: columns of numbers and one arena of paths, no Python object a sample.
+    """The samples of a source, in its order: columns of numbers and one arena of paths, no Python object per sample.
 
     Attributes:
         fields: Numbers of the fields by name.
@@ -69,7 +69,7 @@ class SampleTable:
         """Adds a sample.
 
         Args:
-            path: The image's file, relative to the source's root, or a name for what is in a container.
+            path: The image's file, relative to the source's root, or a name for an image in a container.
             size: Bytes of the image file (0 if the image is a part) and of all parts.
             mtime_ns: The image file's modification time; NO_FILE if the image is a part.
             label: Class index, -1 for none.
@@ -137,7 +137,7 @@ class SampleTable:
             fields = self._part_fields[self._part_starts[i] : self._part_starts[i + 1]].tobytes()
             found.setdefault(fields, array("q")).append(i)
         groups: dict[frozenset[str], array[int]] = {}
-        for fields, ids in found.items():  # the same fields may stand in several orders
+        for fields, ids in found.items():  # the same fields may come in several orders
             groups.setdefault(frozenset(names[k] for k in array("H", fields)), array("q")).extend(ids)
         return groups
 
@@ -159,7 +159,7 @@ class SampleTable:
         return np.frombuffer(self._sizes, np.int64)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All that identifies the samples, as views."""
+        """Columns that identify the samples, as views."""
         numbers = {
             "path_starts": self._path_starts,
             "sizes": self._sizes,
@@ -170,7 +170,7 @@ class SampleTable:
         return columns | {name: np.frombuffer(values, np.int64) for name, values in numbers.items()}
 
     def digest(self) -> str:
-        """SHA-256 of paths, sizes, labels and targets. A copy of the dataset has the same, as times don't count."""
+        """SHA-256 of paths, sizes, labels and targets. Without times, so that a copy of the dataset has the same."""
         digest = hashlib.sha256()
         for name in ("paths", "path_starts", "sizes", "labels"):
             digest.update(np.ascontiguousarray(self.columns()[name]).data)

@@ -39,7 +39,7 @@ class Rejection(NamedTuple):
 
 
 class Container(NamedTuple):
-    """A file that holds many samples, with its size and time when the source was listed."""
+    """A file that holds many samples, with its size and modification time when the source was listed."""
 
     path: str
     size_bytes: int
@@ -59,7 +59,7 @@ class Source:
         unreadable_folders: Number of folders among these.
         notes: Lines of advice for the user, found while listing.
         containers: Files that hold many samples.
-        replaces_cls: True if the labels take the place of those in the ``cls`` fields.
+        replaces_cls: True if the labels replace those in the ``cls`` fields.
         image_fields: Fields that hold the image, of which each sample has one; empty where images are files.
         other_images: Fields that are named like images, but were not chosen.
         max_file_bytes: Larger images and other fields are not read.
@@ -84,30 +84,30 @@ class Source:
         self._descriptors: dict[int, int] = {}
 
     def digest(self) -> str:
-        """SHA-256 of paths, sizes, labels, class names and spooled fields. A copy of the dataset has the same, as times
-        don't count."""
+        """SHA-256 of paths, sizes, labels, class names and spooled fields. Without times, so that a copy of the dataset
+        has the same."""
         parts = [self.table.digest(), self.classes, self.content_digest]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def take_labels(self, found: Numbering, name: str) -> dict[int, str]:
-        """Replaces the codes that the table has for labels by the labels or targets that they stand for.
+        """Replaces the label codes in the table by the labels or targets.
 
         Args:
             found: Labels by code, or targets.
-            name: Name of the targets, if these are some.
+            name: Name of the targets, if there are any.
 
         Returns:
-            Reason for the rejection by sample, for those whose label is odd.
+            Reason for the rejection, by sample, for those whose label is odd.
         """
         codes = self.table.columns()["labels"]
         odd = {
-            i: f"its label {found.odd[int(codes[i])]!r} is no number, as nearly all others are"
+            i: f"its label {found.odd[int(codes[i])]!r} is not a number, unlike nearly all others"
             for i in np.flatnonzero(np.isin(codes, list(found.odd))).tolist()
         }
         del codes
         if odd:
             self.notes.append(
-                f"{count(len(odd), 'sample')} rejected whose label is no number, as nearly all others are: "
+                f"{count(len(odd), 'sample')} rejected, as the label is not a number, unlike nearly all others: "
                 f"{', '.join(repr(text) for text in list(found.odd.values())[:_SHOWN_LABELS])}"
             )
         if found.targets is not None:
@@ -122,7 +122,7 @@ class Source:
         self.rejected.append(Rejection(os.fsdecode(path), reason, bad))
 
     def skip_folder(self, path: str, reason: str) -> None:
-        """Lists a folder that is left out with all that it may hold."""
+        """Lists a folder that is left out with all its contents."""
         self.unreadable_folders += 1
         self.reject(path, reason, bad=False)
 
@@ -138,7 +138,7 @@ class Source:
         Raises:
             OSError: if the file can't be read.
             SourceError: if it is not the file that was listed.
-            ValueError: if it is too large, or large and no image.
+            ValueError: if it is too large, or large and not an image.
             MemoryError: naming the file.
         """
         parts = self.table.parts(i)
@@ -205,7 +205,7 @@ def _changed(path: str, expected: str, found: str) -> SourceError:
 
 
 def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason: str) -> None:
-    """Rejects each sample whose path an earlier sample has. Takes 16 bytes of memory a sample.
+    """Rejects each sample with the path of an earlier sample. Takes 16 bytes of memory per sample.
 
     Args:
         source: The source to clean.
@@ -231,7 +231,7 @@ def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason:
 
 
 def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
-    """Rejects samples, and takes them out of the table.
+    """Rejects samples and removes them from the table.
 
     Args:
         source: The source to clean.

@@ -1,4 +1,4 @@
-"""A scratch file for fields that are in no file: columns of a manifest, samples of an iterable."""
+"""A scratch file for fields that are not in files: columns of a manifest, samples of an iterable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Spool"]
 
 
 class Spool:
-    """Appends fields to a scratch file, one of the source's containers, which can be read when the context ends.
+    """Appends fields to a scratch file, one of the source's containers. It can be read once the context has ended.
 
     Args:
         source: The source of the fields' samples.

@@ -41,15 +41,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ManifestColumns:
-    """The purposes of a manifest's columns; None lets their names decide.
+    """The purposes of a manifest's columns. With None, the names of the columns decide.
 
     Attributes:
         path: Column with the image's path, relative to the root.
         image: Column with the image's bytes (base64 in text manifests).
-        label: Column with the label: integers from 0 on are class numbers, names are numbered in sorted order, and
-            other numbers are targets. For tars, a key of each sample's ``json``.
-        targets: Columns with numbers that take the place of a label; for tars, keys of each sample's ``json``.
-        has_labels: False for a source without labels, whatever its columns or fields are called.
+        label: Column with the label: integers from 0 are class numbers, names are numbered in sorted order, and other
+            numbers are targets. For tars, a key of each sample's ``json``.
+        targets: Columns with numbers that replace the label; for tars, keys of each sample's ``json``.
+        has_labels: False to ignore labels, even if a column or field has the name of one.
         root: Folder that paths are relative to; None for the manifest's own.
         suffix: Appended to each path, such as ".jpg" for ids.
     """
@@ -76,7 +76,7 @@ class ManifestColumns:
             raise ArgumentError(f"no labels are wanted, but column {(self.label or self.targets[0])!r} is asked for")
 
     def only_for_manifests(self) -> str | None:
-        """The first given option that only manifests take, as the command line has it; None if there is none."""
+        """Name of the first command-line option given that only manifests take; None if none is given."""
         given = {
             "--path-column": self.path,
             "--image-column": self.image,
@@ -92,7 +92,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     Args:
         path: The manifest; its suffix tells its format.
         columns: The purposes of its columns.
-        spool_path: Scratch file for fields that are in no file.
+        spool_path: Scratch file for fields that are not in files.
 
     Raises:
         SourceError: if the manifest can't be read as a whole, or has no column for images.
@@ -114,7 +114,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 else:
                     listing.add(number, row)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            if isinstance(error, OSError) and error.errno in DISK_FULL:  # the spool's disk
+            if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
             raise SourceError(f"{path}: can't be read: {error}") from None
     listing.finish()
@@ -127,7 +127,7 @@ class _Unusable(Exception):
 
     Attributes:
         reason: The reason.
-        path: The image's file, if it is to blame; else None.
+        path: The image's file, if the error is in it; else None.
     """
 
     def __init__(self, reason: str, path: str | None = None) -> None:
@@ -198,7 +198,7 @@ class _Listing:
         return data
 
     def _image_file(self, path: Any) -> tuple[str, os.stat_result]:
-        """The path of an image's file, its suffix included, and the file's status."""
+        """Returns the path of an image's file, its suffix included, and the file's status."""
         if isinstance(path, int) and not isinstance(path, bool):  # an id
             path = str(path)
         if not isinstance(path, str) or not path:
@@ -217,7 +217,7 @@ class _Listing:
         return path, status
 
     def finish(self) -> None:
-        """Gives the samples their labels or targets, now that all are known.
+        """Gives the samples their labels or targets, once all are known.
 
         Raises:
             SourceError: for a class number that is too large.
@@ -234,7 +234,7 @@ class _Listing:
         reject_samples(self._source, self._source.take_labels(found, columns.label))
         if found.targets is not None:
             self._source.notes.append(
-                f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are no class "
+                f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are not class "
                 "numbers (0, 1, 2, ...), so labels are float32 targets"
             )
         number = next((name for name in found.classes or () if as_number(name) is not None), None)
@@ -250,10 +250,10 @@ class _Listing:
             )
 
     def resolve(self, rows: list[Row]) -> None:
-        """Decides the purpose of each column by its name in the first rows, and of "image" by its type.
+        """Decides the purpose of each column by its name, and of "image" by its type in the first rows.
 
         Raises:
-            SourceError: if there is no column for the images, or a column asked for is missing.
+            SourceError: if there is no column for the images, or a requested column is missing.
         """
         row: Row = {}
         for found in rows:
@@ -296,7 +296,7 @@ class _Listing:
 
 
 def _rows(path: str) -> Iterator[Row | str]:
-    """Streams the manifest's rows; for a row that can't be read, the reason."""
+    """Streams the manifest's rows; yields the reason for a row that can't be read."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix == ".parquet":
         return parquet_rows(path)
@@ -319,7 +319,7 @@ def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
                 continue
             if len(row) == len(header):
                 yield dict(zip(header, row, strict=True))
-            elif line > first:  # a stray quote has swallowed the following lines, which must not get lost
+            elif line > first:  # a stray quote has swallowed the following lines, which must not be lost
                 raise SourceError(
                     f"{path}: the row that starts on line {first} runs on to line {line} and has "
                     f"{count(len(row), 'column')}, expected {len(header)}: look for a stray quote on line {first}"

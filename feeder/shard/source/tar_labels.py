@@ -33,17 +33,17 @@ class TarLabels:
         self._source, self._pattern, self._columns = source, pattern, columns
         key = columns.label
         place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
-        way_out = "name a key of the samples' json that has the label with --label-column, or give --no-labels"
-        self._column = LabelColumn(place, way_out, ("", "-1") if key is None else ("",))
+        remedy = "name a key of the samples' json that has the label with --label-column, or give --no-labels"
+        self._column = LabelColumn(place, remedy, ("", "-1") if key is None else ("",))
         self._target = array("f")
         self._found = 0
-        self._unreadable = array("q")  # samples whose ``cls`` field is no text
+        self._unreadable = array("q")  # samples whose ``cls`` field is not text
 
     def take(self, descriptor: int, parts: dict[str, StoredField]) -> int:
         """Takes the label of a tar's next sample and returns its code.
 
         Raises:
-            ValueError: for a target that is no number.
+            ValueError: for a target that is not a number.
         """
         columns, part = self._columns, parts.get("cls")
         if not columns.has_labels:
@@ -62,13 +62,13 @@ class TarLabels:
         return self._column.add(row.get(columns.label)) if columns.label else -1
 
     def finish(self) -> dict[int, str]:
-        """Gives the samples their labels, now that all are known.
+        """Gives the samples their labels, once all are known.
 
         Returns:
-            Reason for the rejection by sample, for those whose label is damaged or odd.
+            Reason for the rejection, by sample, for those whose label is damaged or odd.
 
         Raises:
-            SourceError: if no sample has the keys asked for, or a label can't be one.
+            SourceError: if no sample has the requested keys, or for a value that can't be a label.
         """
         source, columns = self._source, self._columns
         if not columns.has_labels:
@@ -94,7 +94,7 @@ class TarLabels:
             missing -= len(self._unreadable)
         elif self._unreadable:
             unread = count(len(self._unreadable), "cls field")
-            source.notes.append(f"{self._pattern}: {unread} without a label, being binary or too long")
+            source.notes.append(f"{self._pattern}: {unread} without a label, as they are binary or too long")
         if found.example is not None:
             kind = "class names" if found.classes is not None else "float32 targets"
             source.notes.append(f"{self._pattern}: labels are {kind}, as {what} holds {found.example!r}")
@@ -106,7 +106,7 @@ class TarLabels:
 
 
 def _own_targets(folder: str) -> tuple[str, ...]:
-    """Names of the targets of the shard set in a folder, which its samples have in their ``json``; empty for no set."""
+    """Returns the names of the targets of the shard set in a folder; empty if it is not a shard set."""
     path = os.path.join(folder, INDEX_NAME)
     if Manifest.read(folder) is None or not os.path.isfile(path):
         return ()
@@ -115,14 +115,14 @@ def _own_targets(folder: str) -> tuple[str, ...]:
 
 
 def _json_row(descriptor: int, part: StoredField | None) -> dict[str, Any]:
-    """Parses a ``json`` field; empty for a sample without one, or one that is no object.
+    """Parses a ``json`` field; empty if the sample has none, or if it is not an object.
 
     Raises:
-        ValueError: if it is no JSON, or too large or nested too deeply.
+        ValueError: if it is not JSON, or too large, or nested too deeply.
     """
     if part is None:
         return {}
-    if part.length > LARGE_BYTES:  # before memory is taken for it
+    if part.length > LARGE_BYTES:  # before memory is allocated for it
         raise ValueError(f"its json has {part.length:,} bytes, more than {LARGE_BYTES:,}")
     try:
         row = json.loads(os.pread(descriptor, part.length, part.offset))

@@ -27,14 +27,14 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
-_SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, beside a seam of two archives, beside damage
+_SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, next to a seam of two archives, next to damage
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def _split_name(name: str) -> tuple[str, str] | None:
-    """Splits a member's name into key and field, at the first dot of its last part; None if one of them is empty.
+    """Splits a member's name into key and field, at the first dot of the base name; None if one of them is empty.
 
-    Source: webdataset's ``base_plus_ext``; fields are in lower case, as there.
+    Source: webdataset's ``base_plus_ext``, which makes fields lower case too.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, field = base.partition(".")
@@ -45,7 +45,7 @@ def expand_pattern(pattern: str) -> list[str]:
     """Lists the tars that a brace pattern, a glob, a folder or a plain path names, in order.
 
     Raises:
-        SourceError: if it names none, or something that is no local file.
+        SourceError: if it names none, or something other than local files.
     """
     if pattern.startswith("pipe:") or "://" in pattern:
         raise SourceError(f"{pattern}: only local files can be read, and nothing is executed; copy the tars here first")
@@ -76,8 +76,8 @@ def open_tars(
     Args:
         pattern: As :func:`expand_pattern` takes it.
         work: Folder that gzipped tars are unpacked into; None refuses them.
-        image_field: Field that holds the image, or several with ";" between them, of which each sample has one; None
-            chooses it by the names of the fields, for all samples alike.
+        image_field: Field that holds the image, or several separated by ";", of which each sample has one; None chooses
+            one for all samples by the names of the fields.
         columns: Keys of the samples' ``json`` with the label or the targets; None takes the label from ``cls``.
 
     Raises:
@@ -104,8 +104,8 @@ def open_tars(
     reasons = labels.finish()
     if several:
         source.notes.append(
-            f"{pattern}: {count(several, 'tar')} with another archive behind the first, as `cat` joins them; all are "
-            "read. If they were not joined, there are zeros where samples were: get them again"
+            f"{pattern}: {count(several, 'tar')} with another archive after the first, as `cat` joins them; all are "
+            "read. If they were not joined, samples have been overwritten with zeros: download the tars again"
         )
     reject_samples(source, reasons | _incomplete(source, damaged, joined))
     choose_image(source, pattern, asked)
@@ -127,7 +127,7 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
-    """Path of the tar, or of its unpacked copy.
+    """Returns the path of the tar, or of its unpacked copy.
 
     Raises:
         SourceError: if it is compressed and ``work`` is None, or it unpacks to more than a tar of images would.
@@ -149,7 +149,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
                     )
                 plain.write(chunk)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            source.reject(name, f"damaged gzip: {error}; what comes before byte {plain.tell()} unpacked is used")
+            source.reject(name, f"damaged gzip: {error}; its first {plain.tell()} unpacked bytes are used")
     return unpacked
 
 
@@ -188,13 +188,13 @@ def _list_tar(
 
 
 def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[int, str]:
-    """Finds samples that lack a field, such as the label, which may have been lost beside them.
+    """Finds samples next to damage or a seam that lack a field, such as the label, which may have been lost there.
 
     Args:
         source: The source with the samples in its table.
-        damaged: Samples beside damage. A field that any other sample has may be lost.
-        joined: Samples beside a seam of two archives, mostly whole. They may lack a field that samples elsewhere lack
-            too.
+        damaged: Samples next to damage. They are incomplete if they lack a field that any other sample has.
+        joined: Samples next to a seam of two archives, mostly complete. They may lack a field if samples elsewhere lack
+            it too.
 
     Returns:
         Reason for the rejection, by sample.
@@ -210,7 +210,7 @@ def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[i
         suspects = set(ids).intersection(damaged) if shape != known else set()
         if shape not in usual and any(shape < other for other in usual):
             suspects |= doubtful.intersection(ids)
-        reason = f"may be incomplete, beside damage or where archives meet: it has only {', '.join(sorted(fields))}"
+        reason = f"may be incomplete, next to damage or where archives meet: it has only {', '.join(sorted(fields))}"
         reasons |= dict.fromkeys(suspects, reason)
     return reasons
 
@@ -227,8 +227,8 @@ class _Group:
     """Collects neighbouring members with one key: a sample, unless one of them is refused.
 
     Attributes:
-        damaged: Samples beside damage, which may lack a field.
-        joined: Samples beside a seam of two archives.
+        damaged: Samples next to damage, which may lack a field.
+        joined: Samples next to a seam of two archives.
         has_seam: True if the tar has several archives.
     """
 
@@ -260,7 +260,7 @@ class _Group:
         self._key, self._next_place = "", max(self._next_place, _JOINED)
 
     def add(self, key: str, part: StoredField | str) -> None:
-        """Takes the next member, or the reason for which it was refused."""
+        """Takes the next member, or the reason why it was refused."""
         if key != self._key:
             self.finish()
             self._key = key

@@ -17,7 +17,7 @@ from feeder.transforms import Recipe, Resize
 __all__ = ["ENCODINGS", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]
 
 ENCODINGS = ("seekable", "keep", "jpeg", "raw")
-# Decodes to one pixel, which all pixels of the image contribute to.
+# Decodes an image to one pixel, to which all its pixels contribute.
 _LOOK = Recipe((Resize((1, 1)),))
 _NEEDS_NATIVE = ("seekable", "jpeg")
 _MAX_EXIF_BYTES = 65_533  # the capacity of a marker segment
@@ -33,8 +33,8 @@ class EncodeOptions:
             [H, W, 3] in an ``.npy`` file.
         max_side: For "jpeg" and "raw": the longer side is reduced to this number of pixels; None for no limit.
         quality: For "jpeg": 1 to 95.
-        keep_metadata: For "seekable" and "jpeg": keeps EXIF, ICC profile and comments. Orientation always stays.
-        reject_deep: Rejects images that are clipped when decoded, having more than 8 bits a sample.
+        keep_metadata: For "seekable" and "jpeg": keeps EXIF, ICC profile and comments. Orientation is always kept.
+        reject_deep: Rejects images of more than 8 bits per channel, which decoding clips.
     """
 
     mode: str = "seekable"
@@ -71,7 +71,7 @@ class EncodedImage(NamedTuple):
         data: Its bytes.
         info: Its format and stored size; orientation is recorded, never applied to the pixels.
         outcome: The way it was encoded, for counting: "seekable", "kept (png)", "kept (JPEG: CMYK)", ...
-        clipped: True if it is clipped when decoded, having more than 8 bits a sample.
+        clipped: True if it has more than 8 bits per channel, so that decoding clips it.
     """
 
     data: bytes
@@ -81,10 +81,10 @@ class EncodedImage(NamedTuple):
 
 
 def check_encoder(options: EncodeOptions) -> None:
-    """Checks that the kernels that the encoding needs are installed.
+    """Checks that the native kernels are installed, if the encoding needs them.
 
     Raises:
-        BackendError: naming the way out.
+        BackendError: if they can't be loaded.
     """
     if options.mode in _NEEDS_NATIVE:
         try:
@@ -97,10 +97,10 @@ def check_encoder(options: EncodeOptions) -> None:
 
 
 class Encoder:
-    """Encodes images one by one; each thread has its own.
+    """Encodes images one by one. Each thread needs its own.
 
     Args:
-        options: How to encode.
+        options: The options for encoding.
     """
 
     def __init__(self, options: EncodeOptions) -> None:
@@ -108,14 +108,14 @@ class Encoder:
         self._decoder = get_decoder()
 
     def encode(self, data: bytes, info: ImageInfo) -> EncodedImage:
-        """Encodes one image, after a check that it can be loaded.
+        """Encodes one image after checking that it can be loaded.
 
         Args:
-            data: The encoded image as it came.
+            data: The encoded image from the source.
             info: Its header.
 
         Raises:
-            ValueError: if it can't be loaded, and so must not become a sample.
+            ValueError: if it can't be loaded, so that it must not become a sample.
         """
         options, outcome = self._options, "kept"
         if options.mode == "seekable":
@@ -127,7 +127,7 @@ class Encoder:
                 outcome = encoded.outcome
         clipped = self._load(data, info)
         if clipped and options.reject_deep:
-            raise ValueError("has more than 8 bits a sample, and would be clipped to 0-255 (--reject-deep)")
+            raise ValueError("has more than 8 bits per channel, and would be clipped to 0-255 (--reject-deep)")
         is_kept = options.mode in ("seekable", "keep")
         encoded = EncodedImage(data, info, outcome) if is_kept else _reencode(data, info, options)
         return encoded._replace(clipped=clipped)
@@ -145,7 +145,7 @@ def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str
     from feeder._native import Status, Unsupported, transcode
 
     try:
-        # The same limit as for decoding: a header of a few bytes may claim gigabytes of coefficients.
+        # The same limit as in decoding: a header of a few bytes may claim gigabytes of coefficients.
         rewritten = transcode(
             data, keep_metadata=options.keep_metadata, orientation=info.orientation, max_pixels=MAX_PIXELS
         )

@@ -1,4 +1,4 @@
-"""A line of advice for datasets whose format decodes slowly, with the cost as measured on this machine."""
+"""A line of advice for datasets whose format decodes slowly, with the cost measured on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUALITY = 90
 
 
 def decode_advice(index: Index, manifest: Manifest) -> str | None:
-    """Advice if at least 5 % of the samples are no JPEGs; else None."""
+    """Returns advice if at least 5 % of the samples are not JPEGs; else None."""
     slow = {name: count for name, count in manifest.formats.items() if name not in ("jpg", "npy")}
     if not manifest.samples or sum(slow.values()) < _MIN_SHARE * manifest.samples:
         return None
@@ -51,7 +51,7 @@ def decode_advice(index: Index, manifest: Manifest) -> str | None:
         return None
     original_ms, jpeg_ms = 1000 * original_s / measured, 1000 * jpeg_s / measured
     return (
-        f"{sum(slow.values())} of {manifest.samples} images are no JPEGs; a {name} took "
+        f"{sum(slow.values())} of {manifest.samples} images are not JPEGs; a {name} took "
         f"{original_ms:.1f} ms to decode here, the same image as JPEG (quality {_QUALITY}) {jpeg_ms:.1f} ms "
         f"(mean of {measured}): --encode jpeg makes such copies, which are lossy"
     )

@@ -30,7 +30,7 @@ class IndexSummary:
         path: The index file.
         shards: Number of tars indexed.
         samples: Number of samples indexed.
-        rejected: Inputs that were left out, and why.
+        rejected: Inputs that were left out, with the reason.
     """
 
     path: str

@@ -26,13 +26,13 @@ class ShardOptions:
         shuffle: Permutes the samples.
         shard_size_bytes: A shard is closed before it would grow past this size.
         samples_per_shard: Number of inputs in a shard, in place of a size.
-        workers: Number of threads, each writing one shard; None for the cores and one more. Does not change the result.
+        workers: Number of threads, each writing one shard; None for one more than cores. Does not change the result.
         max_bad: Share of inputs that may be rejected, 0 to 1, not counting files that never claimed to be images.
         encode: Options for encoding the images.
         dali_index: Writes DALI's index files beside the shards.
         columns: The purposes of a manifest's columns, or of the keys of tars' json.
-        max_file_bytes: Larger files, and fields of tars, are rejected unread; 1 to 2**30, as nothing larger can be
-            loaded.
+        max_file_bytes: Larger files, and larger fields of tars, are rejected unread; 1 to 2**30, as nothing larger can
+            be loaded.
         skip_unreadable: Rejects unreadable folders, and files that the disk fails to read; otherwise they end the run.
             A resumed run may differ in this.
         image_field: The field of tars and iterables that holds the image; None chooses it by the names of the fields.
@@ -71,7 +71,7 @@ class ShardOptions:
             raise ArgumentError(f"max_bad must be 0 to 1, got {self.max_bad}")
 
     def settings(self) -> dict[str, Any]:
-        """The options that the result depends on."""
+        """Options that the result depends on."""
         return {
             "seed": self.seed,
             "shuffle": self.shuffle,
@@ -95,7 +95,7 @@ class ShardSummary:
         bad: Number of rejected inputs that claimed to be images.
         unreadable_folders: Number of rejected inputs that are unreadable folders.
         encoded: Number of samples by what was done to their image.
-        clipped: Number of samples whose image is clipped when decoded, having more than 8 bits a sample.
+        clipped: Number of samples whose image has more than 8 bits per channel, so that decoding clips it.
         shards: Number of shards in the set.
         bytes: Size of all shards.
         classes: Number of class names; 0 if there are none.
@@ -126,7 +126,7 @@ class ShardSummary:
 
     @property
     def too_many_bad(self) -> str | None:
-        """The reason to call the run failed though the set is complete; None if there is none."""
+        """The reason why the run counts as failed though the set is complete; None if there is none."""
         if self.samples == 0:
             inputs = count(self.inputs, "input")
             return f"none of {inputs} could be sharded; see {self.out}/{REJECTED_NAME} for the reasons"
@@ -136,12 +136,12 @@ class ShardSummary:
         return (
             f"{self.bad} of {self.samples + self.bad} images ({share:.2%}) were rejected, more than --max-bad "
             f"{self.max_bad:.2%} allows; the others are in the shards, the reasons in {self.out}/{REJECTED_NAME}: "
-            "mend the images and shard into a new folder, or accept the loss with a higher --max-bad"
+            "fix the images and shard into a new folder, or accept the loss with a higher --max-bad"
         )
 
     @property
     def loss(self) -> str | None:
-        """A line on inputs left out that may be missed; None if there are none."""
+        """A line on rejected images and unreadable folders; None if there are none."""
         lost = [f"{self.bad:,} of {self.samples + self.bad:,} images"] if self.bad else []
         if self.unreadable_folders:
             lost.append(f"{self.unreadable_folders:,} unreadable folder" + "s" * (self.unreadable_folders > 1))

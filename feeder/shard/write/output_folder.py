@@ -2,11 +2,11 @@
 
 Note [Resume]
 While a run is unfinished, ``.work`` holds its plan (settings, and the list of inputs with sizes and times), and a part
-of the index and a record for each finished shard. A shard is renamed into place last, so a shard that is there is
-finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
+of the index and a record for each finished shard. A shard is renamed into place after these are written, so a shard
+that exists is finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
-A set that is replaced loses its parts and its shards, and its manifest once the new plan is written. At any time the
-folder holds a manifest or a plan, which tell it from a foreign one if the run is killed.
+When a set is replaced, its parts and shards are removed first, and its manifest once the new plan is written. So the
+folder always holds a manifest or a plan, and a killed run does not make it look like a foreign folder.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OutputFolder:
     @classmethod
     @contextlib.contextmanager
     def locked(cls, path: str, *, force: bool = False) -> Iterator[OutputFolder]:
-        """Makes the folder if need be, and keeps other writers out. Removes it again if nothing is to be kept.
+        """Makes the folder if it does not exist, and locks it. Removes it in the end if it is empty.
 
         Raises:
             ShardError: if the folder holds something that feeder did not write.
@@ -95,7 +95,7 @@ class OutputFolder:
         return os.path.join(self.work, name)
 
     def image_field(self) -> str | None:
-        """The image field of the set in the folder, finished or not, which the next run keeps; None if it has none."""
+        """Image field of the set in the folder, finished or not, for the next run to keep; None if it has none."""
         if not self.force and (manifest := Manifest.read(self.path)) is not None:
             return manifest.source.get("image_field")
         try:
@@ -145,7 +145,7 @@ class OutputFolder:
     def begin(self, settings: dict[str, Any], source: Source) -> bool:
         """Records the plan of a new run, or compares it with the recorded one.
 
-        With ``force`` removes the set in the folder, or an unfinished one that can't be resumed.
+        With ``force``, removes the set in the folder, or an unfinished one that can't be resumed.
 
         Returns:
             True if an unfinished run is resumed.
@@ -161,7 +161,7 @@ class OutputFolder:
             "rejected": sorted([r.path, r.reason] for r in source.rejected),
             "targets": list(source.table.targets),
         }
-        replaced = os.path.exists(self.file(MANIFEST_NAME))  # with force only, as a finished set is not begun again
+        replaced = os.path.exists(self.file(MANIFEST_NAME))  # only with force: a run over a finished set does not begin
         if os.path.exists(self._plan_path) and not replaced:
             try:
                 self._compare_plan(plan, source)
@@ -209,8 +209,8 @@ class OutputFolder:
             )
         if "image_field" not in recorded and source.other_images:
             raise ShardError(
-                f"{self.path}: holds an unfinished run of an older feeder, which chose the image of each sample by "
-                "itself, so it can't be resumed; start again with --force"
+                f"{self.path}: holds an unfinished run of an older feeder, which chose the image field for each sample "
+                "separately, so it can't be resumed; start again with --force"
             )
         changed = _first_difference(recorded, plan, before, source.table.columns())
         if changed:
@@ -262,14 +262,14 @@ def _refuse_foreign(path: str, force: bool) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a name is that of a shard set's file, or of one that is being written."""
+    """Returns whether a name is that of a shard set's file, finished or still being written."""
     if name.endswith(TEMPORARY_SUFFIX):
         name = name[: -len(TEMPORARY_SUFFIX)].rpartition(".")[0]
     return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _FIELD_INDEX))
 
 
 def _missing_folders(path: str) -> list[str]:
-    """The folder and those above it that do not exist, the deepest first."""
+    """Returns those of the folder and its parents that do not exist, the deepest first."""
     missing = []
     path = os.path.abspath(path)
     while not os.path.lexists(path):
@@ -322,7 +322,7 @@ def _first_difference_row(old: dict[str, npt.NDArray[Any]], new: dict[str, npt.N
 
     counts = len(old["sizes"]), len(new["sizes"])
     common = min(counts)
-    # The first sample whose path differs, or starts elsewhere.
+    # The first sample whose path differs in its bytes or its start.
     starts = np.flatnonzero(old["path_starts"][: common + 1] != new["path_starts"][: common + 1])
     texts = min(len(old["paths"]), len(new["paths"]))
     bytes_ = np.flatnonzero(old["paths"][:texts] != new["paths"][:texts])

@@ -1,4 +1,4 @@
-"""The place of each sample, fixed before anything is encoded."""
+"""The place of each sample in the shards, fixed before anything is encoded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAR_END_BYTES = 1024
 
 
 def plan_shards(source: Source, options: ShardOptions) -> list[range]:
-    """Fixes which positions of the permutation go into which shard, from the input list and its sizes alone."""
+    """Assigns the positions of the permutation to shards, from the input list and its sizes alone."""
     count = len(source.table)
     if options.samples_per_shard is not None:
         step = options.samples_per_shard
@@ -38,7 +38,7 @@ def plan_shards(source: Source, options: ShardOptions) -> list[range]:
 
 
 def sample_ids(positions: range, count: int, options: ShardOptions) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Samples at these positions of the shuffled order."""
+    """Returns the samples at these positions of the shuffled order, int64 [N]."""
     plain = np.arange(positions.start, positions.stop)
     return permute(plain, count, options.seed) if options.shuffle and len(plain) else plain
 

@@ -36,7 +36,7 @@ _SHOWN_REASONS = 3
 
 
 class _Stopped(Exception):
-    """The run was interrupted, so the unfinished shard is dropped."""
+    """The run was interrupted, so an unfinished shard is dropped."""
 
 
 class Run:
@@ -89,7 +89,7 @@ class Run:
         return self._summary(manifest, [r for n, r in enumerate(manifest.shards) if n not in done])
 
     def _finished(self, number: int) -> _Written | None:
-        """The record of a shard that an earlier run finished; None if it has to be written."""
+        """Returns the record of a shard that an earlier run finished; None if it must be written."""
         name = shard_name(number)
         try:
             size = os.stat(self._folder.file(name)).st_size
@@ -102,7 +102,7 @@ class Run:
 
     def _write_all(self, plan: list[range], done: dict[int, _Written]) -> dict[int, _Written]:
         written = dict(done)
-        # One more than there are cores: at any time one of them waits for the disk.
+        # One more than cores, as at any time one of them waits for the disk.
         workers = self._options.workers or cores().usable + 1
         pool = ThreadPoolExecutor(workers, thread_name_prefix="feeder-shard")
         try:
@@ -121,7 +121,7 @@ class Run:
         return written
 
     def _write(self, number: int, positions: range) -> _Written:
-        """Writes one shard. It gets its name after its part of the index and its record are beside the plan."""
+        """Writes one shard. It is renamed into place after its part of the index and its record are written."""
         name = shard_name(number)
         writer = ShardWriter(self._source, self._options.encode)
         with atomic_file(self._folder.file(name)) as file:
@@ -221,7 +221,7 @@ def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _dali_lines(index: Index, number: int) -> Iterator[bytes]:
-    """A shard's index as DALI's wds2idx writes it, version 1.2."""
+    """Yields a shard's index as DALI's wds2idx writes it, version 1.2."""
     rows = np.flatnonzero(np.asarray(index.shard) == number)
     yield b"v1.2 %d\n" % len(rows)
     for i in rows.tolist():

@@ -26,7 +26,7 @@ __all__ = ["ShardWriter"]
 
 
 class ShardWriter:
-    """Puts samples into one shard, and counts what became of them."""
+    """Writes samples into one shard, and counts formats, encodings and rejections."""
 
     def __init__(self, source: Source, encoding: EncodeOptions) -> None:
         self.builder = IndexBuilder(0, source.table.targets, numbered=source.table.is_numbered)
@@ -39,10 +39,10 @@ class ShardWriter:
         self._digits = max(8, len(str(len(source.table) - 1)))
 
     def add(self, tar: TarWriter, position: int, i: int) -> int:
-        """Adds sample ``i`` under the key of its position, or rejects it; returns its bytes in the source.
+        """Adds sample ``i`` under the key of its position, or rejects it. Returns its size in the source, bytes.
 
         Raises:
-            ShardError: for an error of the machine, which is not the sample's fault.
+            ShardError: for an error of the machine, not of the sample.
             SourceError: if the sample changed since it was listed.
         """
         table = self._source.table
@@ -106,16 +106,16 @@ class ShardWriter:
         return table.size(i)
 
     def _unreadable(self, error: OSError, path: str) -> str:
-        """The reason to reject a sample that can't be read.
+        """Returns the reason to reject a sample that can't be read.
 
         Raises:
-            OSError, ShardError, SourceError: if the error is not the sample's fault, so that it must not get lost.
+            OSError, ShardError, SourceError: if the error is not the sample's fault, so that it must not be lost.
         """
         if isinstance(error, FileNotFoundError):
             raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
         if error.errno == errno.EIO and not self._source.skip_unreadable:  # a bad block of a disk may stay bad
             raise ShardError(
-                f"{error.filename or path}: can't be read: {error.strerror}; nothing is lost: mend the disk and run "
+                f"{error.filename or path}: can't be read: {error.strerror}; nothing is lost: fix the disk and run "
                 "the same command again, or reject such files with --skip-unreadable"
             ) from None
         if error.errno not in (*UNREADABLE, errno.EISDIR, errno.EIO):
@@ -126,7 +126,7 @@ class ShardWriter:
         return os.fsdecode(self._source.table.path(i))
 
     def _read(self, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
-        """Reads the image, without a name if its bytes decide the extension, and the other fields."""
+        """Reads the image and the other fields. The image has no name if its bytes decide the extension."""
         fields = self._source.read(i)
         named = [(name, data) for name, data in fields if name is not None]
         unnamed = [(name, data) for name, data in fields if name is None]
@@ -138,7 +138,7 @@ class ShardWriter:
         return image, [(name, data) for name, data in named if name != primary]
 
     def _renamed(self, extension: str) -> str:
-        """Name for an image whose format has changed: its extension, unless another field has that name."""
+        """Returns the field name of an image in a new format: its extension, unless another field has that name."""
         others = self._source.table.fields.keys() - set(self._source.image_fields)
         while extension in others:
             extension = f"image.{extension}"
@@ -153,7 +153,7 @@ def _with_targets(
     for name, data in fields:
         if name == "json":
             row = json.loads(data)
-    # The shortest text of the same float32.
+    # Each as the shortest text that gives the same float32.
     row |= {k: None if math.isnan(v) else float(str(np.float32(v))) for k, v in zip(names, numbers, strict=True)}
     text = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
     return [*((name, data) for name, data in fields if name != "json"), ("json", text)]

@@ -41,9 +41,9 @@ def shard(
         path: A class-per-folder tree, a flat folder, a manifest, or WebDataset tars.
         out: Output folder; None for the source's name with ``-shards`` appended.
         options: Options for sharding.
-        progress: Shows how the run goes on.
-        dry_run: Only lists and plans, and writes nothing.
-        force: Replaces feeder's shard set in the output folder, if nothing else is there.
+        progress: Shows the run's progress.
+        dry_run: True to list and plan only, and write nothing.
+        force: True to replace feeder's shard set in the output folder, if nothing else is there.
 
     Returns:
         The result, or with ``dry_run`` the expected one.
@@ -82,22 +82,22 @@ def write_shards(
 ) -> ShardSummary:
     """Shards any iterable of WebDataset-style dicts, shuffled.
 
-    The iterable is read once and spooled to disk, in the output folder, before it is shuffled. A run that was cut off
-    can't be resumed: remove the folder and start again.
+    The iterable is read once and spooled to disk, in the output folder, before it is shuffled. An interrupted run can't
+    be resumed: remove the folder and start again.
 
     Args:
         samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
-            bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number from 0 on, or a class name;
+            bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number, 0 or more, or a class name;
             a sample without a label has -1 or no ``cls``.
-        out: Output folder; new or empty.
+        out: Output folder, new or empty.
         seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index, image_field: As in
             :class:`ShardOptions`.
         encode: As there, or the mode alone: "seekable", "keep", "jpeg" or "raw".
         classes: Class names by label; None takes the names in ``cls``, sorted.
 
     Raises:
-        SourceError: for a sample that is no such dict, a class that is not in ``classes``, or if more than ``max_bad``
-            of the images are bad.
+        SourceError: for a sample that is not such a dict, a class that is not in ``classes``, or if more than
+            ``max_bad`` of the images are bad.
         ShardError: if the output folder can't be used.
     """
     options = ShardOptions(
@@ -125,7 +125,7 @@ def write_shards(
 
 
 def default_out(path: str) -> str:
-    """The output folder for a source: its name with ``-shards`` appended."""
+    """Returns the output folder for a source: its name with ``-shards`` appended."""
     name = path.rstrip("/")
     if "{" in name or "*" in name or not os.path.isdir(name):
         name = name.partition("{")[0].partition("*")[0].rstrip("-_/") or "dataset"
@@ -179,7 +179,7 @@ def _run(
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise ShardError(
-                f"{error.filename or out}: {error.strerror or error}; nothing is lost: mend this and run the same "
+                f"{error.filename or out}: {error.strerror or error}; nothing is lost: fix this and run the same "
                 "command again"
             ) from error
         raise ShardError(
