@@ -66,8 +66,8 @@ def test_folders_named_as_splits_are_pointed_out(tmp_path: Path) -> None:
         (tmp_path / path / "x.jpg").write_bytes(JPEG)
     source = open_folder(str(tmp_path / "src"))
     assert source.notes == [
-        f"{tmp_path}/src: its folders train, val are taken as classes; if they are splits of one dataset, give one at a "
-        f"time, such as {tmp_path}/src/train"
+        f"{tmp_path}/src: its folders train, val are taken as classes; if they are splits of one dataset, give one at "
+        f"a time, such as {tmp_path}/src/train"
     ]
     with pytest.warns(UserWarning, match="train, val are taken as classes"):
         assert FolderDataset(tmp_path / "src").classes == ["train", "val"]
