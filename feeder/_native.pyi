@@ -157,6 +157,61 @@ def decode_batch(
         ValueError: an argument has another shape, dtype or value than the above.
     """
 
+class View:
+    """One output of each of N images.
+
+    Args:
+        source_boxes, support_boxes, flips, out, layout, dtype, scale, bias: See :func:`decode_batch`.
+
+    Raises:
+        ValueError: an argument has another shape, dtype or value.
+    """
+
+    def __init__(
+        self,
+        source_boxes: npt.NDArray[np.float64],
+        support_boxes: npt.NDArray[np.int32],
+        flips: npt.NDArray[np.uint8],
+        out: npt.NDArray[Any],
+        *,
+        layout: str,
+        dtype: str,
+        scale: npt.NDArray[np.float32] | None = None,
+        bias: npt.NDArray[np.float32] | None = None,
+    ) -> None: ...
+
+def decode_views(
+    buffers: Sequence[_Buffer],
+    views: Sequence[View],
+    orientations: npt.NDArray[np.uint8],
+    *,
+    threads: int = 1,
+    fidelity: str = "fast",
+    max_pixels: int = 0,
+    image_sizes: npt.NDArray[np.int32] | None = None,
+    first_rows: npt.NDArray[np.int32] | None = None,
+    times: dict[str, int] | None = None,
+    spent: npt.NDArray[np.int64] | None = None,
+    slow: npt.NDArray[np.uint8] | None = None,
+) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Makes several views of each of N images, without the GIL.
+
+    An image's views are decoded together where that is cheaper. The pixels are those of :func:`decode_batch` for each
+    view alone. An image of which any view can't be made has that view's status.
+
+    Args:
+        buffers: N encoded images.
+        views: At least one, each of N images.
+        orientations, threads, fidelity, max_pixels, image_sizes, times, spent, slow: See :func:`decode_batch`.
+        first_rows: int32 [N], likewise; the rows are those that all views need.
+
+    Returns:
+        (int32 [N] of Status values, N reasons, empty where OK).
+
+    Raises:
+        ValueError: an argument has another shape, dtype or value than the above.
+    """
+
 def libjpeg_decode(data: _Buffer) -> npt.NDArray[np.uint8]:
     """Decodes a whole JPEG with libjpeg-turbo alone: the yardstick of tests and benchmarks.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ __all__ = [
     "Buffer",
     "Decoder",
     "TrainerDecoder",
+    "View",
     "check_batch",
     "check_options",
     "check_output_size",
@@ -41,6 +42,20 @@ ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
 # "exact" gives Pillow's pixels to the level; "fast" may differ by amounts too small for any training to notice.
 FIDELITIES = ("exact", "fast")
+
+
+class View(NamedTuple):
+    """An output that is made of each of N images.
+
+    Attributes:
+        recipe: The ops for every image.
+        draws: Drawn parameters of these N images; boxes are in upright coordinates (after orientation).
+        out: [N, C, H, W], C-contiguous, of ``recipe.output_dtype``: uint8 0-255, or normalized floats.
+    """
+
+    recipe: Recipe
+    draws: Draws
+    out: npt.NDArray[np.generic]
 
 
 class Decoder(Protocol):
@@ -102,6 +117,39 @@ class Decoder(Protocol):
             One entry per image: None, or why it could not be decoded (its part of ``out`` is then undefined).
         """
         ...
+
+    def decode_views(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Makes several views of each of N images.
+
+        The pixels are those of :meth:`decode` for each view alone. By default every view is decoded apart. A backend
+        that can share the work overrides it.
+
+        Args:
+            buffers, orientations: See :meth:`decode`.
+            views: The outputs, at least one.
+            first_rows: See :meth:`decode`; the buffers have the rows that all views of an image need.
+
+        Returns:
+            One entry per image: None, or why one of its views could not be made (its part of every ``out`` is then
+            undefined).
+        """
+        errors: list[DecodeError | None] = [None] * len(buffers)
+        spent_ns: npt.NDArray[np.int64] | None = None
+        clipped = slow = 0
+        for recipe, draws, out in views:
+            found = self.decode(buffers, orientations, recipe, draws, out, first_rows)
+            errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
+            if self.spent_ns is not None:
+                spent_ns = self.spent_ns if spent_ns is None else spent_ns + self.spent_ns
+            clipped, slow = max(clipped, self.clipped), max(slow, self.slow)
+        self.spent_ns, self.clipped, self.slow = spent_ns, clipped, slow
+        return errors
 
 
 @runtime_checkable

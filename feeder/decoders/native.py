@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder import _native
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, check_batch, check_options, check_output_size
+from feeder.decoders.decoder import (
+    MAX_PIXELS,
+    Buffer,
+    Decoder,
+    View,
+    check_batch,
+    check_options,
+    check_output_size,
+)
 from feeder.decoders.pillow.decoder import PillowDecoder
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
@@ -76,29 +84,40 @@ class CpuDecoder(Decoder):
         first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        check_batch(buffers, orientations, recipe, draws, out)
+        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
+
+    def decode_views(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Decodes views of an image that overlap together; see :meth:`Decoder.decode_views`."""
+        for view in views:
+            check_batch(buffers, orientations, *view)
         self.spent_ns = np.zeros((len(buffers), 3), np.int64)
         self.clipped = self.slow = 0
         if len(buffers) == 0:
             return []
-        batch = _Batch(buffers, orientations, recipe, draws, out, first_rows)
-        if recipe.is_base_path:
+        batch = _Batch(buffers, orientations, views, first_rows)
+        if all(view.recipe.is_base_path for view in views):
             return self._decode_base_path(batch)
         return [self._decode_with_rest(batch.take(slice(row, row + 1)), row) for row in range(len(buffers))]
 
     def _decode_base_path(self, batch: _Batch) -> list[DecodeError | None]:
-        check_output_size(batch.out, batch.draws.base_size)
-        scale, bias = batch.recipe.affine or (None, None)
+        for view in batch.views:
+            check_output_size(view.out, view.draws.base_size)
         spent = np.zeros((len(batch.buffers), 2), np.int64)
-        options = {"layout": "nchw", "dtype": batch.recipe.output_dtype, "scale": scale, "bias": bias, "spent": spent}
-        statuses, reasons = self._native(batch, batch.out, **options)
+        statuses, reasons = self._native(batch, [_native_view(view) for view in batch.views], spent)
         self.spent_ns[:, :2] = spent
         errors = _errors(statuses, reasons)
         others = np.flatnonzero(_for_pillow(statuses, batch.first_rows))
         if len(others):
             left = batch.take(others)
             found = self._with_pillow(left, statuses[others], [errors[row] for row in others.tolist()])
-            batch.out[others] = left.out
+            for view, redone in zip(batch.views, left.views, strict=True):
+                view.out[others] = redone.out
             self.spent_ns[others] = self._pillow.spent_ns
             for row, error in zip(others.tolist(), found, strict=True):
                 errors[row] = error
@@ -108,12 +127,22 @@ class CpuDecoder(Decoder):
 
     def _decode_with_rest(self, one: _Batch, row: int) -> DecodeError | None:
         """Decodes and augments the image that is number ``row`` of its batch."""
-        height, width = one.draws.base_size[0].tolist()
-        if height * width > self.max_pixels:
-            return DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
-        base = np.empty((1, height, width, 3), np.uint8)
+        bases: list[npt.NDArray[np.uint8] | None] = []
+        native_views = []
+        for view in one.views:
+            if view.recipe.is_base_path:
+                check_output_size(view.out, view.draws.base_size)
+                bases.append(None)
+                native_views.append(_native_view(view))
+                continue
+            height, width = view.draws.base_size[0].tolist()
+            if height * width > self.max_pixels:
+                return DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
+            base = np.empty((1, height, width, 3), np.uint8)
+            bases.append(base[0])
+            native_views.append(_native.View(*_boxes(view.draws), base, layout="nhwc", dtype="uint8"))
         spent = np.zeros((1, 2), np.int64)
-        statuses, reasons = self._native(one, base, layout="nhwc", dtype="uint8", spent=spent)
+        statuses, reasons = self._native(one, native_views, spent)
         (error,) = _errors(statuses, reasons)
         if _for_pillow(statuses, one.first_rows)[0]:
             self.pillow_images += 1
@@ -125,7 +154,9 @@ class CpuDecoder(Decoder):
         if error is None:
             started = time.perf_counter_ns()
             try:
-                self._pillow.finish(base[0], one.recipe, one.draws, 0, one.out[0])
+                for view, pixels in zip(one.views, bases, strict=True):
+                    if pixels is not None:
+                        self._pillow.finish(pixels, view.recipe, view.draws, 0, view.out[0])
             except DecodeError as failed:
                 error = failed
             self.spent_ns[row, 1] += time.perf_counter_ns() - started
@@ -135,55 +166,64 @@ class CpuDecoder(Decoder):
         self, batch: _Batch, statuses: npt.NDArray[np.int32], errors: list[DecodeError | None]
     ) -> list[DecodeError | None]:
         """Decodes with Pillow; a JPEG that Pillow can't decode either keeps the kernels' error."""
-        found = self._pillow.decode(batch.buffers, batch.orientations, batch.recipe, batch.draws, batch.out)
+        found = self._pillow.decode_views(batch.buffers, batch.orientations, batch.views)
         self.clipped += self._pillow.clipped
         is_jpeg = (statuses != _native.Status.NOT_JPEG.value).tolist()
         self.slow += sum(jpeg and error is None for jpeg, error in zip(is_jpeg, found, strict=True))
         both = zip(is_jpeg, found, errors, strict=True)
         return [ours if jpeg and error is not None else error for jpeg, error, ours in both]
 
-    def _native(self, batch: _Batch, out: npt.NDArray[Any], **options: Any) -> tuple[npt.NDArray[np.int32], list[str]]:
+    def _native(
+        self, batch: _Batch, views: list[_native.View], spent: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int32], list[str]]:
         slow = np.zeros(len(batch.buffers), np.uint8)
-        draws = batch.draws
-        result = _native.decode_batch(
+        result = _native.decode_views(
             batch.buffers,
-            np.ascontiguousarray(draws.source_box, np.float64),
-            np.ascontiguousarray(draws.support_box, np.int32),
-            np.ascontiguousarray(draws.flip, np.uint8),
+            views,
             np.ascontiguousarray(batch.orientations, np.uint8),
-            out,
             threads=self.threads,
             fidelity=self.fidelity,
             max_pixels=self.max_pixels,
-            image_sizes=np.ascontiguousarray(draws.image_size, np.int32),
-            slow=slow,
+            image_sizes=np.ascontiguousarray(batch.views[0].draws.image_size, np.int32),
             first_rows=batch.first_rows,
-            **options,
+            spent=spent,
+            slow=slow,
         )
         self.slow += int(np.count_nonzero(slow))
         return result
 
 
 class _Batch(NamedTuple):
-    """The arguments of :meth:`CpuDecoder.decode`."""
+    """The arguments of :meth:`CpuDecoder.decode_views`."""
 
     buffers: Sequence[Buffer]
     orientations: npt.NDArray[np.uint8]
-    recipe: Recipe
-    draws: Draws
-    out: npt.NDArray[np.generic]
+    views: Sequence[View]
     first_rows: npt.NDArray[np.int32] | None
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> _Batch:
-        """Returns some of the images; ``out`` is a view for a slice, and a copy for an array."""
+        """Returns some of the images; each ``out`` is a view for a slice, and a copy for an array."""
         return _Batch(
             [self.buffers[row] for row in np.arange(len(self.buffers))[rows].tolist()],
             self.orientations[rows],
-            self.recipe,
-            self.draws.take(rows),
-            self.out[rows],
+            [View(view.recipe, view.draws.take(rows), view.out[rows]) for view in self.views],
             None if self.first_rows is None else self.first_rows[rows],
         )
+
+
+def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    return (
+        np.ascontiguousarray(draws.source_box, np.float64),
+        np.ascontiguousarray(draws.support_box, np.int32),
+        np.ascontiguousarray(draws.flip, np.uint8),
+    )
+
+
+def _native_view(view: View) -> _native.View:
+    """Returns the kernels' view of a recipe that is a base path."""
+    scale, bias = view.recipe.affine or (None, None)
+    dtype = view.recipe.output_dtype
+    return _native.View(*_boxes(view.draws), view.out, layout="nchw", dtype=dtype, scale=scale, bias=bias)
 
 
 def _for_pillow(statuses: npt.NDArray[np.int32], first_rows: npt.NDArray[np.int32] | None) -> npt.NDArray[np.bool_]:

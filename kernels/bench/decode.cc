@@ -101,16 +101,18 @@ int main(int argc, char** argv) {
     static BaselineDecoder baseline;
     for (const int kind : {1, 0}) {
         const auto decode = [&](Image& image, StageTimes* times) {
+            View view;
+            std::copy_n(image.box, 4, view.support_box);
+            std::copy_n(image.box, 4, view.source_box);
+            view.out.data = out.data();
+            view.out.height = view.out.width = 224;
+            view.out.dtype = Dtype::float32;
+            view.out.layout = Layout::nchw;
+            view.out.scale = scale;
+            view.out.bias = bias;
             ImageJob job;
             job.file = image.bytes[kind];
-            std::copy_n(image.box, 4, job.support_box);
-            std::copy_n(image.box, 4, job.source_box);
-            job.out.data = out.data();
-            job.out.height = job.out.width = 224;
-            job.out.dtype = Dtype::float32;
-            job.out.layout = Layout::nchw;
-            job.out.scale = scale;
-            job.out.bias = bias;
+            job.views = {&view, 1};
             if (decoder.decode(job, DecodeOptions(), times).status > Status::damaged) std::abort();
         };
         const double whole = time_us(images, passes, [&](Image& image) { decode(image, nullptr); });

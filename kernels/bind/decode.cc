@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
@@ -66,48 +67,93 @@ bool array_holds(const OutArray& out, Dtype dtype) {
     return false;
 }
 
-nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips,
-                       Bytes8 orientations, OutArray out, const std::string& layout_name, const std::string& dtype_name,
-                       std::optional<Floats> scale, std::optional<Floats> bias, int threads,
+// One output of each of N images.
+struct ViewArrays {
+    Boxes64 source_boxes;
+    Boxes32 support_boxes;
+    Bytes8 flips;
+    OutArray out;
+    Layout layout;
+    Dtype dtype;
+    std::optional<Floats> scale;
+    std::optional<Floats> bias;
+
+    size_t height() const { return out.shape(layout == Layout::nchw ? 2 : 1); }
+    size_t width() const { return out.shape(layout == Layout::nchw ? 3 : 2); }
+
+    ViewArrays(Boxes64 sources, Boxes32 supports, Bytes8 mirrored, OutArray pixels, const std::string& layout_name,
+               const std::string& dtype_name, std::optional<Floats> scales, std::optional<Floats> biases)
+        : source_boxes(sources),
+          support_boxes(supports),
+          flips(mirrored),
+          out(pixels),
+          layout(layout_of(layout_name)),
+          dtype(dtype_of(dtype_name)),
+          scale(scales),
+          bias(biases) {
+        const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
+        if (channels != 3) {
+            bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, not " +
+                std::to_string(channels));
+        }
+        if (!array_holds(out, dtype)) bad("out's dtype is not the one that dtype=\"" + dtype_name + "\" says");
+        if (scale.has_value() != bias.has_value()) bad("scale and bias go together: give both or neither");
+        if (scale && dtype == Dtype::uint8) bad("scale and bias need a floating-point dtype");
+        if (height() < 1 || width() < 1 || height() > 65535 || width() > 65535)
+            bad("out must be 1-65535 pixels high and wide");
+    }
+
+    bool has(size_t count) const {
+        return source_boxes.shape(0) == count && support_boxes.shape(0) == count && flips.shape(0) == count &&
+               out.shape(0) == count;
+    }
+
+    View view_of(size_t i) const {
+        View view;
+        std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
+        std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
+        view.flip = flips.data()[i] != 0;
+        view.out.data = static_cast<uint8_t*>(out.data()) + i * 3 * height() * width() * dtype_bytes(dtype);
+        view.out.dtype = dtype;
+        view.out.layout = layout;
+        view.out.height = static_cast<int>(height());
+        view.out.width = static_cast<int>(width());
+        view.out.scale = scale ? scale->data() : nullptr;
+        view.out.bias = bias ? bias->data() : nullptr;
+        return view;
+    }
+};
+
+nb::tuple decode_views(nb::sequence buffers, const std::vector<ViewArrays>& arrays, Bytes8 orientations, int threads,
                        const std::string& fidelity_name, int64_t max_pixels, std::optional<Sizes32> image_sizes,
                        std::optional<Ints32> first_rows, std::optional<nb::dict> times,
                        std::optional<Spent64> spent, std::optional<Flags8> slow) {
     const size_t count = nb::len(buffers);
-    const Layout layout = layout_of(layout_name);
-    const Dtype dtype = dtype_of(dtype_name);
     DecodeOptions options;
     options.fidelity = fidelity_of(fidelity_name);
     options.max_pixels = max_pixels;
-    if (source_boxes.shape(0) != count || support_boxes.shape(0) != count || flips.shape(0) != count ||
-        orientations.shape(0) != count || out.shape(0) != count || (image_sizes && image_sizes->shape(0) != count) ||
+    if (arrays.empty()) bad("views must have at least one entry");
+    const bool fit = std::all_of(arrays.begin(), arrays.end(), [&](const ViewArrays& one) { return one.has(count); });
+    if (!fit || orientations.shape(0) != count || (image_sizes && image_sizes->shape(0) != count) ||
         (first_rows && first_rows->shape(0) != count) || (spent && spent->shape(0) != count) || (slow && slow->shape(0) != count)) {
         bad("source_boxes, support_boxes, flips, orientations, image_sizes, first_rows, spent, slow and out must have one "
             "entry per buffer (" +
             std::to_string(count) + ")");
     }
-    const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
-    if (channels != 3) {
-        bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, not " + std::to_string(channels));
-    }
-    if (!array_holds(out, dtype)) bad("out's dtype is not the one that dtype=\"" + dtype_name + "\" says");
-    if (scale.has_value() != bias.has_value()) bad("scale and bias go together: give both or neither");
-    if (scale && dtype == Dtype::uint8) bad("scale and bias need a floating-point dtype");
     if (threads < 1) bad("threads must be at least 1, not " + std::to_string(threads));
-    const size_t height = out.shape(layout == Layout::nchw ? 2 : 1);
-    const size_t width = out.shape(layout == Layout::nchw ? 3 : 2);
-    if (height < 1 || width < 1 || height > 65535 || width > 65535) bad("out must be 1-65535 pixels high and wide");
 
-    std::vector<BufferView> views;
-    views.reserve(count);
-    for (nb::handle buffer : buffers) views.emplace_back(buffer);
+    std::vector<BufferView> files;
+    files.reserve(count);
+    for (nb::handle buffer : buffers) files.emplace_back(buffer);
+    std::vector<View> views;
+    views.reserve(count * arrays.size());
+    for (size_t i = 0; i < count; ++i)
+        for (const ViewArrays& one : arrays) views.push_back(one.view_of(i));
     std::vector<ImageJob> jobs(count);
-    uint8_t* const pixels = static_cast<uint8_t*>(out.data());
-    const size_t image_bytes = 3 * height * width * dtype_bytes(dtype);
     for (size_t i = 0; i < count; ++i) {
         ImageJob& job = jobs[i];
-        job.file = views[i].bytes();
-        std::copy_n(source_boxes.data() + 4 * i, 4, job.source_box);
-        std::copy_n(support_boxes.data() + 4 * i, 4, job.support_box);
+        job.file = files[i].bytes();
+        job.views = std::span<const View>(views).subspan(i * arrays.size(), arrays.size());
         if (image_sizes) {
             job.image_height = image_sizes->data()[2 * i];
             job.image_width = image_sizes->data()[2 * i + 1];
@@ -120,14 +166,6 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
         if (job.orientation < 1 || job.orientation > 8) {
             bad("orientations must be 1-8; entry " + std::to_string(i) + " is " + std::to_string(job.orientation));
         }
-        job.flip = flips.data()[i] != 0;
-        job.out.data = pixels + i * image_bytes;
-        job.out.dtype = dtype;
-        job.out.layout = layout;
-        job.out.height = static_cast<int>(height);
-        job.out.width = static_cast<int>(width);
-        job.out.scale = scale ? scale->data() : nullptr;
-        job.out.bias = bias ? bias->data() : nullptr;
     }
 
     std::vector<Outcome> outcomes(count);
@@ -168,6 +206,17 @@ nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppo
     return nb::make_tuple(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(statuses, 1, shape, owner), reasons);
 }
 
+nb::tuple decode_batch(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips,
+                       Bytes8 orientations, OutArray out, const std::string& layout, const std::string& dtype,
+                       std::optional<Floats> scale, std::optional<Floats> bias, int threads,
+                       const std::string& fidelity, int64_t max_pixels, std::optional<Sizes32> image_sizes,
+                       std::optional<Ints32> first_rows, std::optional<nb::dict> times,
+                       std::optional<Spent64> spent, std::optional<Flags8> slow) {
+    const ViewArrays view(source_boxes, support_boxes, flips, out, layout, dtype, scale, bias);
+    return decode_views(buffers, {view}, orientations, threads, fidelity, max_pixels, image_sizes, first_rows, times,
+                        spent, slow);
+}
+
 }  // namespace
 
 void add_decode(nb::module_& module) {
@@ -203,6 +252,23 @@ void add_decode(nb::module_& module) {
         "    (int32 [N] of Status values, N reasons, empty where OK).\n\n"
         "Raises:\n"
         "    ValueError: an argument has another shape, dtype or value than the above.");
+    nb::class_<ViewArrays>(module, "View", "One output of each of N images.")
+        .def(nb::init<Boxes64, Boxes32, Bytes8, OutArray, const std::string&, const std::string&, std::optional<Floats>,
+                      std::optional<Floats>>(),
+             "source_boxes"_a, "support_boxes"_a, "flips"_a, nb::arg("out").noconvert(), nb::kw_only(), "layout"_a,
+             "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
+             "Args and Raises: those of decode_batch().");
+    module.def(
+        "decode_views", &decode_views, "buffers"_a, "views"_a, "orientations"_a, nb::kw_only(), "threads"_a = 1,
+        "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(), "first_rows"_a = nb::none(),
+        "times"_a = nb::none(), "spent"_a = nb::none(), "slow"_a = nb::none(),
+        "Makes several views of each of N images, without the GIL.\n\n"
+        "An image's views are decoded together where that is cheaper. The pixels are those of decode_batch() for each\n"
+        "view alone. An image of which any view can't be made has that view's status.\n\n"
+        "Args:\n"
+        "    views: At least one View, each of N images.\n"
+        "    The others, Returns and Raises: those of decode_batch(); the rows of `first_rows` are those that all views\n"
+        "        need.");
 }
 
 }  // namespace feeder::bind

@@ -21,7 +21,6 @@
 namespace feeder {
 namespace {
 
-constexpr int64_t kFewPixels = 32 * 32;
 constexpr const char* kWrongRows = "JPEG: its rows are not where they were said to be";
 
 std::string size_text(int width, int height) { return std::to_string(width) + "x" + std::to_string(height); }
@@ -54,9 +53,12 @@ Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptio
                                      " pixels (width x height, upright), the image has " + size_text(width, height) +
                                      "; run `feeder index` again if the shards have changed"};
     }
-    if (!inside({job.support_box[0], job.support_box[1], job.support_box[2], job.support_box[3]}, width, height)) {
-        return {Status::corrupt, "the support box does not lie in the image of " + size_text(width, height) +
-                                     " pixels (width x height, upright)"};
+    for (const View& view : job.views) {
+        const int* const box = view.support_box;
+        if (!inside({box[0], box[1], box[2], box[3]}, width, height)) {
+            return {Status::corrupt, "the support box does not lie in the image of " + size_text(width, height) +
+                                         " pixels (width x height, upright)"};
+        }
     }
     return {};
 }
@@ -76,9 +78,9 @@ void narrow_axis(double source_begin, double source_end, int out_size, int& begi
     end = narrow_end;
 }
 
-void narrow_support(ImageJob& job) {
-    narrow_axis(job.source_box[0], job.source_box[2], job.out.width, job.support_box[0], job.support_box[2]);
-    narrow_axis(job.source_box[1], job.source_box[3], job.out.height, job.support_box[1], job.support_box[3]);
+void narrow_support(View& view) {
+    narrow_axis(view.source_box[0], view.source_box[2], view.out.width, view.support_box[0], view.support_box[2]);
+    narrow_axis(view.source_box[1], view.source_box[3], view.out.height, view.support_box[1], view.support_box[3]);
 }
 
 // True if an end-of-image marker follows the header. Nearly always it is at the very end.
@@ -155,14 +157,11 @@ PixelBox stored_box(const int box[4], int orientation, int width, int height) {
     }
 }
 
-Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
+Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header, const ViewGroup& group,
                                   Planes& planes, StageTimes* times) {
     const ByteSpan file = job.file;
-    // The fast path rounds color at another place than Pillow. Over a photo that averages out; over a few pixels it does
-    // not, and there the exact path costs next to nothing.
-    const bool few_pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top) <= kFewPixels;
-    const bool resizable = has_resizable_planes(header);
-    const Fidelity fidelity = few_pixels || !resizable ? Fidelity::exact : wanted;
+    const PixelBox& box = group.box;
+    const Fidelity fidelity = group.fidelity;
     const int file_row = job.is_whole() ? 0 : mcu_row_at(header, job.first_row);
     if (file_row < 0) return {Status::corrupt, kWrongRows};
     if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, file_row, pixels_, planes, times)) return {};
@@ -188,52 +187,71 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
         outcome = {Status::corrupt, kWrongRows};
     }
     lap.add_to(&StageTimes::libjpeg);
-    outcome.slow = wanted == Fidelity::fast && !resizable;
     return outcome;
 }
 
-Outcome ImageDecoder::decode_planes(ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times) {
+void ImageDecoder::store(const ImageJob& job, const Planes& planes, size_t view, StageTimes* times) {
+    const int64_t started = now_ns();
     Lap lap(times);
-    if (looks_like_npy(job.file)) {
-        Outcome outcome = npy_planes(job.file, planes);
-        if (outcome.ok()) outcome = check_size(job, planes.image_width, planes.image_height, options);
-        return outcome;
-    }
+    const View& one = views_[view];
+    resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.out, scratch_);
+    lap.add_to(&StageTimes::resize);
+    transform_ns_ += now_ns() - started;
+}
+
+Outcome ImageDecoder::decode_npy(const ImageJob& job, const DecodeOptions& options) {
+    Planes planes;
+    Outcome outcome = npy_planes(job.file, planes);
+    if (outcome.ok()) outcome = check_size(job, planes.image_width, planes.image_height, options);
+    for (size_t i = 0; i < views_.size() && outcome.ok(); ++i) store(job, planes, i, nullptr);
+    return outcome;
+}
+
+Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& options, StageTimes* times) {
+    Lap lap(times);
+    views_.assign(job.views.begin(), job.views.end());
+    if (looks_like_npy(job.file)) return decode_npy(job, options);
     JpegHeader header;
     Outcome outcome = parse_jpeg_header(job.file, header);
     if (outcome.ok()) outcome = check_kind(header);
     if (outcome.ok()) outcome = check_size(job, header.width, header.height, options);
     if (!outcome.ok()) return outcome;
     const bool complete = !job.is_whole() || has_end(job.file, header.entropy_offset);
+    boxes_.clear();
+    for (View& view : views_) {
+        narrow_support(view);
+        boxes_.push_back(stored_box(view.support_box, job.orientation, header.width, header.height));
+    }
+    group_views(header, boxes_, options.fidelity, groups_);
     lap.add_to(&StageTimes::header);
-    narrow_support(job);
-    outcome = decode_jpeg(job, header, stored_box(job.support_box, job.orientation, header.width, header.height),
-                          options.fidelity, planes, times);
+    for (const ViewGroup& group : groups_) {
+        Planes planes;
+        const Outcome found = decode_jpeg(job, header, group, planes, times);
+        if (found.status > outcome.status) outcome = found;
+        if (found.status > Status::damaged) break;
+        for (const size_t view : group.views) store(job, planes, view, times);
+    }
+    outcome.slow = options.fidelity == Fidelity::fast && !has_resizable_planes(header);
     // A truncated file is damaged wherever the box is: an image's status must not depend on the crop. A file from which
     // rows were picked was complete when it was indexed; later damage to its other rows is not seen.
     if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};
     return outcome;
 }
 
-Outcome ImageDecoder::decode(const ImageJob& asked, const DecodeOptions& options, StageTimes* times) {
+Outcome ImageDecoder::decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times) {
+    const int64_t started = now_ns();
+    transform_ns_ = 0;
+    Outcome outcome;
     try {
-        ImageJob job = asked;
-        Planes planes;
-        const int64_t started = now_ns();  // only two stages: reading the clock costs 30 ns
-        Outcome outcome = decode_planes(job, options, planes, times);
-        const int64_t decoded = now_ns();
-        outcome.decode_ns = decoded - started;
-        if (outcome.status > Status::damaged) return outcome;
-        Lap lap(times);
-        resample(planes, job.source_box, job.support_box, job.orientation, job.flip, job.out, scratch_);
-        lap.add_to(&StageTimes::resize);
-        outcome.transform_ns = now_ns() - decoded;
-        return outcome;
+        outcome = decode_views(job, options, times);
     } catch (const std::bad_alloc&) {
         return {Status::corrupt, "out of memory"};
     } catch (const std::invalid_argument& error) {
         return {Status::unsupported, error.what()};
     }
+    outcome.transform_ns = transform_ns_;
+    outcome.decode_ns = now_ns() - started - transform_ns_;
+    return outcome;
 }
 
 void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, int threads,

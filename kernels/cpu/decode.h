@@ -13,24 +13,31 @@
 #include "cpu/resize/store.h"
 #include "cpu/stage_times.h"
 #include "cpu/status.h"
+#include "cpu/view_groups.h"
 
 namespace feeder {
 
-// One encoded image and its output. Boxes are in upright pixels (after orientation), as resample() takes them.
+// An output that is made of an image. Boxes are in upright pixels (after orientation), as resample() takes them.
+struct View {
+    double source_box[4] = {};  // left, top, right, bottom
+    int support_box[4] = {};
+    bool flip = false;
+    Output out;
+};
+
+// One encoded image and its views. Views that lie close together are decoded together, see group_views(); their pixels
+// are those of one view alone.
 //
-// Of a seekable JPEG the header and the MCU rows of the support box are enough. The rows then begin at pixel row
+// Of a seekable JPEG the header and the MCU rows of the support boxes are enough. The rows then begin at pixel row
 // `first_row`, with the marker in front of it (the first row of all has none), and end with the marker behind the last
 // one. If they can't be decoded, the image counts as corrupt, and the whole file shows what is wrong.
 struct ImageJob {
     ByteSpan file;
     int first_row = kWhole;
-    double source_box[4] = {};  // left, top, right, bottom
-    int support_box[4] = {};
     int image_height = 0;  // upright size of the image for which the boxes were drawn; 0: not checked
     int image_width = 0;
     int orientation = 1;  // EXIF, 1-8
-    bool flip = false;
-    Output out;
+    std::span<const View> views;
 
     static constexpr int kWhole = -1;
     bool is_whole() const { return first_row == kWhole; }
@@ -47,16 +54,21 @@ class ImageDecoder {
     Outcome decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times = nullptr);
 
   private:
-    // Narrows the job's support box to the pixels that the filter reads, and decodes these.
-    Outcome decode_planes(ImageJob& job, const DecodeOptions& options, Planes& planes, StageTimes* times);
-    Outcome decode_jpeg(const ImageJob& job, const JpegHeader& header, const PixelBox& box, Fidelity wanted,
-                        Planes& planes, StageTimes* times);
+    Outcome decode_views(const ImageJob& job, const DecodeOptions& options, StageTimes* times);
+    Outcome decode_npy(const ImageJob& job, const DecodeOptions& options);
+    Outcome decode_jpeg(const ImageJob& job, const JpegHeader& header, const ViewGroup& group, Planes& planes,
+                        StageTimes* times);
+    void store(const ImageJob& job, const Planes& planes, size_t view, StageTimes* times);
 
     BaselineDecoder baseline_;
     Bytes cut_;
     Bytes pixels_;
     std::vector<Segment> segments_;
+    std::vector<View> views_;  // of the image at work; each support box narrowed to what the filter reads
+    std::vector<PixelBox> boxes_;
+    std::vector<ViewGroup> groups_;
     Scratch scratch_;
+    int64_t transform_ns_ = 0;
 };
 
 // The part of the stored image that `upright_box` covers. Width and height are those of the stored image.

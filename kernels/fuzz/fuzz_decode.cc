@@ -1,5 +1,6 @@
 // Any bytes, any box: the parser, the marker search, the cut, both decoders and the resize. Every SIMD level must give the
-// same status and the same pixels, and so must the rows that are needed, without the rest of the file.
+// same status and the same pixels, and so must the rows that are needed, without the rest of the file, and a view beside
+// another one.
 //
 // The input's last 12 bytes choose the box, orientation, flip, fidelity and level; the rest is the file.
 #include <algorithm>
@@ -34,7 +35,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     ImageJob job;
     job.file = file;
     job.orientation = 1 + choice[0] % 8;
-    job.flip = (choice[0] & 0x80) != 0;
+    View views[2];
+    View& view = views[0];
+    job.views = {views, 1};
+    view.flip = (choice[0] & 0x80) != 0;
     DecodeOptions options;
     options.fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : Fidelity::fast;
     options.max_pixels = kMaxPixels;
@@ -59,24 +63,24 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (job.orientation >= 5) std::swap(width, height);
     const int x0 = little_endian16(choice + 2) % std::max(width, 1);
     const int y0 = little_endian16(choice + 4) % std::max(height, 1);
-    job.support_box[0] = x0;
-    job.support_box[1] = y0;
-    job.support_box[2] = x0 + 1 + little_endian16(choice + 6) % std::max(width - x0, 1);
-    job.support_box[3] = y0 + 1 + little_endian16(choice + 8) % std::max(height - y0, 1);
-    std::copy_n(job.support_box, 4, job.source_box);
-    job.source_box[0] += choice[10] / 256.0 * (job.support_box[2] - job.support_box[0]) / 2;
-    job.source_box[3] -= choice[11] / 256.0 * (job.support_box[3] - job.support_box[1]) / 2;
+    view.support_box[0] = x0;
+    view.support_box[1] = y0;
+    view.support_box[2] = x0 + 1 + little_endian16(choice + 6) % std::max(width - x0, 1);
+    view.support_box[3] = y0 + 1 + little_endian16(choice + 8) % std::max(height - y0, 1);
+    std::copy_n(view.support_box, 4, view.source_box);
+    view.source_box[0] += choice[10] / 256.0 * (view.support_box[2] - view.support_box[0]) / 2;
+    view.source_box[3] -= choice[11] / 256.0 * (view.support_box[3] - view.support_box[1]) / 2;
 
     static ImageDecoder decoder;
     static uint8_t pixels[2][3 * 24 * 16];
-    job.out.height = 24;
-    job.out.width = 16;
+    view.out.height = 24;
+    view.out.width = 16;
     Outcome outcomes[2];
     const SimdLevel levels[2] = {SimdLevel::portable, static_cast<SimdLevel>(1 + (choice[1] >> 1) % 2)};
     for (int i = 0; i < 2; ++i) {
         set_simd_level(levels[i]);  // where this CPU has it
         std::memset(pixels[i], 0, sizeof(pixels[i]));
-        job.out.data = pixels[i];
+        view.out.data = pixels[i];
         outcomes[i] = decoder.decode(job, options);
         if (!outcomes[i].ok() && outcomes[i].reason.empty()) std::abort();
     }
@@ -84,9 +88,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (outcomes[0].status <= Status::damaged && std::memcmp(pixels[0], pixels[1], sizeof(pixels[0])) != 0)
         std::abort();
 
+    views[1] = view;
+    for (int axis = 0; axis < 2; ++axis) {  // the part of the image in front of the first view's end
+        views[1].support_box[axis] = choice[10 + axis] % view.support_box[2 + axis];
+        views[1].source_box[axis] = views[1].support_box[axis];
+        views[1].source_box[2 + axis] = view.support_box[2 + axis];
+    }
+    static uint8_t beside[2][3 * 24 * 16];
+    std::memset(beside, 0, sizeof(beside));
+    for (int i = 0; i < 2; ++i) views[i].out.data = beside[i];
+    job.views = views;
+    const Outcome both = decoder.decode(job, options);
+    if (both.ok() && (!outcomes[0].ok() || std::memcmp(pixels[0], beside[0], sizeof(beside[0])) != 0)) std::abort();
+    job.views = {views, 1};
+
     std::vector<uint32_t> places;
     if (!parse_jpeg_header(job.file, header).ok() || !find_bands(job.file, header, places)) return 0;
-    const PixelBox stored = stored_box(job.support_box, job.orientation, header.width, header.height);
+    const PixelBox stored = stored_box(view.support_box, job.orientation, header.width, header.height);
     const int64_t length = static_cast<int64_t>(file.size());
     BandExtent extent = band_extent(places, length, stored.top, stored.bottom, 0);
     if ((choice[1] & 0x80) != 0) extent.first_row += choice[0] / 8 * 8;  // said to be others than they are
@@ -95,7 +113,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     rows.insert(rows.end(), file.begin() + extent.begin, file.begin() + extent.end);
     job.file = rows;
     job.first_row = static_cast<int>(extent.first_row);
-    job.out.data = pixels[1];
+    view.out.data = pixels[1];
     const Outcome outcome = decoder.decode(job, options);
     if ((choice[1] & 0x80) != 0) return 0;
     if (outcome.ok() && (!outcomes[0].ok() || std::memcmp(pixels[0], pixels[1], sizeof(pixels[0])) != 0)) std::abort();

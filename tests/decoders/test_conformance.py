@@ -24,6 +24,7 @@ CHECKS = [
     conformance.check_geometry,
     conformance.check_limits,
     conformance.check_orientations,
+    conformance.check_views,
 ]
 
 

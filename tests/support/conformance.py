@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, features
 
-from feeder.decoders.decoder import Decoder
+from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.errors import BackendError, DecodeError
 from feeder.tools.parity.differences import BOUNDS, BUCKETS, Differences, crop_ratio
@@ -58,6 +58,7 @@ __all__ = [
     "check_geometry",
     "check_limits",
     "check_orientations",
+    "check_views",
     "decode",
     "encode",
     "natural_image",
@@ -371,6 +372,37 @@ def check_batches(decoder: Decoder) -> None:
             other = get_decoder(decoder.name, threads=threads)
             part = decode(other, [buffers[i] for i in rows], recipe, draws.take(rows), orientations[rows])
             np.testing.assert_array_equal(part, whole[rows])
+
+
+def check_views(decoder: Decoder) -> None:
+    """An image's views are those of one view alone, to the bit, and a bad image has one error."""
+    buffers = [encode(natural_image(80 + i, *size)) for i, size in enumerate(_SIZES)]
+    buffers += [
+        encode(natural_image(99), "png"),
+        encode(natural_image(98), progressive=True),
+        buffers[0][: len(buffers[0]) // 2],
+    ]
+    flip, affine = RandomHorizontalFlip(), Normalize(MEAN, STD)
+    recipes = [
+        Recipe.of([RandomResizedCrop(64, scale=(0.4, 1.0)), flip, affine]),
+        Recipe.of([RandomResizedCrop(24, scale=(0.01, 0.05)), flip]),
+        Recipe.of([RandomResizedCrop(24, scale=(0.01, 0.05)), flip, RandomGrayscale(0.5), affine]),
+        Recipe.of([Resize(40), CenterCrop(32), ToDtype("float16", scale=True)]),
+    ]
+    orientations = (1 + np.arange(len(buffers)) % 8).astype(np.uint8)
+    sizes = sizes_of(buffers, orientations)
+    views = []
+    for number, recipe in enumerate(recipes):
+        assert recipe.output_size is not None
+        draws = recipe.draw(6, 1, np.arange(len(buffers)) * len(recipes) + number, sizes)
+        out = np.full((len(buffers), 3, *recipe.output_size), 77, recipe.storage_dtype)
+        views.append(View(recipe, draws, out))
+    errors = decoder.decode_views(buffers, orientations, views)
+    assert [row for row, error in enumerate(errors) if error is not None] == [len(buffers) - 1]
+    good = slice(0, len(buffers) - 1)
+    for recipe, draws, out in views:
+        alone = decode(decoder, buffers[good], recipe, draws.take(good), orientations[good])
+        np.testing.assert_array_equal(out[good], alone)
 
 
 def check_bad_images_stay_alone(decoder: Decoder) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, check_batch, check_options
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, View, check_batch, check_options
 from feeder.decoders.image_header import quiet_pillow
 from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -96,25 +96,40 @@ class PillowDecoder(Decoder):
         first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        check_batch(buffers, orientations, recipe, draws, out)
-        errors: list[DecodeError | None] = []
+        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
+
+    def decode_views(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Decodes N images once each, and augments them for every view; see :meth:`Decoder.decode_views`."""
+        for view in views:
+            check_batch(buffers, orientations, *view)
         self.spent_ns = np.zeros((len(buffers), 3), np.int64)
         self.clipped = 0
-        clock = time.perf_counter_ns
         with quiet_pillow():
-            for row, buffer in enumerate(buffers):
-                try:
-                    started = clock()
-                    image = self._upright(buffer, int(orientations[row]), draws, row)
-                    decoded = clock()
-                    result = self._run(image, recipe, draws, row, 0)
-                    transformed = clock()
-                    self._store(result, recipe, out[row])
-                    self.spent_ns[row] = decoded - started, transformed - decoded, clock() - transformed
-                    errors.append(None)
-                except DecodeError as error:
-                    errors.append(error)
-        return errors
+            return [self._decode_one(row, buffer, int(orientations[row]), views) for row, buffer in enumerate(buffers)]
+
+    def _decode_one(self, row: int, buffer: Buffer, orientation: int, views: Sequence[View]) -> DecodeError | None:
+        clock = time.perf_counter_ns
+        spent_ns = self.spent_ns[row]
+        started = clock()
+        try:
+            image = self._upright(buffer, orientation, views[0].draws, row)
+            spent_ns[0] = clock() - started
+            for recipe, draws, out in views:
+                decoded = clock()
+                result = self._run(image, recipe, draws, row, 0)
+                transformed = clock()
+                self._store(result, recipe, out[row])
+                spent_ns[1:] += transformed - decoded, clock() - transformed
+        except DecodeError as error:
+            spent_ns[:] = 0
+            return error
+        return None
 
     def finish(
         self,
