@@ -52,6 +52,12 @@ class Encoded:
     errors: list[DecodeError | None]
     first_rows: npt.NDArray[np.int32] | None = None
 
+    def take(self, rows: list[int]) -> Encoded:
+        """Returns some of the samples."""
+        buffers, errors = [self.buffers[row] for row in rows], [self.errors[row] for row in rows]
+        first_rows = None if self.first_rows is None else self.first_rows[rows]
+        return Encoded(buffers, self.labels[rows], self.orientations[rows], self.sizes[rows], errors, first_rows)
+
 
 class Peek(NamedTuple):
     """Sizes of N samples, known without decoding them.

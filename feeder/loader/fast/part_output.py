@@ -6,7 +6,6 @@ Needs no torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ from feeder.decoders.staged.staged import ROW, Kind, Staged
 from feeder.loader.observe.meter import Meter
 
 if TYPE_CHECKING:
+    from feeder.dataset.reader import Encoded
     from feeder.decoders.decoder import Buffer, Decoder
     from feeder.decoders.device.fused import DeviceSplit
     from feeder.decoders.staged.stager import Stager
@@ -38,22 +38,13 @@ class Sink(Protocol):
     clipped: int
     slow: int
 
-    def add(
-        self,
-        rows: npt.NDArray[np.int64],
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        draws: Draws,
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
         """Takes the images of some rows; a row that is given again is replaced.
 
         Args:
             rows: int64 [K], rows of the part, ascending.
-            buffers: K encoded images; need not outlive the call.
-            orientations: uint8 [K], EXIF orientation 1-8 to apply.
+            encoded: K images, as they were read without an error; need not outlive the call.
             draws: The random parameters drawn for them.
-            first_rows: int32 [K], see :class:`feeder.dataset.reader.Encoded`; None: all are whole.
 
         Returns:
             One entry per image: None, or the error that kept it from being decoded.
@@ -87,22 +78,17 @@ class PixelSink:
         self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
 
-    def add(
-        self,
-        rows: npt.NDArray[np.int64],
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        draws: Draws,
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
         if self._split is not None:
             draws = self._split.draws(draws)
         whole = len(rows) == len(self._images)
         images = self._images if whole else np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
         started = time.perf_counter_ns()
-        errors = self._decoder.decode(buffers, orientations, self._recipe, draws, images, first_rows)
-        self._meter.add_images(time.perf_counter_ns() - started, len(buffers), images.nbytes, self._decoder)
+        errors = self._decoder.decode(
+            encoded.buffers, encoded.orientations, self._recipe, draws, images, encoded.first_rows
+        )
+        self._meter.add_images(time.perf_counter_ns() - started, len(rows), images.nbytes, self._decoder)
         self.clipped += self._decoder.clipped
         self.slow += self._decoder.slow
         if not whole:
@@ -129,22 +115,14 @@ class SampleSink:
         self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
 
-    def add(
-        self,
-        rows: npt.NDArray[np.int64],
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        draws: Draws,
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
         errors: list[DecodeError | None] = []
         for k, row in enumerate(rows.tolist()):
-            one, drawn = slice(k, k + 1), draws.take([k])
+            drawn = draws.take([k])
             image = np.empty((1, 3, *drawn.output_size[0].tolist()), self._recipe.storage_dtype)
             sink = PixelSink(self._decoder, self._recipe, None, image, self._meter)
-            first = None if first_rows is None else first_rows[one]
-            errors += sink.add(np.zeros(1, np.int64), buffers[one], orientations[one], drawn, first)
+            errors += sink.add(np.zeros(1, np.int64), encoded.take([k]), drawn)
             self._images[row] = image[0]
             self.clipped, self.slow = self.clipped + sink.clipped, self.slow + sink.slow
         return errors
@@ -172,17 +150,12 @@ class StagedSink:
         self.takes_rows = stager.takes_rows
         self.clipped = self.slow = 0
 
-    def add(
-        self,
-        rows: npt.NDArray[np.int64],
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        draws: Draws,
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
         started = time.perf_counter_ns()
-        staged, errors = self._stager.stage(buffers, orientations, self._recipe, draws, first_rows)
+        staged, errors = self._stager.stage(
+            encoded.buffers, encoded.orientations, self._recipe, draws, encoded.first_rows
+        )
         self.clipped += self._stager.clipped
         self.slow += self._stager.slow
         self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))

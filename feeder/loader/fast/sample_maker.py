@@ -270,13 +270,10 @@ class _Drawing:
 def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
     """Gives samples that were read to the sink; returns an error or None for each."""
     errors = list(encoded.errors)
-    buffers, orientations, first_rows = encoded.buffers, encoded.orientations, encoded.first_rows
     if not any(errors):
-        return sink.add(rows, buffers, orientations, draws, first_rows)
+        return sink.add(rows, encoded, draws)
     good = [row for row, error in enumerate(errors) if error is None]
     if good:
-        some = None if first_rows is None else first_rows[good]
-        found = sink.add(rows[good], [buffers[row] for row in good], orientations[good], draws.take(good), some)
-        for row, error in zip(good, found, strict=True):
+        for row, error in zip(good, sink.add(rows[good], encoded.take(good), draws.take(good)), strict=True):
             errors[row] = error
     return errors
