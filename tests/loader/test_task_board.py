@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.part_report import PART_SUMS, PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.worker import make_part
@@ -67,12 +67,13 @@ def test_the_board_says_who_has_what_in_hand() -> None:
     board.claim(1)
     assert board.claimed(0) is None
     assert board.claimed(1) == 0
-    board.count(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
-    board.count(1, read_ns=1, decode_ns=2, busy_ns=3, encoded_bytes=4)
+    for _ in range(2):
+        PartReport(read_ns=1, decode_ns=2, encoded_bytes=4).count(board.sums(1), 3)
     assert board.claimed(1) == 0
     board.finish(1)
     assert board.claimed(1) is None
-    assert board.meters() == {"parts": 2, "read_ns": 2, "decode_ns": 4, "busy_ns": 6, "encoded_bytes": 8}
+    sums = {"parts": 2, "read_ns": 2, "decode_ns": 4, "busy_ns": 6, "encoded_bytes": 8}
+    assert dict(zip(PART_SUMS, board.all_sums().tolist(), strict=True)) == sums
 
 
 def test_killed_before_the_head_moved_the_part_is_still_on_the_board() -> None:

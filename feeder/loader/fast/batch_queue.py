@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.loader.fast.batches import Finished, Request
 from feeder.loader.fast.part_report import PartReport
@@ -53,13 +53,15 @@ class _Making:
     reports: dict[int, PartReport | BaseException] = field(default_factory=dict)
 
 
-def make_here(work: Work, requests: Iterator[Request], meters: dict[str, int]) -> Iterator[Finished | BaseException]:
+def make_here(
+    work: Work, requests: Iterator[Request], sums: npt.NDArray[np.int64]
+) -> Iterator[Finished | BaseException]:
     """Makes each batch in the calling process, when it is asked for, in ordinary memory.
 
     Args:
         work: Makes the samples.
         requests: The batches.
-        meters: Sums that grow with every batch; see :meth:`feeder.loader.fast.task_board.Board.meters`.
+        sums: int64 [5]; grow with every batch, see :data:`feeder.loader.fast.part_report.PART_SUMS`.
     """
     for request in requests:
         rows = len(request.samples.ids)
@@ -71,15 +73,22 @@ def make_here(work: Work, requests: Iterator[Request], meters: dict[str, int]) -
         except Exception as error:
             yield error
             continue
-        for name in ("read_ns", "decode_ns", "encoded_bytes"):
-            meters[name] = meters.get(name, 0) + getattr(report, name)
-        meters["busy_ns"] = meters.get("busy_ns", 0) + time.perf_counter_ns() - started
-        meters["parts"] = meters.get("parts", 0) + 1
-        arrays = SlotView(request.samples, labels, images)
-        fields, substitutions = report.fields, report.substitutions
-        whole = [(0, rows)]
-        found = fields, substitutions, request.epoch, whole, report.left_over, report.collated
-        yield Finished(arrays, *found, report.clipped, report.slow)
+        report.count(sums, time.perf_counter_ns() - started)
+        yield _finished(SlotView(request.samples, labels, images), request.epoch, [(0, rows)], report)
+
+
+def _finished(arrays: SlotView, epoch: int, edges: list[tuple[int, int]], report: PartReport) -> Finished:
+    return Finished(
+        arrays,
+        report.fields,
+        report.substitutions,
+        epoch,
+        edges,
+        report.left_over,
+        report.collated,
+        report.clipped,
+        report.slow,
+    )
 
 
 class BatchQueue:
@@ -198,13 +207,14 @@ class BatchQueue:
         self._queue.append(making)
 
     def _finished(self, making: _Making) -> Finished | BaseException:
-        reports: list[PartReport] = []
-        for part in making.parts:
+        reports: list[tuple[int, PartReport]] = []
+        for part, (first, _) in zip(making.parts, making.edges, strict=True):
             report = making.reports[part]
             if isinstance(report, BaseException):
                 self._engine.ring.put_back(making.slot)
                 return report
-            reports.append(report)
+            reports.append((first, report))
+        report = PartReport.join(reports)
         rows, ring = len(making.request.samples.ids), self._engine.ring
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
@@ -221,20 +231,6 @@ class BatchQueue:
                 )
             arrays = SlotView.of(ring.layout, ring.whole[making.slot], making.request.samples).copy()
             ring.put_back(making.slot)
-        collated = reports[0].collated
-        if collated is not None and collated.message is not None:
-            self._engine.grow_slots(collated.message.wanted, rows)
-        columns = zip(*(report.fields for report in reports), strict=True)
-        fields = [list(itertools.chain.from_iterable(column)) for column in columns]
-        made = zip(making.edges, reports, strict=True)
-        return Finished(
-            arrays,
-            fields,
-            [s for report in reports for s in report.substitutions],
-            making.request.epoch,
-            making.edges,
-            {first + row: data for (first, _), report in made for row, data in report.left_over.items()},
-            collated,
-            sum(report.clipped for report in reports),
-            sum(report.slow for report in reports),
-        )
+        if report.collated is not None and report.collated.message is not None:
+            self._engine.grow_slots(report.collated.message.wanted, rows)
+        return _finished(arrays, making.request.epoch, making.edges, report)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from dataclasses import fields as fields_of
 from typing import Any
 
 import numpy as np
@@ -93,7 +92,7 @@ class CollatedWork(Work):
     ) -> PartReport:
         """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
         pixels: list[npt.NDArray[Any]] = []
-        parts = []
+        parts: list[tuple[int, PartReport]] = []
         for first, count in part_rows(
             len(samples.ids), 1
         ):  # a large batch at once would be long without a sign of life
@@ -101,13 +100,13 @@ class CollatedWork(Work):
             made: Any = [None] * count
             if self.recipe.output_size is not None:
                 made = np.empty((count, *super().sample_shape), super().sample_dtype)
-            parts.append(super().run(epoch, samples.part(rows), made, labels[rows], beat))
+            parts.append((first, super().run(epoch, samples.part(rows), made, labels[rows], beat)))
             pixels += list(made)
             del made
-        fields = [[value for part in parts for value in part.fields[k]] for k in range(len(self.fields))]
-        finished = as_samples(pixels, labels, fields, self.recipe.output_dtype)
-        del pixels, fields  # the finished samples are the collate_fn's
-        report = _together(parts)
+        report = PartReport.join(parts)
+        finished = as_samples(pixels, labels, report.fields, self.recipe.output_dtype)
+        report.fields = []
+        del pixels, parts  # the finished samples are the collate_fn's
         beat()
         started = time.perf_counter_ns()
         with seeded(self.seed, epoch, int(samples.positions[0])):
@@ -136,16 +135,6 @@ class CollatedWork(Work):
             worker = get_worker_info()
             where = "in a worker" if worker is None else f"in DataLoader worker process {worker.id}"
             return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-
-
-def _together(parts: list[PartReport]) -> PartReport:
-    """Returns the report on a batch, without further fields."""
-    sums = {
-        each.name: sum(getattr(part, each.name) for part in parts)
-        for each in fields_of(PartReport)
-        if each.default == 0
-    }
-    return PartReport(substitutions=[found for part in parts for found in part.substitutions], **sums)
 
 
 def slot_bytes_per_sample(work: Work) -> int:

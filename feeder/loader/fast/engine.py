@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
+from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.observe.meter import METER_WORDS
@@ -52,16 +53,12 @@ class _Pools(NamedTuple):
     """The pool that runs, and the totals of those that have ended: one value, as other threads read it at any time."""
 
     open: Pool | None
-    meters: dict[str, int]
+    sums: npt.NDArray[np.int64]
     stages: npt.NDArray[np.int64]
     replacements: list[Replacement]
 
-    def all_meters(self) -> dict[str, int]:
-        meters = dict(self.meters)
-        if self.open is not None:
-            for name, value in self.open.meters().items():
-                meters[name] = meters.get(name, 0) + value
-        return meters
+    def all_sums(self) -> npt.NDArray[np.int64]:
+        return self.sums if self.open is None else self.sums + self.open.sums()
 
     def all_stages(self) -> npt.NDArray[np.int64]:
         return self.stages.copy() if self.open is None else self.stages + self.open.stages()
@@ -71,7 +68,7 @@ class _Pools(NamedTuple):
 
     def ended(self) -> _Pools:
         """Returns the same with the open pool's totals added, and no pool open."""
-        return _Pools(None, self.all_meters(), self.all_stages(), self.all_replacements())
+        return _Pools(None, self.all_sums(), self.all_stages(), self.all_replacements())
 
 
 class Engine:
@@ -90,7 +87,8 @@ class Engine:
         self.warned = False
         self._work, self._options = work, options
         self._ring: Ring | None = None
-        self._pools = _Pools(None, {}, np.zeros((options.pool.workers, METER_WORDS), np.int64), [])
+        stages = np.zeros((options.pool.workers, METER_WORDS), np.int64)
+        self._pools = _Pools(None, np.zeros(len(PART_SUMS), np.int64), stages, [])
 
     @property
     def is_ours(self) -> bool:
@@ -125,9 +123,9 @@ class Engine:
         """All replaced workers so far."""
         return self._pools.all_replacements()
 
-    def meters(self) -> dict[str, int]:
-        """Returns sums over all workers so far."""
-        return self._pools.all_meters()
+    def sums(self) -> npt.NDArray[np.int64]:
+        """Returns the sums over all parts so far, int64 [5]; see :data:`feeder.loader.fast.part_report.PART_SUMS`."""
+        return self._pools.all_sums()
 
     def stages(self) -> npt.NDArray[np.int64]:
         """Returns what the workers' stages took so far: int64 [workers, METER_WORDS]."""

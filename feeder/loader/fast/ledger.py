@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 
+import numpy as np
+
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.fast.batches import Finished
-from feeder.loader.fast.part_report import Substitution
+from feeder.loader.fast.part_report import PART_SUMS, Substitution
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.observe.meter import Meter
 from feeder.system.callers import warn
@@ -21,7 +23,8 @@ class Ledger:
 
     Attributes:
         counts: Totals by name; times in nanoseconds, see :meth:`feeder.DataLoader.stats`.
-        made_here: Sums over the parts that the calling process made, as workers' boards have them for theirs.
+        made_here: Sums over the batches that the calling process made, int64 [5], see
+            :data:`feeder.loader.fast.part_report.PART_SUMS`.
         meter: Stages of the calling process.
         substitutions: The last 10,000 bad samples and their substitutes.
         padded: Samples that were repeated to fill the last batch of an epoch on all ranks.
@@ -30,7 +33,7 @@ class Ledger:
     def __init__(self) -> None:
         names = ("batches", "samples", "skipped", "waited_ns", "elapsed_ns", "clipped", "slow")
         self.counts = dict.fromkeys(names, 0)
-        self.made_here: dict[str, int] = {}
+        self.made_here = np.zeros(len(PART_SUMS), np.int64)
         self.meter = Meter()
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_ENTRIES)
         self.padded: list[int] = []

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
     from feeder.errors import DecodeError
     from feeder.loader.fast.collated import Collated
 
-__all__ = ["PartReport", "Substitution"]
+__all__ = ["PART_SUMS", "PartReport", "Substitution"]
+
+# The sums over parts that a process counts, in this order.
+PART_SUMS = ("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes")
 
 
 class Substitution(NamedTuple):
@@ -63,3 +70,33 @@ class PartReport:
     encoded_bytes: int = 0
     clipped: int = 0
     slow: int = 0
+
+    @classmethod
+    def join(cls, parts: list[tuple[int, PartReport]]) -> PartReport:
+        """Returns the report on a batch.
+
+        Args:
+            parts: First row and report of each part, at least one, in order.
+        """
+        reports = [report for _, report in parts]
+        columns = zip(*(report.fields for report in reports), strict=True)
+        return cls(
+            fields=[list(itertools.chain.from_iterable(column)) for column in columns],
+            substitutions=[each for report in reports for each in report.substitutions],
+            left_over={first + row: data for first, report in parts for row, data in report.left_over.items()},
+            collated=reports[0].collated,
+            read_ns=sum(report.read_ns for report in reports),
+            decode_ns=sum(report.decode_ns for report in reports),
+            encoded_bytes=sum(report.encoded_bytes for report in reports),
+            clipped=sum(report.clipped for report in reports),
+            slow=sum(report.slow for report in reports),
+        )
+
+    def count(self, sums: npt.NDArray[np.int64], busy_ns: int) -> None:
+        """Adds the part to the sums.
+
+        Args:
+            sums: int64 [5], see :data:`PART_SUMS`.
+            busy_ns: Time that the part took in all, nanoseconds.
+        """
+        sums += (1, self.read_ns, self.decode_ns, busy_ns, self.encoded_bytes)

@@ -24,6 +24,7 @@ from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.iterator import FastIterator
 from feeder.loader.fast.ledger import Ledger
+from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.setup import make_engine, make_work
@@ -40,7 +41,6 @@ from feeder.transforms.mixing import check_mix
 __all__ = ["FastPath"]
 
 _STATE_VERSION = 1
-_NO_METERS = dict.fromkeys(("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes"), 0)
 
 
 class FastPath:
@@ -249,7 +249,8 @@ class FastPath:
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
         engine, ledger = self._engine, self._ledger
-        meters = _NO_METERS | (engine.meters() if engine is not None else ledger.made_here)
+        sums = engine.sums() if engine is not None else ledger.made_here
+        meters = dict(zip(PART_SUMS, sums.tolist(), strict=True))
         replaced = engine.replacements if engine is not None else []
         words = self.stage_words()
         stages = stage_table(words)

@@ -116,7 +116,7 @@ class Pool:
         self._sent.register(self._board.sent, select.POLLIN)
         self._closed = False
         self._is_broken = False
-        self._totals: tuple[dict[str, int], npt.NDArray[np.int64]] | None = None
+        self._totals: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
         self._supervisor = Supervisor(_Worker, HEAD, options.hang_timeout_s)
         try:
             for number in range(options.workers):
@@ -242,9 +242,9 @@ class Pool:
         self._outstanding = {number: part for number, part in self._outstanding.items() if number in claimed}
         return bool(self._outstanding)
 
-    def meters(self) -> dict[str, int]:
-        """Returns sums over all workers; see :meth:`feeder.loader.fast.task_board.Board.meters`."""
-        return self._board.meters() if self._totals is None else self._totals[0]
+    def sums(self) -> npt.NDArray[np.int64]:
+        """Returns the sums over all parts, int64 [5]; see :data:`feeder.loader.fast.part_report.PART_SUMS`."""
+        return self._board.all_sums() if self._totals is None else self._totals[0]
 
     def stages(self) -> npt.NDArray[np.int64]:
         """Returns what the workers' stages took: int64 [workers, METER_WORDS]."""
@@ -266,7 +266,7 @@ class Pool:
         self._closed = True  # only now: if this is interrupted, it is done again
         if self._payload is not None:
             self._payload.close()
-        self._totals = self._board.meters(), self._board.stages()
+        self._totals = self._board.all_sums(), self._board.stages()
         self._board.close()
         return have_ended
 

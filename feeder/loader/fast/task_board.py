@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.slots.region import Region
 
@@ -45,7 +46,8 @@ _FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
 _PART_WORDS = 5
 _WORKER_WORDS = 8
 # Columns of a worker's row.
-_PART, _BEAT_NS, _DONE, _READ_NS, _DECODE_NS, _BUSY_NS, _BYTES = range(7)
+_PART, _BEAT_NS = range(2)
+_SUMS = slice(2, 2 + len(PART_SUMS))
 
 
 class Part(NamedTuple):
@@ -171,14 +173,12 @@ class Board:
         """Returns the time of a worker's last :meth:`beat`, on the monotonic clock; 0 while it starts."""
         return int(self._workers[worker, _BEAT_NS])
 
-    def count(self, worker: int, *, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
-        """Adds what a part took, before it is sent off: once it is, the worker may be ended."""
-        row = self._workers[worker]
-        row[_DONE] += 1
-        row[_READ_NS] += read_ns
-        row[_DECODE_NS] += decode_ns
-        row[_BUSY_NS] += busy_ns
-        row[_BYTES] += encoded_bytes
+    def sums(self, worker: int) -> npt.NDArray[np.int64]:
+        """Returns a worker's sums, int64 [5], for it to add to; see :data:`feeder.loader.fast.part_report.PART_SUMS`.
+
+        A part is added before it is sent off: once it is, the worker may be ended.
+        """
+        return self._workers[worker, _SUMS]
 
     def finish(self, worker: int) -> None:
         """Notes that a worker has sent off its part."""
@@ -189,11 +189,10 @@ class Board:
         self._workers[worker, _PART] = _NONE
         self._workers[worker, _BEAT_NS] = 0
 
-    def meters(self) -> dict[str, int]:
-        """Returns sums over all workers: parts, read_ns, decode_ns, busy_ns, encoded_bytes."""
-        columns = {"parts": _DONE, "read_ns": _READ_NS, "decode_ns": _DECODE_NS, "busy_ns": _BUSY_NS}
-        columns["encoded_bytes"] = _BYTES
-        return {name: int(self._workers[:, column].sum()) for name, column in columns.items()}
+    def all_sums(self) -> npt.NDArray[np.int64]:
+        """Returns the sums over all workers, int64 [5]."""
+        sums: npt.NDArray[np.int64] = self._workers[:, _SUMS].sum(axis=0)
+        return sums
 
     def meter(self, worker: int) -> Meter:
         """Returns the meter that a worker writes."""

@@ -95,28 +95,21 @@ def make_part(channel: socket.socket, board: Board, number: int, part: Part, vie
     """Makes a part, and sends the trainer what does not fit in its slot."""
     started = time.perf_counter_ns()
     rows = slice(part.first, part.first + part.rows)
-    read_ns = decode_ns = encoded_bytes = 0
-    message: Any
+    report = PartReport()
+    message: Any = None
     try:
-        message = work.run(
+        report = work.run(
             part.epoch,
             view.samples.part(rows),
             view.images[rows],
             view.labels[rows],
             lambda: board.beat(number),
         )
-        read_ns, decode_ns, encoded_bytes = message.read_ns, message.decode_ns, message.encoded_bytes
-        if not _has_news(message):
-            message = None  # it would cost the trainer time
+        if _has_news(report):  # else a message would cost the trainer time
+            message = report
     except Exception as error:
         message = _portable(error)
-    board.count(
-        number,
-        read_ns=read_ns,
-        decode_ns=decode_ns,
-        busy_ns=time.perf_counter_ns() - started,
-        encoded_bytes=encoded_bytes,
-    )
+    report.count(board.sums(number), time.perf_counter_ns() - started)
     _send(channel, part.number, message, board)
     board.finish(number)
     if part.is_last:
