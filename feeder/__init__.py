@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from feeder import transforms
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.shards import ShardDataset
+    from feeder.decoders.images import decode
     from feeder.errors import (
         ArgumentError,
         BackendError,
@@ -49,6 +50,7 @@ __all__ = [
     "SourceError",
     "Window",
     "WorkerError",
+    "decode",
     "find_batch_size",
     "headroom",
     "transforms",
@@ -63,6 +65,7 @@ _HOMES = {
     "FolderDataset": "feeder.dataset.folders",
     "ShardDataset": "feeder.dataset.shards",
     "Window": "feeder.order.sample_order",
+    "decode": "feeder.decoders.images",
     "find_batch_size": "feeder.tools.training.batch_size",
     "headroom": "feeder.tools.headroom.headroom",
     "tune": "feeder.tools.tune.tune",

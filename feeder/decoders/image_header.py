@@ -76,6 +76,12 @@ class ImageInfo(NamedTuple):
     height_px: int
     orientation: int
 
+    @property
+    def upright_size(self) -> tuple[int, int]:
+        """(height, width) after orientation, pixels."""
+        is_turned = self.orientation >= 5  # 5 to 8 swap width and height
+        return (self.width_px, self.height_px) if is_turned else (self.height_px, self.width_px)
+
 
 def is_image_field(field: str) -> bool:
     """Returns whether a WebDataset field name ("jpg", "left.png") holds an image by its last extension."""

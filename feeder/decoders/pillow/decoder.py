@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,6 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, View, check_batch, check_options
 from feeder.decoders.image_header import quiet_pillow
 from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
+from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
 from feeder.transforms.choice import Branches
@@ -40,8 +40,6 @@ _UPRIGHT = {
 }
 
 _VALUE_OPS = (ToDtype, Normalize)
-
-_NPY_MAGIC = b"\x93NUMPY"
 
 
 class PillowDecoder(Decoder):
@@ -178,8 +176,8 @@ class PillowDecoder(Decoder):
 
     def _open(self, buffer: Buffer, orientation: int) -> tuple[Image.Image, Image.Transpose | None]:
         """Returns the stored image as RGB, and the operation that makes it upright."""
-        if bytes(buffer[:6]) == _NPY_MAGIC:
-            pixels = _npy_pixels(buffer)
+        if is_raw(buffer):
+            pixels = raw_pixels(buffer)
             self._check_pixels("the array", pixels.shape[1], pixels.shape[0])
             return Image.fromarray(pixels).convert("RGB"), _UPRIGHT.get(orientation)
         with Image.open(io.BytesIO(buffer), formats=_FORMATS) as stored:
@@ -247,21 +245,6 @@ def is_clipped(image: Image.Image) -> bool:
         return False
     samples = np.asarray(image)  # Pillow's own getextrema() does not take all of these modes
     return bool(samples.min() < 0 or samples.max() > 255)
-
-
-def _npy_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
-    """Returns an .npy file's pixels, uint8 [H, W, 3] or [H, W]. Memory is sized by the file, never by its header."""
-    file = io.BytesIO(buffer)
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(file)
-    pixels = np.frombuffer(buffer, np.uint8, offset=file.tell())
-    is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
-    if dtype != np.uint8 or is_fortran or not is_image or min(shape) < 1 or math.prod(shape) != pixels.size:
-        raise DecodeError(
-            f"expected an .npy of uint8 [H, W, 3] or [H, W], got {dtype} {list(shape)} and {pixels.size} bytes"
-        )
-    return pixels.reshape(shape)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,43 @@
+"""Images stored as arrays: ``.npy`` files of uint8 [H, W, 3] or [H, W], as ``--encode raw`` writes them."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decoders.decoder import Buffer
+from feeder.errors import DecodeError
+
+__all__ = ["is_raw", "raw_pixels"]
+
+_MAGIC = b"\x93NUMPY"
+
+
+def is_raw(buffer: Buffer) -> bool:
+    """Returns whether a file begins as an ``.npy`` file does."""
+    return bytes(buffer[: len(_MAGIC)]) == _MAGIC
+
+
+def raw_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
+    """Returns an ``.npy`` file's pixels, uint8 [H, W, 3] or [H, W]. Memory is sized by the file, never by its header.
+
+    Raises:
+        DecodeError: for any other array, or a damaged header.
+    """
+    file = io.BytesIO(buffer)
+    try:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(file)
+    except Exception as error:  # numpy parses the header as Python
+        raise DecodeError(f"damaged .npy header: {error}") from None
+    pixels = np.frombuffer(buffer, np.uint8, offset=file.tell())
+    is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
+    if dtype != np.uint8 or is_fortran or not is_image or min(shape) < 1 or math.prod(shape) != pixels.size:
+        raise DecodeError(
+            f"expected an .npy of uint8 [H, W, 3] or [H, W], got {dtype} {list(shape)} and {pixels.size} bytes"
+        )
+    return pixels.reshape(shape)
