@@ -32,13 +32,17 @@ from feeder.transforms.op import Op
 from feeder.transforms.padding import Pad, RandomZoomOut
 from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
 from feeder.transforms.recipe import Compose, Draws, Recipe
+from feeder.transforms.shortest_size import RandomShortestSize
+from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = [
+    "BUCKET",
     "AugMix",
     "AutoAugment",
     "AutoAugmentPolicy",
     "BatchOp",
+    "ByEpoch",
     "CenterCrop",
     "ColorJitter",
     "Compose",
@@ -69,6 +73,7 @@ __all__ = [
     "RandomPosterize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomShortestSize",
     "RandomSolarize",
     "RandomVerticalFlip",
     "RandomZoomOut",

@@ -19,6 +19,7 @@ from feeder.transforms.arguments import (
     check_size,
 )
 from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, ProbabilityOp, Uniforms
+from feeder.transforms.sizes import ByEpoch, VariableSize, check_variable
 
 __all__ = [
     "CenterCrop",
@@ -32,12 +33,16 @@ __all__ = [
 _ATTEMPTS = 10
 
 
+def _check_size(size: int | Sequence[int]) -> tuple[int, int]:
+    return check_size("size", size)
+
+
 @dataclass(frozen=True, init=False)
 class RandomResizedCrop(Op):
     """Crops a random area with a random aspect ratio and resizes it.
 
     Args:
-        size: Output (height, width) in pixels; an int makes a square.
+        size: Output (height, width) in pixels; an int makes a square. Also ``BUCKET`` or a :class:`ByEpoch`.
         scale: (min, max) of the crop's area as a fraction of the image's.
         ratio: (min, max) of the crop's width / height.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
@@ -54,14 +59,14 @@ class RandomResizedCrop(Op):
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: int | Sequence[int] | ByEpoch,
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (3.0 / 4.0, 4.0 / 3.0),
         interpolation: object = "bilinear",
         antialias: bool | None = True,
     ) -> None:
         self._set(
-            size=check_size("size", size),
+            size=check_variable(size, _check_size),
             scale=check_range("scale", scale, low=0.0),
             ratio=check_range("ratio", ratio, low=1e-6),
             interpolation=check_interpolation(interpolation, antialias),
@@ -137,10 +142,12 @@ class Resize(Op):
 
     Args:
         size: Output (height, width); an int or a sequence of one is the length of the shorter side, and the aspect
-            ratio is kept; None leaves it to ``max_size``.
+            ratio is kept; None leaves it to ``max_size``. Also ``BUCKET`` or a :class:`ByEpoch`.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         max_size: Largest length of the longer side; its exact length if ``size`` is None.
         antialias: True; anything else than None is refused.
+        cover: True keeps the aspect ratio, and makes the image just large enough for (height, width): one side is as
+            given, and the other as long or longer. A crop to that size belongs after it.
 
     Raises:
         ArgumentError: for an argument outside its range.
@@ -149,28 +156,48 @@ class Resize(Op):
     size: tuple[int, ...] | None
     interpolation: str
     max_size: int | None
+    cover: bool = False
+
+    def __repr__(self) -> str:
+        sized = f"Resize(size={self.size!r}, interpolation={self.interpolation!r}, max_size={self.max_size!r}"
+        return f"{sized}, cover=True)" if self.cover else f"{sized})"
 
     def __init__(
         self,
-        size: int | Sequence[int] | None,
+        size: int | Sequence[int] | ByEpoch | None,
         interpolation: object = "bilinear",
         max_size: int | None = None,
         antialias: bool | None = True,
+        *,
+        cover: bool = False,
     ) -> None:
-        sides: tuple[int, ...] | None = None
-        if size is not None:
-            pair = check_size("size", size)
-            sides = pair[:1] if isinstance(size, int) or len(size) == 1 else pair
         if max_size is not None:
             max_size = check_size("max_size", max_size)[0]
-        if sides is None and max_size is None:
+            if cover or (isinstance(size, VariableSize) and not isinstance(size, ByEpoch)):
+                raise ArgumentError(f"max_size goes with size=None or one int, got size={size!r}, cover={cover}")
+        if size is None and (max_size is None or cover):
             raise ArgumentError("max_size must be an int when size is None, got None")
-        if sides is not None and max_size is not None:
-            if len(sides) == 2:
-                raise ArgumentError(f"max_size goes with size=None or one int, got size={size!r}")
-            if max_size <= sides[0]:
-                raise ArgumentError(f"max_size must be greater than size, got max_size={max_size} with size={size!r}")
-        self._set(size=sides, interpolation=check_interpolation(interpolation, antialias), max_size=max_size)
+
+        def check(value: int | Sequence[int]) -> tuple[int, ...]:
+            pair = check_size("size", value)
+            if cover:
+                return pair
+            sides = pair[:1] if isinstance(value, int) or len(value) == 1 else pair
+            if max_size is not None:
+                if len(sides) == 2:
+                    raise ArgumentError(f"max_size goes with size=None or one int, got size={value!r}")
+                if max_size <= sides[0]:
+                    raise ArgumentError(
+                        f"max_size must be greater than size, got max_size={max_size} with size={value!r}"
+                    )
+            return sides
+
+        self._set(
+            size=None if size is None else check_variable(size, check),
+            interpolation=check_interpolation(interpolation, antialias),
+            max_size=max_size,
+            cover=bool(cover),
+        )
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         resized = self._resized(sizes)
@@ -178,6 +205,13 @@ class Resize(Op):
 
     def _resized(self, sizes: IntArray) -> IntArray:
         """Returns output sizes with torchvision's rounding; at least one pixel."""
+        if self.size is not None and self.cover:
+            height, width = self.size
+            from_height = height * sizes[:, 1] >= width * sizes[:, 0]  # the height takes the larger scale
+            wide = np.stack([np.full_like(sizes[:, 0], height), height * sizes[:, 1] // sizes[:, 0]], axis=1)
+            tall = np.stack([width * sizes[:, 0] // sizes[:, 1], np.full_like(sizes[:, 1], width)], axis=1)
+            covering: IntArray = np.where(from_height[:, None], wide, tall)
+            return covering
         if self.size is not None and len(self.size) == 2:
             return np.broadcast_to(np.array(self.size, np.int64), sizes.shape)
         short, long = sizes.min(axis=1), sizes.max(axis=1)
@@ -197,6 +231,8 @@ class Resize(Op):
         return resized
 
     def extent(self, extent: Extent) -> Extent:
+        if self.size is not None and self.cover and not extent.fixed:
+            return Extent((self.size[0], self.size[-1]))
         if extent.fixed or (self.size is not None and len(self.size) == 2):
             height, width = self._resized(np.array([extent.minimum], np.int64))[0].tolist()
             return Extent((height, width), fixed=True)
@@ -225,8 +261,8 @@ class CenterCrop(Op):
 
     size: tuple[int, int]
 
-    def __init__(self, size: int | Sequence[int]) -> None:
-        self._set(size=check_size("size", size))
+    def __init__(self, size: int | Sequence[int] | ByEpoch) -> None:
+        self._set(size=check_variable(size, _check_size))
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         """Draws a window, which may reach outside the image, where pixels are zero."""
@@ -281,7 +317,7 @@ class RandomCrop(Op):
     An image that is too small even after the padding is that sample's error.
 
     Args:
-        size: Output (height, width) in pixels; an int makes a square.
+        size: Output (height, width) in pixels; an int makes a square. Also ``BUCKET`` or a :class:`ByEpoch`.
         padding: As in :class:`feeder.transforms.Pad`, applied first; None for none.
         pad_if_needed: True to pad a smaller image on both sides by the missing pixels.
         fill: As in :class:`feeder.transforms.Pad`.
@@ -299,14 +335,14 @@ class RandomCrop(Op):
 
     def __init__(
         self,
-        size: int | Sequence[int],
+        size: int | Sequence[int] | ByEpoch,
         padding: int | Sequence[int] | None = None,
         pad_if_needed: bool = False,
         fill: object = 0,
         padding_mode: str = "constant",
     ) -> None:
         self._set(
-            size=check_size("size", size),
+            size=check_variable(size, _check_size),
             padding=None if padding is None else check_padding(padding),
             pad_if_needed=bool(pad_if_needed),
             fill=check_fill(fill),

@@ -7,9 +7,11 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 from feeder.order.random import philox, uniform
 from feeder.transforms.arguments import check_probability
+from feeder.transforms.sizes import VariableSize
 
 __all__ = ["Drawn", "Extent", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "Uniforms"]
 
@@ -100,6 +102,15 @@ class Op:
             sizes: int64 [N, 2], (height, width) of the op's input images.
         """
         return Drawn({}, sizes)
+
+    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Self:
+        """Returns the op with variable sizes replaced by those of a batch; see :meth:`VariableSize.at`."""
+        sizes = {name: size.at(bucket, epoch) for name, size in vars(self).items() if isinstance(size, VariableSize)}
+        if not sizes:
+            return self
+        op = object.__new__(type(self))
+        op.__dict__.update(vars(self) | sizes)
+        return op
 
     def extent(self, extent: Extent) -> Extent:
         """Returns the output's extent for an input's."""

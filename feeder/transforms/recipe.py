@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from feeder.errors import ArgumentError
 from feeder.system.callers import warn
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
+from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
 __all__ = ["Compose", "Draws", "Recipe"]
@@ -152,8 +154,63 @@ class Recipe:
             scaled = scaled or (isinstance(op, ToDtype) and op.scale and op.dtype != "uint8")
 
     @cached_property
+    def _variable(self) -> tuple[VariableSize, ...]:
+        return tuple(size for op in self.ops for size in vars(op).values() if isinstance(size, VariableSize))
+
+    @cached_property
+    def _made(self) -> dict[tuple[tuple[int, int] | None, int], Recipe]:
+        return {}
+
+    @property
+    def is_variable(self) -> bool:
+        """True if the size of some op changes from batch to batch; :meth:`at` has the recipe of one batch."""
+        return bool(self._variable)
+
+    @property
+    def has_bucket(self) -> bool:
+        """True if some op has the size of a batch's bucket."""
+        return any(isinstance(size, BucketSize) for size in self._variable)
+
+    @cached_property
+    def phases(self) -> tuple[int, ...]:
+        """The epochs at which some op gets another size, ascending; 0 is the first."""
+        return tuple(sorted({0, *(epoch for each in self.by_epoch for epoch, _ in each.sizes)}))
+
+    @property
+    def by_epoch(self) -> tuple[ByEpoch, ...]:
+        """The sizes that change with the epoch, in the order of the ops."""
+        return tuple(size for size in self._variable if isinstance(size, ByEpoch))
+
+    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Recipe:
+        """Returns the recipe of one batch, in which all sizes are numbers.
+
+        Args:
+            bucket: (height, width) of the batch's bucket; of no effect where no op has a bucket's size.
+            epoch: 0 to 2**32-1.
+
+        Raises:
+            ArgumentError: if an op has a bucket's size, and there is none.
+        """
+        if not self._variable:
+            return self
+        key = bucket if self.has_bucket else None, max(first for first in self.phases if first <= epoch)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = Recipe(tuple(op.at(*key) for op in self.ops))
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_made"}
+
+    @cached_property
     def base_length(self) -> int:
-        """Number of ops in the base path."""
+        """Number of ops in the base path.
+
+        Raises:
+            ArgumentError: if the size of some op changes from batch to batch.
+        """
+        if self._variable:
+            raise ArgumentError(f"{self._variable[0]!r} is no size by itself; Recipe.at(bucket, epoch) has the size")
         fused = 0
         extent = Extent()
         resized = False
@@ -185,8 +242,15 @@ class Recipe:
 
     @cached_property
     def output_size(self) -> tuple[int, int] | None:
-        """(height, width) after all ops, or None if it depends on the image."""
-        return _fixed_size(self.ops)
+        """(height, width) after all ops, or None if it depends on the image or its bucket.
+
+        Where it changes with the epoch, the size with the most pixels.
+        """
+        if self.has_bucket:
+            return None
+        sizes = [_fixed_size(self.at(None, epoch).ops) for epoch in self.phases]
+        fixed = [size for size in sizes if size is not None]
+        return max(fixed, key=lambda size: size[0] * size[1]) if len(fixed) == len(sizes) else None
 
     @cached_property
     def output_dtype(self) -> str:
@@ -218,6 +282,8 @@ class Recipe:
             sample_ids: integers [N].
             sizes: integers [N, 2], upright (height, width) in pixels.
         """
+        if self._variable:
+            return self.at(None, epoch).draw(seed, epoch, sample_ids, sizes)
         ids = np.asarray(sample_ids, np.int64)
         image_size = np.maximum(np.asarray(sizes, np.int64).reshape(-1, 2), 1)
         if len(ids) != len(image_size):

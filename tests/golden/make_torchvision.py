@@ -6,6 +6,7 @@ Most tests compare with the file, so they need no torchvision. Last written with
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -218,13 +219,22 @@ def draw_cases(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def size_cases() -> list[dict[str, Any]]:
-    """Output sizes of Resize, and where CenterCrop's window starts."""
+    """Output sizes of Resize and RandomShortestSize, and where CenterCrop's window starts."""
     sizes = [(375, 500), (500, 375), (256, 256), (333, 499), (20, 1000), (1001, 33), (255, 257), (50, 20)]
     cases: list[dict[str, Any]] = []
+    args: dict[str, Any]
     for args in ({"size": 256}, {"size": 224, "max_size": 300}, {"size": None, "max_size": 99}, {"size": [64, 32]}):
         for height, width in sizes:
             out = F.resize(Image.new("L", (width, height)), **args)
             cases.append({"op": "Resize", "args": args, "size": [height, width], "result": [out.height, out.width]})
+    for args in ({"min_size": [480, 513, 800], "max_size": 1333}, {"min_size": [7, 31, 250]}, {"min_size": 77}):
+        op = v2.RandomShortestSize(**args)
+        for pick, (height, width) in itertools.product(range(len(op.min_size)), [*sizes, (427, 640), (1, 3)]):
+            with mock.patch.object(torch, "randint", return_value=torch.tensor(pick)):
+                out = op.make_params([torch.empty(3, height, width)])["size"]
+            uniform = (pick + 0.5) / len(op.min_size)
+            case = {"op": "RandomShortestSize", "args": args, "size": [height, width], "uniform": uniform}
+            cases.append({**case, "result": [max(side, 1) for side in out]})
     for size in (224, [51, 30], [600, 100], [21, 500]):
         for height, width in sizes:
             # Pixel (y, x) of the mask is 1 + its place; the window's start is read off the first pixel inside.

@@ -1,0 +1,73 @@
+"""A resize of the shorter side to a random length, as detection models take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from feeder.errors import ArgumentError
+from feeder.transforms.arguments import check_interpolation, check_size
+from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+
+__all__ = ["RandomShortestSize"]
+
+
+@dataclass(frozen=True, init=False)
+class RandomShortestSize(Op):
+    """Resizes the image so that its shorter side gets one of several lengths, and keeps the aspect ratio.
+
+    The output's size depends on the image and the draw: ``DataLoader(pad=feeder.PadToBatch(...))`` makes batches of it.
+
+    Args:
+        min_size: Length of the shorter side in pixels; of a sequence one is drawn for each image.
+        max_size: Largest length of the longer side; it goes before ``min_size``.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        antialias: True; anything else than None is refused.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    min_size: tuple[int, ...]
+    max_size: int | None
+    interpolation: str
+
+    def __init__(
+        self,
+        min_size: Sequence[int] | int,
+        max_size: int | None = None,
+        interpolation: object = "bilinear",
+        antialias: bool | None = True,
+    ) -> None:
+        lengths = (min_size,) if isinstance(min_size, int) else tuple(min_size)
+        if not lengths:
+            raise ArgumentError("min_size must be a length or a sequence of at least one, got none")
+        self._set(
+            min_size=tuple(check_size("min_size", length)[0] for length in lengths),
+            max_size=None if max_size is None else check_size("max_size", max_size)[0],
+            interpolation=check_interpolation(interpolation, antialias),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """Draws sizes with torchvision's rounding; at least one pixel."""
+        lengths = np.array(self.min_size, np.int64)[(uniforms(1)[:, 0] * len(self.min_size)).astype(np.int64)]
+        scale = lengths / sizes.min(axis=1)
+        if self.max_size is not None:
+            scale = np.minimum(scale, self.max_size / sizes.max(axis=1))
+        resized: IntArray = np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
+        return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
+
+    def extent(self, extent: Extent) -> Extent:
+        if self.max_size is not None:
+            return Extent()
+        shortest = min(self.min_size) - 1  # torchvision's product may come out just below the length
+        return Extent((max(1, shortest), max(1, shortest)))
+
+    def fuses(self, extent: Extent) -> bool:
+        return self.interpolation == "bilinear"
+
+    @property
+    def resizes(self) -> bool:
+        return True

@@ -1,0 +1,89 @@
+"""Sizes that are not one pair of numbers: a bucket's, and those that change with the epoch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from feeder.errors import ArgumentError
+
+__all__ = ["BUCKET", "BucketSize", "ByEpoch", "VariableSize", "check_variable"]
+
+
+class VariableSize:
+    """A size that is known batch by batch only."""
+
+    @abstractmethod
+    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Any:
+        """Returns the size of a batch, as the op's own check gives it.
+
+        Args:
+            bucket: (height, width) of the batch's bucket; None without buckets.
+            epoch: 0 to 2**32-1.
+        """
+
+
+class BucketSize(VariableSize):
+    """The type of :data:`BUCKET`."""
+
+    def __repr__(self) -> str:
+        return "BUCKET"
+
+    def __reduce__(self) -> str:
+        return "BUCKET"
+
+    def at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[int, int]:
+        if bucket is None:
+            raise ArgumentError(
+                "the recipe has T.BUCKET, which stands for the size of a batch's bucket, and there are no buckets: "
+                "give the dataset to feeder.DataLoader(..., buckets=feeder.Buckets(...))"
+            )
+        return bucket
+
+
+BUCKET: Any = BucketSize()
+"""The (height, width) of a batch's bucket, as the size of an op; needs ``DataLoader(buckets=...)``."""
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class ByEpoch(VariableSize):
+    """A size that changes with the epoch, for a run that begins with small images.
+
+    Args:
+        sizes: Size by the first epoch that has it; one for epoch 0 is needed. Each is a size as the op takes it.
+
+    Raises:
+        ArgumentError: if the keys are no epochs, or 0 is missing.
+    """
+
+    sizes: tuple[tuple[int, Any], ...]
+
+    def __init__(self, sizes: Mapping[int, Any]) -> None:
+        is_map = isinstance(sizes, Mapping)
+        epochs = list(sizes) if is_map else []
+        if 0 not in epochs or not all(type(epoch) is int and 0 <= epoch < 1 << 32 for epoch in epochs):
+            raise ArgumentError(
+                f"ByEpoch takes sizes by their first epoch, from 0 on: {{0: 128, 6: 160}}; got {sizes!r}"
+            )
+        found = ((epoch, tuple(size) if isinstance(size, list) else size) for epoch, size in sorted(sizes.items()))
+        object.__setattr__(self, "sizes", tuple(found))
+
+    def __repr__(self) -> str:
+        return f"ByEpoch({dict(self.sizes)!r})"
+
+    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Any:
+        return next(size for first, size in reversed(self.sizes) if first <= epoch)
+
+
+def check_variable(size: Any, check: Callable[[Any], Any]) -> Any:
+    """Returns an op's size, or a variable size whose sizes are all checked.
+
+    Args:
+        size: The op's argument.
+        check: Checks a size, and returns it in the form that the op keeps.
+    """
+    if isinstance(size, ByEpoch):
+        return ByEpoch({epoch: check(each) for epoch, each in size.sizes})
+    return size if isinstance(size, VariableSize) else check(size)
