@@ -45,7 +45,7 @@ from bench.make_images import make_images
 from bench.standin import StandIn
 from feeder.system.cores import cores as given_cores
 from feeder.system.nvml import current_gpu_busy
-from feeder.system.processes import cpu_seconds
+from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
 from feeder.tools.bench.result_file import spread

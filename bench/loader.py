@@ -54,7 +54,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.ring import Samples
+from feeder.loader.slots.image_slots import Samples
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.order.sample_order import Order
 from feeder.order.split import Split

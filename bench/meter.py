@@ -21,7 +21,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders.registry import get_decoder
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.ring import Samples
+from feeder.loader.slots.image_slots import Samples
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop

@@ -28,7 +28,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
-from feeder.system.processes import memory
+from feeder.system.process_usage import memory
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
 from feeder.transforms import CenterCrop, Compose

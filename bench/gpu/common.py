@@ -20,7 +20,7 @@ from feeder import _gpu
 from feeder import transforms as T
 from feeder._gpu.dispatch import runs_triton
 from feeder.system.nvml import open_nvml
-from feeder.system.processes import cpu_seconds
+from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
 
 __all__ = [

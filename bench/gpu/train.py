@@ -21,7 +21,7 @@ from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, o
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.system.nvml import current_gpu_busy
-from feeder.system.processes import cpu_seconds
+from feeder.system.process_usage import cpu_seconds
 from feeder.tools.terminal import table
 
 RESIDENT = "resident batch"

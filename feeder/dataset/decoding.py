@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feeder.dataset.reader import Reader
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe

@@ -13,8 +13,8 @@ from feeder.errors import ArgumentError, DecodeError, FormatError
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, ImageOf, write_index
 from feeder.shard.source.image_field import split_fields
-from feeder.system.callers import warn
 from feeder.system.text import count
+from feeder.system.warning import warn
 
 __all__ = ["index_of_field"]
 

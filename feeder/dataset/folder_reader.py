@@ -17,7 +17,7 @@ from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
 from feeder.shard.source.image_file import read_image
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 __all__ = ["FolderReader"]
 

@@ -16,7 +16,7 @@ from feeder.decoders.image_header import clipped_warning, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, DecodeError
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 from feeder.transforms import Recipe
 
 if TYPE_CHECKING:

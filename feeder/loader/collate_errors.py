@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from feeder.dataset.stacking import different_sizes
 from feeder.dataset.subset import as_feeder
-from feeder.system.limits import explained
+from feeder.system.limit_errors import explained
 
 __all__ = ["explain_sizes", "raise_explained"]
 

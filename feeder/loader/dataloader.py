@@ -19,8 +19,8 @@ from feeder.loader.auto_workers import WorkersChoice, choose_workers
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath
 from feeder.loader.generic.path import GenericPath
+from feeder.loader.generic.resumable_samplers import draw_seed, make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
-from feeder.loader.generic.state_dict import draw_seed, make_resumable
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
 from feeder.loader.options import (
@@ -35,8 +35,8 @@ from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
 from feeder.loader.samplers import follow_sampler, show_order, tell_epoch
 from feeder.order.sample_order import Window
-from feeder.system.callers import warn
-from feeder.system.limits import explained
+from feeder.system.limit_errors import explained
+from feeder.system.warning import warn
 from feeder.transforms import BatchOp
 
 __all__ = ["DataLoader"]

@@ -14,7 +14,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.options import FixedOptions
 from feeder.loader.ranks import current_ranks
 from feeder.order.sample_order import Window
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 __all__ = ["PathChoice", "choose_path"]
 

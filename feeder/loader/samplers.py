@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 __all__ = ["follow_sampler", "show_order", "tell_epoch", "warn_of_split"]
 

@@ -13,7 +13,7 @@ import torch
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.meters import batch_rows
-from feeder.system.processes import cpu_seconds_by_process, pss_bytes
+from feeder.system.process_usage import cpu_seconds_by_process, pss_bytes
 
 __all__ = ["Trial", "run", "step_rate"]
 

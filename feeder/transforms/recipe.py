@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
 from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize

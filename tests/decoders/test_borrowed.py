@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from feeder.decoders.device.borrowed import Borrowed
+from feeder.decoders.device.borrowed_memory import Borrowed
 
 
 class Owner:

@@ -18,7 +18,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import auto_workers as auto
 from feeder.loader.auto_workers import WorkersChoice, measured, shared
 from feeder.system.cores import Cores
-from feeder.system.processes import process_tree
+from feeder.system.process_usage import process_tree
 from tests.support.generators import generator_states
 from tests.support.loader_data import write_shards
 from tests.support.ranks import run_two_ranks

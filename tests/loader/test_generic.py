@@ -29,8 +29,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.generic.processes import Processes
 from feeder.loader.generic.worker import Channel
+from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.slots.batch_message import Slot, pack
 from feeder.loader.slots.slots import Slots
 from feeder.loader.workers import supervisor

@@ -18,7 +18,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool as workers
-from feeder.loader.generic import processes as generic_processes
+from feeder.loader.generic import worker_processes
 from feeder.loader.workers import iterator_lock as closing
 from feeder.transforms import RandomResizedCrop
 from tests.loader.test_generic import _Tensors
@@ -60,7 +60,7 @@ def _pids(loader: Any, iterator: Any) -> list[int]:
 def loader(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # So soon it is looked at whether there was a call to end, and workers are ended that don't end.
     monkeypatch.setattr(workers, "LOOK_S", 0.1)
-    monkeypatch.setattr(generic_processes, "POLL_MS", 100)
+    monkeypatch.setattr(worker_processes, "POLL_MS", 100)
     monkeypatch.setattr(torch_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(workers, "GRACE_S", 0.1)
     make, persistent = request.param

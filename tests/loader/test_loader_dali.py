@@ -33,7 +33,7 @@ from feeder.errors import BackendError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.trainer_decode import DecodeFeed
-from feeder.loader.slots.ring import Samples, SlotView
+from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (
     CenterCrop,
     ColorJitter,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from feeder.errors import ArgumentError
+from feeder.loader.slots.image_slots import Layout, Ring, plan_slots
 from feeder.loader.slots.region import Region
-from feeder.loader.slots.ring import Layout, Ring, plan_slots
 
 LAYOUT = Layout(4, (3, 5, 6), "uint8")
 
@@ -176,7 +176,7 @@ def test_plan_keeps_to_the_limit() -> None:
 def test_without_a_limit_half_of_the_memory_is_left_to_others(
     monkeypatch: pytest.MonkeyPatch, available: int, plan: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("feeder.loader.slots.ring.available_bytes", lambda: available * LAYOUT.slot_bytes)
+    monkeypatch.setattr("feeder.loader.slots.image_slots.available_bytes", lambda: available * LAYOUT.slot_bytes)
     assert plan_slots(LAYOUT, 4, 2, None) == plan
     assert plan_slots(LAYOUT, 4, 2, 99 * LAYOUT.slot_bytes) == (min(6, available), max(1, min(4, available - 1)))
 

@@ -19,7 +19,7 @@ import pytest
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool as fast_pool
-from feeder.loader.generic import processes as generic_processes
+from feeder.loader.generic import worker_processes
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.process import InContext, wait_for
 from feeder.loader.workers.sockets import handing_over
@@ -108,7 +108,7 @@ def test_a_workers_end_is_seen_though_another_thread_forked_while_it_was_started
     dataset: Any = _Tensors()
     if kind != "generic":
         dataset = ShardDataset(write_shards(tmp_path, 40), RandomResizedCrop(16))
-    module = {"generic": generic_processes, "fast": ForkServer, "fast in context": fast_pool}[kind]
+    module = {"generic": worker_processes, "fast": ForkServer, "fast in context": fast_pool}[kind]
     name = "start" if kind == "fast" else "InContext"
     start = getattr(module, name)
 

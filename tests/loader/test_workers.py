@@ -643,7 +643,7 @@ def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         place = frame.f_code.co_filename, frame.f_lineno
         if not place[0].endswith(
-            ("/fast/batch_queue.py", "/fast/batches.py", "/slots/slots.py", "/slots/ring.py")
+            ("/fast/batch_queue.py", "/fast/batches.py", "/slots/slots.py", "/slots/image_slots.py")
         ) or _in_finalizer(frame):
             return None
         if event == "line" and place not in seen:

@@ -12,8 +12,8 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FeederError, WorkerError
 from feeder.loader.dataloader import DataLoader
-from feeder.system.callers import warn
 from feeder.system.text import count, printable
+from feeder.system.warning import warn
 from feeder.tools.cli import main
 from feeder.transforms import Resize
 from tests.support.images import encode, make_tree, pixels

@@ -313,7 +313,7 @@ def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.
 # In a process of its own: what ends among those that other tests have started would be missing.
 TREE = """
 import subprocess, sys
-from feeder.system.processes import cpu_seconds, memory, process_tree
+from feeder.system.process_usage import cpu_seconds, memory, process_tree
 
 code = "import sys; held = bytearray(96 << 20); print('ready', flush=True); sys.stdin.read()"
 before = memory()

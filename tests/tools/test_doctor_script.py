@@ -11,9 +11,9 @@ import pytest
 from feeder.errors import SourceError
 from feeder.tools.cli import main
 from feeder.tools.doctor import check_script, render
-from feeder.tools.doctor.check import check_source
 from feeder.tools.doctor.rules import RULES
-from feeder.tools.doctor.source import parse
+from feeder.tools.doctor.script_check import check_source
+from feeder.tools.doctor.script_file import parse
 from tests.support import ROOT
 
 SCRIPTS = ROOT / "tests/scripts"

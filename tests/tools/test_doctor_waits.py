@@ -32,7 +32,7 @@ sys.exit(len(sys.argv))
 HELPER = "import warnings\ndef wait():\n    warnings.warn('called a synchronizing CUDA operation')\n"
 RUN = """
 import json, sys
-from feeder.tools.doctor.waits import find_waits
+from feeder.tools.doctor.gpu_waits import find_waits
 code, findings = find_waits("train.py", ["--x"], enable=lambda: True)
 print(json.dumps([code, [[f.level, f.file, f.line, f.found, f.excerpt] for f in findings]]))
 """

@@ -19,8 +19,8 @@ from feeder.tools.instrument.record import (
     Sample,
 )
 from feeder.tools.profile.analysis import analyse
-from feeder.tools.profile.page import render_page
-from feeder.tools.profile.text import render
+from feeder.tools.profile.html_report import render_page
+from feeder.tools.profile.text_report import render
 from tests.support.images import make_tree
 
 MS = 1_000_000

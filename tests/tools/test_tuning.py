@@ -22,7 +22,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.trial import Trial, run
 from feeder.shard.write.sharding import shard
 from feeder.system.cores import cores
-from feeder.system.processes import process_tree
+from feeder.system.process_usage import process_tree
 from feeder.tools import cli
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import Outcome

@@ -13,7 +13,7 @@ import torch
 from feeder.decoders.dali.crops import resize_crops
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decoders.decoder import Buffer
-from feeder.decoders.device.borrowed import Borrowed
+from feeder.decoders.device.borrowed_memory import Borrowed
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.staged import Kind, Staged
 

@@ -15,10 +15,10 @@ from feeder.loader.fast.batches import Finished, Request
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.ring import HELD_BATCHES, Samples, SlotView
+from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, SlotView
 from feeder.order.sample_order import Order
 from feeder.order.split import ordered_batches
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 if TYPE_CHECKING:
     from feeder.loader.fast.engine import Engine

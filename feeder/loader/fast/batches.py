@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from feeder.loader.fast.part_report import Substitution
-from feeder.loader.slots.ring import Samples, SlotView
+from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer

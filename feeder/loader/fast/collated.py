@@ -25,7 +25,7 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
-from feeder.loader.slots.ring import Samples
+from feeder.loader.slots.image_slots import Samples
 from feeder.loader.workers.seeding import seeded
 
 __all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]

@@ -16,7 +16,7 @@ from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.observe.meter import METER_WORDS
-from feeder.loader.slots.ring import HELD_BATCHES, Layout, Ring, plan_slots
+from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
 
 if TYPE_CHECKING:

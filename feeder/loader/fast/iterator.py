@@ -21,7 +21,7 @@ from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.host_batches import HostBatches
 from feeder.loader.fast.position import Place
 from feeder.loader.workers.iterator_lock import IteratorLock
-from feeder.system.limits import explained
+from feeder.system.limit_errors import explained
 
 if TYPE_CHECKING:
     from feeder.loader.observe.live_view import LiveView

@@ -11,7 +11,7 @@ from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.part_report import PART_SUMS, Substitution
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.observe.meter import Meter
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 __all__ = ["Ledger"]
 

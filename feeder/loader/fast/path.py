@@ -17,7 +17,6 @@ from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.decoders.decoder import TrainerDecoder
 from feeder.errors import ArgumentError
-from feeder.loader.agreement import Agreement, check_identity, epoch_values, order_identity
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.epoch import Epoch
@@ -30,12 +29,13 @@ from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.setup import make_engine, make_work
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 from feeder.transforms.mixing import check_mix
 
 __all__ = ["FastPath"]
@@ -133,7 +133,7 @@ class FastPath:
 
     def _agree(self, progress: EpochProgress) -> None:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
-        last; see :mod:`feeder.loader.agreement`."""
+        last; see :mod:`feeder.loader.rank_agreement`."""
         split, steps = progress.split, progress.steps
         if split is None or steps not in (0, 1, len(split) - 1):
             return

@@ -24,7 +24,7 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.worker import FAILED_START, HEAD, work_loop
-from feeder.loader.slots.ring import Ring
+from feeder.loader.slots.image_slots import Ring
 from feeder.loader.slots.shared_pickle import pack
 from feeder.loader.workers.process import Forked, InContext, Process
 from feeder.loader.workers.supervisor import Supervisor, Worker

@@ -9,8 +9,8 @@ from typing import Any
 from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.replay import Replay
 from feeder.order.split import Split
-from feeder.system.callers import warn
 from feeder.system.text import count, printable
+from feeder.system.warning import warn
 
 __all__ = ["EpochProgress", "Place"]
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.errors import ArgumentError
 from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
-from feeder.loader.slots.ring import Samples
+from feeder.loader.slots.image_slots import Samples
 from feeder.loader.stateful import is_stateful
 from feeder.system.text import count
 

@@ -20,9 +20,9 @@ from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
 from feeder.loader.fast.part_report import PartReport, Substitution
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.ring import Samples
+from feeder.loader.slots.image_slots import Samples
 from feeder.order.sample_order import substitute
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Decoder

@@ -20,7 +20,7 @@ from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.options import EpochOptions, FixedOptions
-from feeder.loader.slots.ring import HELD_BATCHES
+from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 
 __all__ = ["make_engine", "make_work"]

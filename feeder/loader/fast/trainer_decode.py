@@ -19,7 +19,7 @@ from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.sample_maker import Work, no_substitute
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.ring import Samples
+from feeder.loader.slots.image_slots import Samples
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import TrainerDecoder

@@ -21,8 +21,8 @@ from feeder.errors import FeederError, WorkerError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
+from feeder.loader.slots.image_slots import SlotView
 from feeder.loader.slots.region import Region
-from feeder.loader.slots.ring import SlotView
 from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from feeder.loader.device.page_lock import page_lock
-from feeder.loader.generic.pending import Pending
-from feeder.loader.slots.ring import HELD_BATCHES
+from feeder.loader.generic.pending_batches import Pending
+from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.slots.slots import Guard, Slots
 from feeder.system.memory import available_bytes
 

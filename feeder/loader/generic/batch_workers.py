@@ -15,10 +15,10 @@ from torch.utils.data.dataloader import _DatasetKind
 from feeder.errors import WorkerError
 from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.generic.meters import GenericMeters
-from feeder.loader.generic.pending import Pending, PendingBatches
+from feeder.loader.generic.pending_batches import Pending, PendingBatches
 from feeder.loader.generic.position import worker_key
-from feeder.loader.generic.processes import Message, Processes
 from feeder.loader.generic.worker import Job, Result, Task
+from feeder.loader.generic.worker_processes import Message, Processes
 from feeder.loader.slots.batch_message import unpack
 
 __all__ = ["BatchWorkers"]

@@ -14,7 +14,7 @@ from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
-from feeder.system.callers import warn
+from feeder.system.warning import warn
 
 __all__ = ["GenericMeters", "Spent", "batch_rows"]
 

@@ -28,13 +28,13 @@ from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.generic.batch_workers import BatchWorkers
 from feeder.loader.generic.meters import GenericMeters
-from feeder.loader.generic.pending import Pending, PendingBatches
+from feeder.loader.generic.pending_batches import Pending, PendingBatches
 from feeder.loader.generic.position import GenericProgress, counts_off, fitting_states, with_workers
-from feeder.loader.generic.processes import Processes
+from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.single_process import begin_torchs
 from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
-from feeder.loader.generic.state_dict import IndexIterator
 from feeder.loader.generic.worker import Job
+from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
 from feeder.loader.stateful import is_stateful

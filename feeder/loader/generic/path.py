@@ -14,9 +14,9 @@ from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
 from feeder.loader.generic.position import GenericProgress, epoch_is_over, sampler_place
+from feeder.loader.generic.resumable_samplers import IndexIterator, ResumableRandomSampler, draw_seed
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
-from feeder.loader.generic.state_dict import IndexIterator, ResumableRandomSampler, draw_seed
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
 

@@ -16,7 +16,7 @@ from typing import Any
 from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
 from feeder.errors import ArgumentError
-from feeder.loader.agreement import Agreement, check_identity, epoch_values, order_identity
+from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import seeded
@@ -170,7 +170,7 @@ class SplitOrder:
         return left_after
 
     def agree(self, epoch: int, split: Split, steps: int, left_after: int | None) -> None:
-        """Compares an epoch with the other ranks', see :mod:`feeder.loader.agreement`."""
+        """Compares an epoch with the other ranks', see :mod:`feeder.loader.rank_agreement`."""
         if not is_in_group(self._given):
             return
         if steps:

@@ -25,7 +25,7 @@ from feeder.shard.format.index_file import (
     read_header,
     version_for,
 )
-from feeder.system.limits import explained
+from feeder.system.limit_errors import explained
 
 __all__ = ["NUMBER_FIELDS", "Index"]
 

@@ -19,9 +19,9 @@ from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run
-from feeder.system.callers import warn
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
+from feeder.system.warning import warn
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from feeder.system.processes import cpu_seconds, forget_peak, memory
+from feeder.system.process_usage import cpu_seconds, forget_peak, memory
 from feeder.tools.bench.options import SETTLE, BenchOptions, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 

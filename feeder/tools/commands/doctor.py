@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> tuple[int, list[Any]]:
-    from feeder.tools.doctor.waits import find_waits
+    from feeder.tools.doctor.gpu_waits import find_waits
 
     if not arguments.run_script:
         raise ArgumentError("--run needs a script: feeder doctor --run train.py [its arguments]")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from feeder.tools.doctor.check import check_script
 from feeder.tools.doctor.finding import Finding, counts, render, to_json
-from feeder.tools.doctor.machine import check_machine
+from feeder.tools.doctor.machine_check import check_machine
+from feeder.tools.doctor.script_check import check_script
 
 __all__ = ["Finding", "check_machine", "check_script", "counts", "render", "to_json"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from feeder.tools.doctor.names import Default, arguments_of, text_of
 from feeder.tools.doctor.rules import NO_MIXED_PRECISION, RuleFindings
+from feeder.tools.doctor.script_names import Default, arguments_of, text_of
 
 __all__ = ["LoaderRules"]
 

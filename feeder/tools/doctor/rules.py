@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding, Level
 from feeder.tools.doctor.script import Script
-from feeder.tools.doctor.source import ALL, ScriptSource
+from feeder.tools.doctor.script_file import ALL, ScriptSource
 
 __all__ = ["NO_MIXED_PRECISION", "RULES", "RuleFindings"]
 

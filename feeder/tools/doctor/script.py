@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feeder.tools.doctor.names import Names, text_of
+from feeder.tools.doctor.script_names import Names, text_of
 
 __all__ = ["Function", "Loop", "Script", "StepCode", "is_no_grad"]
 

@@ -6,8 +6,8 @@ import ast
 import copy
 import re
 
+from feeder.tools.doctor.device_flow import Event, Walk
 from feeder.tools.doctor.finding import WAITS
-from feeder.tools.doctor.flow import Event, Walk
 from feeder.tools.doctor.rules import NO_MIXED_PRECISION, RuleFindings
 from feeder.tools.doctor.script import StepCode
 

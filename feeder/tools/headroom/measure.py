@@ -13,7 +13,7 @@ import torch
 from feeder.errors import ArgumentError
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.generic.meters import batch_rows
-from feeder.system.processes import cpu_seconds_by_process
+from feeder.system.process_usage import cpu_seconds_by_process
 
 if TYPE_CHECKING:
     from feeder.loader.dataloader import DataLoader

@@ -7,7 +7,7 @@ import threading
 import time
 
 from feeder.system.nvml import Nvml
-from feeder.system.processes import stat_fields
+from feeder.system.process_usage import stat_fields
 from feeder.tools.instrument.record import GpuReading, Sample
 
 __all__ = ["Sampler"]

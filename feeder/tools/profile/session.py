@@ -114,8 +114,8 @@ def _share_machine(analyses: list[Analysis], usable: int) -> None:
 def _tell(
     script: str, arguments: Sequence[str], analyses: list[Analysis], nvml: Nvml | str, out: str, code: int
 ) -> None:
-    from feeder.tools.profile.page import render_page
-    from feeder.tools.profile.text import render
+    from feeder.tools.profile.html_report import render_page
+    from feeder.tools.profile.text_report import render
 
     best = max(
         analyses, key=lambda a: (a.main is not None and a.main.trains, a.main is not None, -(a.process.rank or 0))

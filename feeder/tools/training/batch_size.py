@@ -14,7 +14,7 @@ import torch
 
 from feeder.errors import ArgumentError
 from feeder.system.memory import available_bytes
-from feeder.system.processes import forget_peak, status_bytes
+from feeder.system.process_usage import forget_peak, status_bytes
 from feeder.tools.training.training_state import Snapshot
 
 __all__ = ["BatchSizeResult", "BatchSizeTrial", "find_batch_size"]

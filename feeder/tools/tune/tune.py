@@ -14,7 +14,7 @@ from feeder.dataset.subset import as_feeder
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.slots.ring import HELD_BATCHES, Layout
+from feeder.loader.slots.image_slots import HELD_BATCHES, Layout
 from feeder.loader.trial import Trial, run, step_rate
 from feeder.order.sample_order import Order, Window
 from feeder.system.cores import Cores, cores

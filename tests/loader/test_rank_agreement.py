@@ -12,8 +12,8 @@ import pytest
 from torch import distributed
 
 from feeder.errors import ArgumentError
-from feeder.loader import agreement
-from feeder.loader.agreement import Agreement, Connection
+from feeder.loader import rank_agreement
+from feeder.loader.rank_agreement import Agreement, Connection
 from tests.support.loader_data import write_shards
 
 _VALUES = {"seed": 0, "batch_size": 4, "epoch": 0}
@@ -169,7 +169,7 @@ class _Silent:
 
 
 def test_a_store_that_is_missing_dead_or_silent_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(rank_agreement, "PATIENCE_S", 0.01)
     silent = _Silent()
     for store in (None, _Dead(), silent):
         job = _Job(1)
@@ -391,7 +391,7 @@ def test_real_ranks_that_differ_all_get_an_error(found: list[dict[str, Any]]) ->
 
 def test_a_loaders_place_does_not_depend_on_the_lines_of_feeder_that_led_there() -> None:
     def place(module: str, line: int) -> str:
-        names: dict[str, Any] = {"__name__": module, "calling_place": agreement.calling_place}
+        names: dict[str, Any] = {"__name__": module, "calling_place": rank_agreement.calling_place}
         exec("\n" * line + "found = calling_place()", names)
         return str(names["found"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feeder.system.nvml import Nvml, open_nvml
-from feeder.tools.doctor import limits
+from feeder.tools.doctor import resources
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.doctor.packages import check_packages, driver_of
 from feeder.tools.doctor.storage import check_data
@@ -25,12 +25,12 @@ def check_machine(data: str | None = None, root: str = "/") -> list[Finding]:
     driver = driver_of(nvml, root)
     try:
         return [
-            *limits.check_gpus(nvml, driver.version),
-            *limits.check_cores(root),
-            *limits.check_memory(root),
-            *limits.check_shared_memory(root.rstrip("/") + "/dev/shm"),
-            *limits.check_locked_memory(driver.version is not None),
-            *limits.check_files(),
+            *resources.check_gpus(nvml, driver.version),
+            *resources.check_cores(root),
+            *resources.check_memory(root),
+            *resources.check_shared_memory(root.rstrip("/") + "/dev/shm"),
+            *resources.check_locked_memory(driver.version is not None),
+            *resources.check_files(),
             *check_packages(driver),
             *(check_data(data, root) if data is not None else ()),
         ]

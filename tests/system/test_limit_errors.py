@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from feeder.system import limits
+from feeder.system import limit_errors
 from tests.support.loader_data import write_shards
 
 _LOAD = """
@@ -50,19 +50,19 @@ def test_a_limit_that_a_loader_meets_is_named(tmp_path: Path) -> None:
 
 def test_errors_keep_their_kind_and_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (7, 7))
-    with pytest.raises(OSError, match=r"may have 7 files open") as caught, limits.explained():
+    with pytest.raises(OSError, match=r"may have 7 files open") as caught, limit_errors.explained():
         raise OSError(errno.EMFILE, "Too many open files", "some/file")
     assert (caught.value.errno, caught.value.filename) == (errno.EMFILE, "some/file")
-    with pytest.raises(MemoryError, match="limited to 0 MiB"), limits.explained():
+    with pytest.raises(MemoryError, match="limited to 0 MiB"), limit_errors.explained():
         raise MemoryError
     with (
         pytest.raises(RuntimeError, match=r"can't start new thread: this user may have 7 processes"),
-        limits.explained(),
+        limit_errors.explained(),
     ):
         raise RuntimeError("can't start new thread")
     for error in (OSError(errno.ENOENT, "gone"), RuntimeError("a bug"), KeyError("x"), StopIteration()):
-        with pytest.raises(type(error)) as same, limits.explained():
+        with pytest.raises(type(error)) as same, limit_errors.explained():
             raise error
         assert same.value is error
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert limits.limit_reached(MemoryError()) is None
+    assert limit_errors.limit_reached(MemoryError()) is None

@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from feeder.tools.doctor.moves import MAKERS, is_async, is_device, is_device_name, moves_tensor
-from feeder.tools.doctor.names import text_of
+from feeder.tools.doctor.device_copies import MAKERS, is_async, is_device, is_device_name, moves_tensor
 from feeder.tools.doctor.script import Function, Script, StepCode, is_no_grad
+from feeder.tools.doctor.script_names import text_of
 
 __all__ = [
     "Event",

@@ -11,7 +11,7 @@ from feeder.tools.html import charts
 from feeder.tools.html import page as report
 from feeder.tools.instrument.record import GpuReading
 from feeder.tools.profile.analysis import Analysis
-from feeder.tools.profile.text import loader_rows
+from feeder.tools.profile.text_report import loader_rows
 from feeder.tools.profile.times import LoaderTimes
 
 __all__ = ["render_page"]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.doctor.loader_rules import LoaderRules
-from feeder.tools.doctor.names import Names
 from feeder.tools.doctor.rules import RULES, RuleFindings
 from feeder.tools.doctor.script import Script
-from feeder.tools.doctor.source import ALL, ScriptSource, read_source
+from feeder.tools.doctor.script_file import ALL, ScriptSource, read_source
+from feeder.tools.doctor.script_names import Names
 from feeder.tools.doctor.step_rules import StepRules
 
 __all__ = ["check_script", "check_source"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from feeder.tools.doctor.names import arguments_of
 from feeder.tools.doctor.script import Script
+from feeder.tools.doctor.script_names import arguments_of
 
 __all__ = ["MAKERS", "is_async", "is_device", "is_device_name", "moves_tensor"]
 
