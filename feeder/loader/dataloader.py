@@ -532,7 +532,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``backend``: the decode backend's name;
             - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``: sums over parts;
             - ``skipped``: number of bad samples that were replaced; ``substitutions``: the last 10,000 of these, see
-              :class:`feeder.loader.fast.part_report.Substitution`.
+              :class:`feeder.loader.fast.substitution.Substitution`.
         """
         stats = self._generic_path.stats() if self._fast is None else self._fast.stats()
         stats |= {"path": self.path, "path_reason": self._path_choice.reason}

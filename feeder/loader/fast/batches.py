@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from feeder.loader.fast.part_report import Substitution
+from feeder.loader.fast.substitution import Substitution
 from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import numpy as np
 
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.fast.batches import Finished
-from feeder.loader.fast.part_report import PART_SUMS, Substitution
+from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress
+from feeder.loader.fast.substitution import Substitution
 from feeder.loader.observe.meter import Meter
 from feeder.system.warning import warn
 

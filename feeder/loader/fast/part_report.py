@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.loader.fast.substitution import Substitution
+
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
-    from feeder.errors import DecodeError
     from feeder.loader.fast.collated import Collated
 
-__all__ = ["PART_SUMS", "PartReport", "Substitution"]
+__all__ = ["PART_SUMS", "PartReport"]
 
 # The sums over parts that a process counts, in this order.
 PART_SUMS = ("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes")
-
-
-class Substitution(NamedTuple):
-    """A bad sample that was replaced by another.
-
-    Attributes:
-        position: Its position in the epoch.
-        key: Its key.
-        shard: The shard's file name; None for an unsharded image.
-        offset_bytes: Offset of its image in the shard.
-        reason: What is wrong with it.
-        substitute: Id of the sample in its place.
-    """
-
-    position: int
-    key: str | None
-    shard: str | None
-    offset_bytes: int | None
-    reason: str
-    substitute: int
-
-    @classmethod
-    def of(cls, position: int, error: DecodeError, substitute: int) -> Substitution:
-        """Returns the substitution of the sample that an error names."""
-        return cls(position, error.key, error.shard, error.offset_bytes, error.reason, substitute)
 
 
 @dataclass

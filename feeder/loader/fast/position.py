@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.replay import Replay
+from feeder.loader.fast.substitution import Substitution
 from feeder.order.split import Split
 from feeder.system.text import count, printable
 from feeder.system.warning import warn

@@ -18,7 +18,8 @@ from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
-from feeder.loader.fast.part_report import PartReport, Substitution
+from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.substitution import SUBSTITUTES, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples
 from feeder.order.sample_order import substitute
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
     from feeder.decoders.staged.stager import Stager
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["Work", "no_substitute"]
+__all__ = ["Work"]
 
-_SUBSTITUTES = 16
 _WRONG_ROWS = (
     "the index has wrong places for the rows of an image, so the image was read a second time; "
     "`feeder inspect --verify` names all such images"
@@ -151,7 +151,7 @@ class Work:
 
     def substitutes(self, epoch: int, position: int) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one at a position in the epoch."""
-        for attempt in range(_SUBSTITUTES):
+        for attempt in range(SUBSTITUTES):
             yield substitute(position, attempt, len(self.reader), self.seed, epoch)
 
     def keys(self, samples: Samples) -> npt.NDArray[np.int64]:
@@ -221,17 +221,6 @@ class Work:
                 report.substitutions.append(Substitution.of(position, error, i))
                 return i
         raise no_substitute(error)
-
-
-def no_substitute(error: DecodeError) -> DecodeError:
-    """Returns the error for a bad sample whose substitutes are all bad, too."""
-    return DecodeError(
-        f"{error.reason}; {_SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
-        "`feeder inspect --verify`",
-        key=error.key,
-        shard=error.shard,
-        offset_bytes=error.offset_bytes,
-    )
 
 
 @dataclass

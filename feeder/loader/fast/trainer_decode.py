@@ -16,8 +16,8 @@ from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
 from feeder.errors import DecodeError
 from feeder.loader.fast.batches import Decoded, Finished
-from feeder.loader.fast.part_report import Substitution
-from feeder.loader.fast.sample_maker import Work, no_substitute
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.substitution import Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples
 
