@@ -54,7 +54,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.image_slots import Samples
+from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
@@ -145,7 +145,7 @@ def _loader_cpu_s(loader: Any) -> float:
 
 def make_work(dataset: FeederDataset) -> Work:
     """Returns the work of a dataset with the backend that "auto" chooses."""
-    return Work(dataset.reader, dataset.recipe, get_decoder("auto", dataset.recipe).name, dataset.fields)
+    return Work(dataset.reader, dataset.recipe, get_decoder("auto", dataset.recipe).name, dataset.extras)
 
 
 def _decode_loop(path: str, half: int, passes: int, start: Any, done: Any) -> None:
@@ -157,7 +157,7 @@ def _decode_loop(path: str, half: int, passes: int, start: Any, done: Any) -> No
     while start.recv():
         for first in range(0, len(ids), 32):
             part = ids[first : first + 32]
-            work.run(0, Samples.of(part, part), images[: len(part)], labels[: len(part)])
+            work.run(0, SlotView(Samples.of(part, part), labels[: len(part)], (images[: len(part)],)))
         done.send(len(ids))
 
 
@@ -274,7 +274,8 @@ def _cold_read(path: str, passes: int) -> tuple[float, float]:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         ids = np.random.default_rng(seed).permutation(count)
         for part in np.array_split(ids, -(-count // 64)):
-            spent_ns += work.run(0, Samples.of(part, part), images[: len(part)], labels[: len(part)]).read_ns
+            view = SlotView(Samples.of(part, part), labels[: len(part)], (images[: len(part)],))
+            spent_ns += work.run(0, view).read_ns
     return spent_ns / count / passes / 1000, (_disk_bytes() - before) / count / passes
 
 

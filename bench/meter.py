@@ -21,7 +21,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders.registry import get_decoder
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.image_slots import Samples
+from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -42,8 +42,7 @@ def main() -> None:
     dataset = ShardDataset(options.shards, Compose([RandomResizedCrop(224), RandomHorizontalFlip()]))
     work = Work(dataset.reader, dataset.recipe, get_decoder("auto", dataset.recipe).name)
     meters = {"with": Meter(), "without": _Nothing()}
-    images = np.empty((_PART, *work.sample_shape), work.sample_dtype)
-    labels = np.empty(_PART, np.int64)
+    layout = work.layout(_PART)
     parts = [np.arange(k, k + _PART) % len(dataset) for k in range(0, 4 * _PART, _PART)]
     times: dict[str, list[float]] = {name: [] for name in meters}
     for turn in range(options.repeats + 1):
@@ -51,7 +50,7 @@ def main() -> None:
             for name in sorted(meters, reverse=(turn + number) % 2 == 0):
                 work.meter = meters[name]
                 started = time.process_time_ns()
-                work.run(0, Samples.of(ids, ids), images, labels)
+                work.run(0, SlotView.new(layout, Samples.of(ids, ids)))
                 if turn:  # the first turn opens files and takes memory
                     times[name].append((time.process_time_ns() - started) / _PART / 1000)
     calls = [_calls_us(work.decoder) for _ in range(options.repeats)]

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
+from feeder.dataset.extras import Extra, NamedField
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
@@ -37,23 +38,23 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     Attributes:
         reader: Reads the samples' bytes.
         recipe: The ops that every image goes through.
-        fields: Names of the further fields.
+        extras: Targets and further fields, in the order of a sample's values.
         classes: Class names by label; None if they are not known.
         class_to_idx: Label by class name; None if they are not known.
     """
 
     reader: Reader
     recipe: Recipe
-    fields: tuple[str, ...]
+    extras: tuple[Extra, ...]
     _targets: list[Any] | None = None
     _decoder: SampleDecoder | None = None
 
-    def __init__(self, reader: Reader, transform: Any, fields: Sequence[str]) -> None:
+    def __init__(self, reader: Reader, transform: Any, extras: Sequence[Extra]) -> None:
         from feeder.transforms import Recipe
 
         self.reader = reader
         self.recipe = Recipe.of(transform)
-        self.fields = check_fields(fields)
+        self.extras = tuple(extras)
         self._decoder: SampleDecoder | None = None
 
     def __len__(self) -> int:
@@ -99,12 +100,23 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
     ) -> list[tuple[Any, ...]]:
         if self._decoder is None:
-            self._decoder = SampleDecoder(self.reader, self.recipe, self.fields)
+            self._decoder = SampleDecoder(self.reader, self.recipe, self.extras)
         images, labels, fields = self._decoder.decode(seed, epoch, keys, ids)
         return as_samples(images, labels, fields, self.recipe.output_dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_decoder": None} | ({"_targets": None} if keeps_samples(self, FeederDataset) else {})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "fields" in state:  # of version 0.1
+            state = {**state, "extras": tuple(map(NamedField, state["fields"]))}
+            del state["fields"]
+        self.__dict__.update(state)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the further fields."""
+        return tuple(extra.name for extra in self.extras)
 
     if not TYPE_CHECKING:  # a type checker would take it for every name
 

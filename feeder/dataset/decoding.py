@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.extras import Extra
 from feeder.dataset.reader import Reader
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
+from feeder.errors import DecodeError
 from feeder.system.warning import warn
 
 if TYPE_CHECKING:
@@ -54,11 +56,11 @@ class SampleDecoder:
     Args:
         reader: The samples' encoded bytes.
         recipe: The ops that every image goes through.
-        fields: Names of the further fields.
+        extras: Targets and further fields.
     """
 
-    def __init__(self, reader: Reader, recipe: Recipe, fields: Sequence[str]) -> None:
-        self._reader, self._recipe, self._fields = reader, recipe, fields
+    def __init__(self, reader: Reader, recipe: Recipe, extras: Sequence[Extra]) -> None:
+        self._reader, self._recipe, self._extras = reader, recipe, extras
         self._decoder = get_decoder("auto", recipe)
         self._has_warned = False
 
@@ -75,13 +77,14 @@ class SampleDecoder:
 
         Returns:
             N images [C, H, W] of the recipe's ``storage_dtype``, each with its own memory; their labels [N]; and for
-            each field a list of N values.
+            each target and field a list of N entries.
 
         Raises:
             DecodeError: for the first bad sample, naming it.
         """
         reader, recipe = self._reader, self._recipe
         counts: DecodeCounts | None = getattr(_counting, "counts", None)
+        values = [[_read(extra, reader, i) for i in ids.tolist()] for extra in self._extras]
         encoded = reader.read(ids)
         images = []
         for row, i in enumerate(ids.tolist()):
@@ -102,4 +105,16 @@ class SampleDecoder:
                     warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")
             if problem is not None:
                 raise reader.at(problem, i)
-        return images, encoded.labels, [[reader.field(i, name) for i in ids.tolist()] for name in self._fields]
+            for extra, found in zip(self._extras, values, strict=True):
+                try:
+                    found[row] = extra.sample(extra.finish(found[row], draws, 0))
+                except DecodeError as error:
+                    raise reader.at(error, i) from None
+        return images, encoded.labels, values
+
+
+def _read(extra: Extra, reader: Reader, i: int) -> Any:
+    try:
+        return extra.read(reader, i)
+    except DecodeError as error:
+        raise reader.at(error, i) from None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
+from feeder.dataset.extras import named_fields
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 
@@ -49,5 +50,5 @@ class FolderDataset(FeederDataset):
             name_classes(reader, classes)
         if target_transform is not None:
             transform_labels([reader], target_transform)
-        super().__init__(reader, transform, fields)
+        super().__init__(reader, transform, named_fields(fields))
         self._check_known(*self.fields)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from feeder.dataset.base import FeederDataset, applies_exif
+from feeder.dataset.extras import named_fields
 from feeder.dataset.field_index import index_of_field
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (
@@ -83,10 +84,11 @@ class ShardDataset(FeederDataset):
             share_classes(readers, merge=classes == "merge")
         if target_transform is not None:
             transform_labels(readers, target_transform)
-        super().__init__(readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True), transform, fields)
+        reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
+        super().__init__(reader, transform, named_fields(fields))
         self._check_known(*self.fields)
-        for reader in readers:
-            reader.index.check_fields(self.fields)
+        for each in readers:
+            each.index.check_fields(self.fields)
 
 
 def _opened(

@@ -46,7 +46,7 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         ids, reader = whole.reader.ids[ids], whole.reader.whole
     else:
         reader = whole.reader
-    return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.fields)
+    return FeederDataset(PartReader(reader, np.sort(ids) if stored_order else ids), whole.recipe, whole.extras)
 
 
 def is_feeders(dataset: Any) -> bool:
@@ -86,7 +86,7 @@ def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
         first = first or part
         if part.recipe != first.recipe:
             return number, "transform"
-        if part.fields != first.fields:
+        if part.extras != first.extras:
             return number, "fields"
         if part.reader.label_dtype != first.reader.label_dtype:
             return number, "kind of labels"
@@ -109,7 +109,7 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
     ids = np.concatenate(chosen)
     if len(ids) != len(joined) or (ids != np.arange(len(ids))).any():
         joined = PartReader(joined, np.sort(ids) if stored_order else ids)
-    return FeederDataset(joined, parts[0].recipe, parts[0].fields)
+    return FeederDataset(joined, parts[0].recipe, parts[0].extras)
 
 
 def joined_in(reader: Reader) -> list[Reader]:

@@ -642,7 +642,7 @@ def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
     for number in range(batches):
         memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
         Staged(np.zeros(1, ROW), [bytes([number])]).pack(memory.reshape(-1))
-        finished.append(Finished(SlotView(Samples.of(one, one), one, memory), [], [], 0, [(0, 1)]))
+        finished.append(Finished(SlotView(Samples.of(one, one), one, (memory,)), [], [], 0, [(0, 1)]))
     return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
 
 

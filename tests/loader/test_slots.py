@@ -8,30 +8,31 @@ import numpy as np
 import pytest
 import torch
 
+from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
 from feeder.loader.slots.image_slots import Layout, Ring, plan_slots
 from feeder.loader.slots.region import Region
 
-LAYOUT = Layout(4, (3, 5, 6), "uint8")
+LAYOUT = Layout(4, (Column((3, 5, 6), "uint8"),))
 
 
 def _fill(ring: Ring, slot: int, value: int) -> None:
-    ring.views[slot].images[...] = value
+    ring.views[slot].images[0][...] = value
     ring.views[slot].labels[...] = value
 
 
 def test_slot_arrays_do_not_overlap() -> None:
-    ring = Ring(Layout(3, (3, 5, 6), "float32"), 2)
+    ring = Ring(Layout(3, (Column((3, 5, 6), "float32"),), further=(Column((2,), "int16"), Column((), "float64"))), 2)
     for slot in range(2):
         view = ring.views[slot]
-        for k, array in enumerate((*view.samples, view.labels, view.images)):
+        for k, array in enumerate((*view.samples, view.labels, *view.images, *view.further)):
             array[...] = 10 * slot + k
     for slot in range(2):
         view = ring.views[slot]
-        for k, array in enumerate((*view.samples, view.labels, view.images)):
+        for k, array in enumerate((*view.samples, view.labels, *view.images, *view.further)):
             assert (array == 10 * slot + k).all()
-        assert view.images.shape == (3, 3, 5, 6)
-        assert view.images.dtype == np.float32
+        assert view.images[0].shape == (3, 3, 5, 6)
+        assert view.images[0].dtype == np.float32
 
 
 def test_slot_comes_free_with_the_last_tensor_on_it() -> None:
@@ -40,7 +41,7 @@ def test_slot_comes_free_with_the_last_tensor_on_it() -> None:
     assert slot == 0
     assert ring.acquire() is None
     view = ring.lease_view(slot)
-    images, labels = torch.from_numpy(view.images[:2]), torch.from_numpy(view.labels)
+    images, labels = torch.from_numpy(view.images[0][:2]), torch.from_numpy(view.labels)
     del view
     part = images[1:, 0]
     del images
@@ -61,7 +62,7 @@ def test_held_batches_never_change() -> None:
         slot = ring.acquire()
         assert slot is not None
         _fill(ring, slot, value)
-        held.append((value, torch.from_numpy(ring.lease_view(slot).images)))
+        held.append((value, torch.from_numpy(ring.lease_view(slot).images[0])))
         for v, tensor in held:
             assert tensor.unique().tolist() == [v]
         if len(held) == 3:
@@ -73,7 +74,7 @@ def test_tensors_outlive_the_ring() -> None:
     slot = ring.acquire()
     assert slot is not None
     _fill(ring, slot, 7)
-    tensor = torch.from_numpy(ring.lease_view(slot).images)
+    tensor = torch.from_numpy(ring.lease_view(slot).images[0])
     ring.region.close()
     del ring
     gc.collect()
@@ -183,4 +184,4 @@ def test_without_a_limit_half_of_the_memory_is_left_to_others(
 
 def test_batches_too_large_for_memory_name_what_to_change() -> None:
     with pytest.raises(ArgumentError, match="lower batch_size"):
-        plan_slots(Layout(1 << 24, (3, 1024, 1024), "float32"), 4, 2, None)
+        plan_slots(Layout(1 << 24, (Column((3, 1024, 1024), "float32"),)), 4, 2, None)

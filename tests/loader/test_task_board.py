@@ -27,7 +27,7 @@ def test_the_last_part_of_a_batch_wakes_the_trainer_and_no_other(is_last: int) -
     board.publish([Part(0, 0, 0, 4, 0, is_last)])
     part = board.claim(0)
     assert part is not None
-    view = SlotView(Samples.of(*np.zeros((2, 4), np.int64)), np.zeros(4, np.int64), np.zeros((4, 1), np.uint8))
+    view = SlotView(Samples.of(*np.zeros((2, 4), np.int64)), np.zeros(4, np.int64), (np.zeros((4, 1), np.uint8),))
     mine, theirs = pair()
     with mine, theirs:
         make_part(theirs, board, 0, part, view, cast(Work, SimpleNamespace(run=lambda *_: PartReport())))

@@ -65,22 +65,21 @@ def make_here(
     """
     for request in requests:
         rows = len(request.samples.ids)
-        labels = np.empty(rows, work.reader.label_dtype)
-        images = np.empty((rows, *work.sample_shape), work.sample_dtype)
+        arrays = SlotView.new(work.layout(rows), request.samples, request.size)
         started = time.perf_counter_ns()
         try:
-            report = work.run(request.epoch, request.samples, images, labels)
+            report = work.run(request.epoch, arrays)
         except Exception as error:
             yield error
             continue
         report.count(sums, time.perf_counter_ns() - started)
-        yield _finished(SlotView(request.samples, labels, images), request.epoch, [(0, rows)], report)
+        yield _finished(arrays, request.epoch, [(0, rows)], report)
 
 
 def _finished(arrays: SlotView, epoch: int, edges: list[tuple[int, int]], report: PartReport) -> Finished:
     return Finished(
         arrays,
-        report.fields,
+        report.extras,
         report.substitutions,
         epoch,
         edges,
@@ -201,7 +200,7 @@ class BatchQueue:
         edges = self._edges.get(rows)
         if edges is None:
             edges = self._edges[rows] = self._engine.parts(rows)
-        parts = pool.submit(slot, edges, request.epoch)
+        parts = pool.submit(slot, edges, request.epoch, request.size)
         making = _Making(request, slot, edges, parts)
         self._by_part.update(dict.fromkeys(parts, making))
         self._queue.append(making)
@@ -219,7 +218,7 @@ class BatchQueue:
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
         if ring.settle(most):
-            arrays = ring.lease_view(making.slot, making.request.samples)
+            arrays = ring.lease_view(making.slot, making.request.samples, making.request.size)
         else:
             held = ring.held
             if held >= HELD_BATCHES and held > most and not self._engine.warned:
@@ -229,7 +228,8 @@ class BatchQueue:
                     "if they are kept by mistake, let go of them, or copy what is needed",
                     RuntimeWarning,
                 )
-            arrays = SlotView.of(ring.layout, ring.whole[making.slot], making.request.samples).copy()
+            request = making.request
+            arrays = SlotView.of(ring.layout, ring.whole[making.slot], request.samples, request.size).copy()
             ring.put_back(making.slot)
         if report.collated is not None and report.collated.message is not None:
             self._engine.grow_slots(report.collated.message.wanted, rows)

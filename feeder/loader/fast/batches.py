@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 from feeder.loader.fast.substitution import Substitution
@@ -24,10 +23,12 @@ class Request(NamedTuple):
     Attributes:
         epoch: The epoch that the augmentation is drawn for.
         samples: The samples.
+        size: (height, width) of the images; None: the recipe's.
     """
 
     epoch: int
     samples: Samples
+    size: tuple[int, int] | None = None
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Finished:
 
     Attributes:
         arrays: Its rows.
-        fields: Further fields, each a list of one value a sample.
+        extras: Values of the targets and further fields that have no array in the slot, each a list of N.
         substitutions: Bad samples and their substitutes.
         epoch: The epoch of its augmentation.
         parts: (first row, number of rows) of its parts.
@@ -47,7 +48,7 @@ class Finished:
     """
 
     arrays: SlotView
-    fields: list[list[Any]]
+    extras: list[list[Any]]
     substitutions: list[Substitution]
     epoch: int
     parts: list[tuple[int, int]]
@@ -57,10 +58,9 @@ class Finished:
     slow: int = 0
 
     def let_go(self) -> None:
-        """Copies the labels to ordinary memory and drops the slot; the images are gone from here."""
+        """Copies all but the images to ordinary memory and drops the slot; the images are gone from here."""
         arrays = self.arrays
-        nothing = np.empty((len(arrays.labels), 0), np.uint8)
-        self.arrays = SlotView(arrays.samples, arrays.labels.copy(), nothing)
+        self.arrays = SlotView(arrays.samples, arrays.labels, (), arrays.further).copy()
 
     def made(self) -> Samples:
         """Returns the samples whose images are in the batch: those of the request, or their substitutes."""
@@ -76,7 +76,7 @@ class Finished:
 
 @dataclass
 class Decoded(Finished):
-    """A batch with its images decoded; its arrays stand in ordinary memory, and hold no images.
+    """A batch with its images decoded; its arrays stand in ordinary memory, without images.
 
     Attributes:
         images: [N, 3, H, W] of the recipe's output dtype, on the decoder's device.

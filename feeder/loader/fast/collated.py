@@ -9,6 +9,7 @@ Note [Batches of a collate_fn]
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,12 +21,13 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from feeder._gpu.tensors import as_samples
+from feeder.dataset.extras import Column, sample_entries
 from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
-from feeder.loader.slots.image_slots import Samples
+from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
 
 __all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]
@@ -75,41 +77,29 @@ class CollatedWork(Work):
         return True
 
     @property
-    def sample_shape(self) -> tuple[int, ...]:
-        return (self.share_bytes,)
+    def image_columns(self) -> tuple[Column, ...]:
+        return (Column((self.share_bytes,), "uint8"),)
 
     @property
-    def sample_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.uint8)
+    def further_columns(self) -> tuple[Column, ...]:
+        return ()
 
-    def run(
-        self,
-        epoch: int,
-        samples: Samples,
-        images: npt.NDArray[Any],
-        labels: npt.NDArray[Any],
-        beat: Callable[[], None] = lambda: None,
-    ) -> PartReport:
-        """Makes a batch; ``images`` is the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
-        pixels: list[npt.NDArray[Any]] = []
+    def run(self, epoch: int, view: SlotView, beat: Callable[[], None] = lambda: None) -> PartReport:
+        """Makes a batch; the view's images are the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
+        finished: list[Any] = []
         parts: list[tuple[int, PartReport]] = []
-        for first, count in part_rows(
-            len(samples.ids), 1
-        ):  # a large batch at once would be long without a sign of life
-            rows = slice(first, first + count)
-            made: Any = [None] * count
-            if self.recipe.output_size is not None:
-                made = np.empty((count, *super().sample_shape), super().sample_dtype)
-            parts.append((first, super().run(epoch, samples.part(rows), made, labels[rows], beat)))
-            pixels += list(made)
-            del made
+        for first, count in part_rows(len(view.labels), 1):  # a large batch at once is long without a sign of life
+            made = self._samples(view, slice(first, first + count))
+            parts.append((first, super().run(epoch, made, beat)))
+            further = sample_entries(self.extras, made.further, parts[-1][1].extras)
+            finished += as_samples(made.images[0], made.labels, further, self.recipe.output_dtype)
+            del made, further  # the finished samples are the collate_fn's
         report = PartReport.join(parts)
-        finished = as_samples(pixels, labels, report.fields, self.recipe.output_dtype)
-        report.fields = []
-        del pixels, parts  # the finished samples are the collate_fn's
+        report.extras = []
+        del parts
         beat()
         started = time.perf_counter_ns()
-        with seeded(self.seed, epoch, int(samples.positions[0])):
+        with seeded(self.seed, epoch, int(view.samples.positions[0])):
             if not self.share_bytes:
                 report.collated = Collated(self.collate_fn(finished))
             else:
@@ -117,15 +107,23 @@ class CollatedWork(Work):
         collated = time.perf_counter_ns()
         self.meter.add("collate", collated - started)
         if self.share_bytes:
-            slot = Slot(images.reshape(-1))
+            slot = Slot(view.images[0].reshape(-1))
             report.collated = Collated(message=pack_whole(result, slot))
             self.meter.add("write", time.perf_counter_ns() - collated, slot.used)
         return report
 
+    def _samples(self, view: SlotView, rows: slice) -> SlotView:
+        """Returns arrays for some of the samples in ordinary memory; images of different sizes are objects."""
+        count, samples = rows.stop - rows.start, view.samples.part(rows)
+        has_size = self.recipe.output_size is not None
+        columns = super().image_columns if has_size else ()
+        made = SlotView.new(Layout(count, columns, self.reader.label_dtype, super().further_columns), samples)
+        return made if has_size else dataclasses.replace(made, images=(np.empty(count, object),))
+
     def _sink(self, images: Any) -> Sink:
         if self.recipe.output_size is not None:
             return super()._sink(images)
-        return SampleSink(self.decoder, self.recipe, images, self.meter)
+        return SampleSink(self.decoder, self.recipe, images[0], self.meter)
 
     def _caught(self, samples: list[Any]) -> Any:
         """Returns the batch, or the collate_fn's error with its traceback."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
 from feeder.loader.fast.part_report import PART_SUMS
@@ -144,7 +145,7 @@ class Engine:
         if self._ring is None:
             return False
         layout = self._ring.layout
-        is_large = not self._work.makes_batches or layout.image_shape == self._work.sample_shape
+        is_large = not self._work.makes_batches or layout.images == self._work.image_columns
         return is_large and rows <= layout.batch_size
 
     def parts(self, rows: int) -> list[tuple[int, int]]:
@@ -160,10 +161,10 @@ class Engine:
             rows: Number of its samples.
         """
         work, layout = self._work, self.ring.layout
-        if wanted_bytes <= rows * layout.image_shape[0] or work.sample_shape != layout.image_shape:
+        if wanted_bytes <= rows * layout.images[0].shape[0] or work.image_columns != layout.images:
             return
         share = int(_GROWTH * wanted_bytes / rows) // _ALIGN * _ALIGN + _ALIGN
-        wanted = Layout(layout.batch_size, (share,), layout.dtype)
+        wanted = Layout(layout.batch_size, (Column((share,), "uint8"),))
         options = self._options
         with contextlib.suppress(ArgumentError):  # no memory: what does not fit travels in messages
             _, ahead = plan_slots(wanted, options.ahead, options.held, options.memory_limit_bytes)
@@ -178,8 +179,7 @@ class Engine:
             self.close()
             if self._ring is not None:
                 rows = max(rows, self._ring.layout.batch_size)
-            work = self._work
-            layout = Layout(rows, work.sample_shape, work.sample_dtype.name, work.reader.label_dtype)
+            layout = self._work.layout(rows)
             slots, self.ahead = plan_slots(
                 layout, self._options.ahead, self._options.held, self._options.memory_limit_bytes
             )

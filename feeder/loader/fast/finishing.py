@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,11 +10,10 @@ import torch
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
-from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.transforms.mixing import pick
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from feeder.loader.fast.sample_maker import Work
     from feeder.transforms import BatchOp
@@ -46,31 +46,38 @@ class Finishing:
         self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
 
     def host_batch(self, finished: Finished) -> tuple[Any, ...]:
-        """Returns ``(images, labels, *fields)`` of a batch as it was made.
+        """Returns ``(images, labels, *targets, *fields)`` of a batch as it was made.
 
         Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left.
         """
-        fields = [
-            torch.tensor(values, dtype=torch.int64) if name in NUMBER_FIELDS else values
-            for name, values in zip(self._work.fields, finished.fields, strict=True)
-        ]
         if isinstance(finished, Decoded):
             images = finished.images
         else:
-            images = torch.from_numpy(finished.arrays.images)
+            images = torch.from_numpy(finished.arrays.images[0])
             if self._is_bfloat16:
                 images = images.view(torch.bfloat16)
         labels = finished.arrays.labels
-        return (images, torch.from_numpy(labels.copy() if self._is_on_device else labels), *fields)
+        first = images, torch.from_numpy(labels.copy() if self._is_on_device else labels)
+        return (*first, *self._extras(finished)) if self._work.extras else first
+
+    def _extras(self, finished: Finished) -> Iterator[Any]:
+        """Yields the batch's targets and further fields."""
+        arrays, lists = iter(finished.arrays.further), iter(finished.extras)
+        for extra in self._work.extras:
+            if extra.columns:
+                found = itertools.islice(arrays, len(extra.columns))
+                yield extra.gather(tuple(map(torch.from_numpy, found)))
+            else:
+                yield extra.collate(next(lists))
 
     def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
         """Does the last steps on a batch where it is wanted; an error, or what a collate_fn made, stays as it is."""
         if isinstance(finished, BaseException) or self._work.makes_batches:
             return batch
-        images, labels, *fields = batch
+        images, labels, *extras = batch
         if not isinstance(finished, Decoded):
             images = self._images(finished, images)
-        return (images, self._labels(finished, labels), *fields)
+        return (images, self._labels(finished, labels), *extras)
 
     def mixing(self, finished: Finished) -> Mixing | None:
         """Returns the batch's mixing, a function of seed, epoch and the position of the batch's first sample."""

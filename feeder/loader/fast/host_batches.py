@@ -77,7 +77,7 @@ class HostBatches:
             return finished, None
         if finished.collated is not None:
             try:
-                batch = finished.collated.batch(finished.arrays.images.reshape(-1))
+                batch = finished.collated.batch(finished.arrays.images[0].reshape(-1))
             except Exception as error:
                 return error, None
             finished.collated = None  # its message may be large

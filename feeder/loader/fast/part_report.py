@@ -26,10 +26,10 @@ class PartReport:
     """The report on a part that was made.
 
     Attributes:
-        fields: The further fields, each a list with one value per sample.
+        extras: Values of the targets and further fields that have no array in the slot, each a list of N.
         substitutions: Bad samples and their substitutes.
         left_over: Staged images that did not fit the slot, by row of the part.
-        collated: The batch that a collate_fn made of the part, then without further fields; else None.
+        collated: The batch that a collate_fn made of the part, then without these; else None.
         read_ns: Time spent reading, nanoseconds.
         decode_ns: Time spent drawing, decoding and augmenting, nanoseconds.
         encoded_bytes: Bytes of encoded images that were read.
@@ -37,7 +37,7 @@ class PartReport:
         slow: Number of JPEGs that the backend could not decode in its usual way.
     """
 
-    fields: list[list[Any]] = field(default_factory=list)
+    extras: list[list[Any]] = field(default_factory=list)
     substitutions: list[Substitution] = field(default_factory=list)
     left_over: dict[int, Buffer] = field(default_factory=dict)
     collated: Collated | None = None
@@ -55,9 +55,9 @@ class PartReport:
             parts: First row and report of each part, at least one, in order.
         """
         reports = [report for _, report in parts]
-        columns = zip(*(report.fields for report in reports), strict=True)
+        columns = zip(*(report.extras for report in reports), strict=True)
         return cls(
-            fields=[list(itertools.chain.from_iterable(column)) for column in columns],
+            extras=[list(itertools.chain.from_iterable(column)) for column in columns],
             substitutions=[each for report in reports for each in report.substitutions],
             left_over={first + row: data for first, report in parts for row, data in report.left_over.items()},
             collated=reports[0].collated,

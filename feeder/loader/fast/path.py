@@ -159,7 +159,7 @@ class FastPath:
         if ids is not before and (ids is None or before is None or not np.array_equal(ids, before)):
             raise ArgumentError(f"the indices {changed}")
         is_same = list(map(id, joined_in(now.reader))) == list(map(id, joined_in(here.reader)))
-        if not is_same or now.recipe != here.recipe or now.fields != here.fields:
+        if not is_same or now.recipe != here.recipe or now.extras != here.extras:
             raise ArgumentError(f"the datasets {changed}")
 
     def set_epoch(self, epoch: int) -> None:

@@ -130,21 +130,25 @@ class Pool:
         """Number of parts that were given out and that no worker has sent off yet."""
         return self._board.unfinished()
 
-    def submit(self, slot: int, rows: Iterable[tuple[int, int]], epoch: int) -> list[int]:
+    def submit(
+        self, slot: int, rows: Iterable[tuple[int, int]], epoch: int, size: tuple[int, int] | None = None
+    ) -> list[int]:
         """Gives out the parts of a slot, which holds their positions and ids.
 
         Args:
             slot: The slot.
             rows: (first row, number of rows) of each part.
             epoch: The epoch that the augmentation is drawn for.
+            size: (height, width) of the batch's images; None: that of the slots.
 
         Returns:
             The parts' numbers.
         """
         self._supervisor.check_open()
         edges = list(rows)
+        height, width = size or (0, 0)
         parts = [
-            Part(self._next + k, slot, first, count, epoch, is_last=int(k == len(edges) - 1))
+            Part(self._next + k, slot, first, count, epoch, int(k == len(edges) - 1), height, width)
             for k, (first, count) in enumerate(edges)
         ]
         self._next += len(parts)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.extras import Column, Extra
 from feeder.dataset.reader import Encoded, Reader
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
@@ -21,7 +22,7 @@ from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.substitution import SUBSTITUTES, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.image_slots import Samples
+from feeder.loader.slots.image_slots import Layout, Samples, SlotView
 from feeder.order.sample_order import substitute
 from feeder.system.warning import warn
 
@@ -47,7 +48,7 @@ class Work:
         reader: Reads the encoded images.
         recipe: The ops on every image.
         backend: The decode backend's name; never "auto".
-        fields: Names of the further fields.
+        extras: Targets and further fields.
         seed: Of the augmentation, 0 to 2**64-1.
         skip: True replaces bad samples by substitutes; False raises.
         threads: Threads that the backend may use in this process.
@@ -60,7 +61,7 @@ class Work:
     reader: Reader
     recipe: Recipe
     backend: str
-    fields: tuple[str, ...] = ()
+    extras: tuple[Extra, ...] = ()
     seed: int = 0
     skip: bool = False
     threads: int = 1
@@ -96,58 +97,51 @@ class Work:
         """True if a part must be a whole batch."""
         return False
 
+    def layout(self, batch_size: int) -> Layout:
+        """Returns the layout of slots for batches of that size."""
+        return Layout(batch_size, self.image_columns, self.reader.label_dtype, self.further_columns)
+
     @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """Shape of a sample in a slot: (C, H, W) of pixels, or (bytes,) of a staged image."""
+    def further_columns(self) -> tuple[Column, ...]:
+        """The arrays of targets and further fields in a slot."""
+        return tuple(column for extra in self.extras for column in extra.columns)
+
+    @property
+    def image_columns(self) -> tuple[Column, ...]:
+        """A sample's image in a slot: (C, H, W) of pixels, or (bytes,) of a staged image."""
         if self.stager is not None:
-            return (self.share_bytes,)
+            return (Column((self.share_bytes,), "uint8"),)
         assert self.recipe.output_size is not None
-        return (3, *self.recipe.output_size)
+        dtype = "uint8" if self.split is not None else self.recipe.storage_dtype.name
+        return (Column((3, *self.recipe.output_size), dtype),)
 
-    @property
-    def sample_dtype(self) -> np.dtype[Any]:
-        """numpy dtype of a sample in a slot."""
-        is_bytes = self.stager is not None or self.split is not None
-        return np.dtype(np.uint8) if is_bytes else self.recipe.storage_dtype
-
-    def run(
-        self,
-        epoch: int,
-        samples: Samples,
-        images: npt.NDArray[Any],
-        labels: npt.NDArray[Any],
-        beat: Callable[[], None] = lambda: None,
-    ) -> PartReport:
+    def run(self, epoch: int, view: SlotView, beat: Callable[[], None] = lambda: None) -> PartReport:
         """Makes N samples.
 
         Args:
             epoch: The epoch that the augmentation is drawn for.
-            samples: The samples.
-            images: [N, *sample_shape] of the sample dtype; filled.
-            labels: [N] of the reader's label dtype; filled.
+            view: The samples, and arrays for them as in :meth:`layout`; filled.
             beat: Called between the steps, as a sign of life.
 
         Raises:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
-        report = PartReport()
-        ids = samples.ids.copy()
-        sink = self._sink(images)
-        errors = self._make(epoch, np.arange(len(ids)), ids, self.keys(samples), sink, labels, report, beat)
+        samples, report = view.samples, PartReport()
+        report.extras = [[None] * len(samples.ids) for extra in self.extras if not extra.columns]
+        part = _Part(epoch, view, self._sink(view.images), report, beat)
+        errors = self._make(part, np.arange(len(samples.ids)), samples.ids, self.keys(samples))
         if any(errors):
             for row, error in enumerate(errors):
                 if error is not None:
-                    position = int(samples.positions[row])
-                    ids[row] = self._replace(error, epoch, position, row, sink, labels, report, beat)
-        report.clipped, report.slow = sink.clipped, sink.slow
-        report.left_over = {row: bytes(payload) for row, payload in sink.close().items()}
-        report.fields = [[self.reader.field(i, name) for i in ids.tolist()] for name in self.fields]
+                    self._replace(part, row, error)
+        report.clipped, report.slow = part.sink.clipped, part.sink.slow
+        report.left_over = {row: bytes(payload) for row, payload in part.sink.close().items()}
         return report
 
     def _sink(self, images: Any) -> Sink:
         if self.stager is None:
-            return PixelSink(self.decoder, self.recipe, self.split, images, self.meter)
-        return StagedSink(self.stager, self.recipe, images, self.meter)
+            return PixelSink(self.decoder, self.recipe, self.split, images[0], self.meter)
+        return StagedSink(self.stager, self.recipe, images[0], self.meter)
 
     def substitutes(self, epoch: int, position: int) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one at a position in the epoch."""
@@ -160,20 +154,19 @@ class Work:
 
     def _make(
         self,
-        epoch: int,
+        part: _Part,
         rows: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
         keys: npt.NDArray[np.int64],
-        sink: Sink,
-        labels: npt.NDArray[Any],
-        report: PartReport,
-        beat: Callable[[], None],
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
+        sink, report, beat = part.sink, part.report, part.beat
         started, already_ns = time.perf_counter_ns(), report.read_ns
-        drawing = _Drawing(self, epoch, keys)
-        encoded = self._read(ids, report, drawing if sink.takes_rows else None)
-        labels[rows] = encoded.labels
+        # Before the images, which are valid until the reader's next call.
+        extras = [[_read_extra(extra, self.reader, i) for i in ids.tolist()] for extra in self.extras]
+        drawing = _Drawing(self, part.epoch, keys)
+        encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
+        part.view.labels[rows] = encoded.labels
         beat()
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
         errors = _add(sink, encoded, rows, draws)
@@ -187,11 +180,19 @@ class Work:
                     if error is None:
                         warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
+        if extras:
+            _finish_extras(self.extras, extras, part, rows, draws, errors)
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
-    def _read(self, ids: npt.NDArray[np.int64], report: PartReport, drawing: _Drawing | None = None) -> Encoded:
-        started = time.perf_counter_ns()
+    def _read(
+        self,
+        ids: npt.NDArray[np.int64],
+        report: PartReport,
+        drawing: _Drawing | None = None,
+        started: int | None = None,
+    ) -> Encoded:
+        started = time.perf_counter_ns() if started is None else started
         encoded = self.reader.read(ids, None if drawing is None else drawing.rows)
         size_bytes = sum(map(len, encoded.buffers))
         spent_ns = time.perf_counter_ns() - started - (0 if drawing is None else drawing.spent_ns)
@@ -200,27 +201,26 @@ class Work:
         self.meter.add("read", spent_ns, size_bytes)
         return encoded
 
-    def _replace(
-        self,
-        error: DecodeError,
-        epoch: int,
-        position: int,
-        row: int,
-        sink: Sink,
-        labels: npt.NDArray[Any],
-        report: PartReport,
-        beat: Callable[[], None],
-    ) -> int:
+    def _replace(self, part: _Part, row: int, error: DecodeError) -> None:
         if not self.skip:
             raise error
-        here = np.array([row])
-        for i in self.substitutes(epoch, position):
+        here, position = np.array([row]), int(part.view.samples.positions[row])
+        for i in self.substitutes(part.epoch, position):
             one = np.array([i])
-            problem = self._make(epoch, here, one, one, sink, labels, report, beat)[0]
-            if problem is None:
-                report.substitutions.append(Substitution.of(position, error, i))
-                return i
+            if self._make(part, here, one, one)[0] is None:
+                part.report.substitutions.append(Substitution.of(position, error, i))
+                return
         raise no_substitute(error)
+
+
+class _Part(NamedTuple):
+    """A part that is being made: the epoch of its draws, its arrays, the way of its images there, and its report."""
+
+    epoch: int
+    view: SlotView
+    sink: Sink
+    report: PartReport
+    beat: Callable[[], None]
 
 
 @dataclass
@@ -254,6 +254,44 @@ class _Drawing:
     def rows(self, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns the rows that the crops need; see :data:`feeder.dataset.reader.Wanted`."""
         return stored_rows(self.draw(sizes), orientations)
+
+
+def _read_extra(extra: Extra, reader: Reader, i: int) -> Any:
+    """Returns a sample's value of a target or further field, or the error if it can't be read."""
+    try:
+        return extra.read(reader, i)
+    except DecodeError as error:
+        return error
+
+
+def _finish_extras(
+    extras: tuple[Extra, ...],
+    found: list[list[Any]],
+    part: _Part,
+    rows: npt.NDArray[np.int64],
+    draws: Draws,
+    errors: list[DecodeError | None],
+) -> None:
+    """Puts values of targets and further fields in the part; one that can't be had is the sample's error."""
+    for k, row in enumerate(rows.tolist()):
+        further, lists = iter(part.view.further), iter(part.report.extras)
+        for extra, values in zip(extras, found, strict=True):
+            if errors[k] is not None:
+                break
+            value = values[k]
+            if isinstance(value, DecodeError):
+                errors[k] = value
+                break
+            try:
+                value = extra.finish(value, draws, k)
+            except DecodeError as error:
+                errors[k] = error
+                break
+            if not extra.columns:
+                next(lists)[row] = value
+                continue
+            for each in value:
+                next(further)[row] = each
 
 
 def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:

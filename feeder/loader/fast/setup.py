@@ -50,7 +50,7 @@ def make_work(fixed: FixedOptions, options: EpochOptions, source: FeederDataset)
         source.reader,
         recipe,
         decoder.name,
-        source.fields,
+        source.extras,
         fixed.seed or 0,
         skip,
         options.worker_threads,

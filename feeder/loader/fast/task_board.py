@@ -43,7 +43,7 @@ _FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 0.01
 _HEADER = 8
 _FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
-_PART_WORDS = 5
+_PART_WORDS = 7
 _WORKER_WORDS = 8
 # Columns of a worker's row.
 _PART, _BEAT_NS = range(2)
@@ -60,6 +60,7 @@ class Part(NamedTuple):
         rows: Number of rows.
         epoch: The epoch that the augmentation is drawn for.
         is_last: 1 for the last of its batch.
+        height, width: Size of its batch's images, pixels; 0: that of the slots.
     """
 
     number: int
@@ -68,6 +69,8 @@ class Part(NamedTuple):
     rows: int
     epoch: int
     is_last: int = 0
+    height: int = 0
+    width: int = 0
 
 
 class Board:

@@ -19,7 +19,7 @@ from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.substitution import Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.image_slots import Samples
+from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import TrainerDecoder
@@ -119,7 +119,7 @@ class DecodeFeed:
             return
         parts = []
         for first, rows in finished.parts:
-            memory = finished.arrays.images[first : first + rows].reshape(-1)
+            memory = finished.arrays.images[0][first : first + rows].reshape(-1)
             left_over = {row - first: data for row, data in finished.left_over.items() if first <= row < first + rows}
             parts.append(Staged.unpack(memory, rows, left_over))
         self._queue.append(_Waiting(finished, Staged.join(parts)))
@@ -151,7 +151,7 @@ class DecodeFeed:
         finished.let_go()
         batch = Decoded(
             finished.arrays,
-            finished.fields,
+            finished.extras,
             finished.substitutions,
             finished.epoch,
             finished.parts,
@@ -174,22 +174,26 @@ class DecodeFeed:
         work, arrays = self._work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
-        memory = np.empty((1, work.share_bytes), np.uint8)
+        layout = work.layout(1)
         for other in work.substitutes(batch.epoch, position):
             i = np.array([other])
+            view = SlotView.new(layout, Samples.of(here.positions, i))
             try:
-                report = work.run(batch.epoch, Samples.of(here.positions, i), memory, arrays.labels[row : row + 1])
+                report = work.run(batch.epoch, view)
             except DecodeError:
                 continue
             for found in report.substitutions:
                 i[0] = found.substitute
-            staged = Staged.unpack(memory.reshape(-1), 1, report.left_over)
+            staged = Staged.unpack(view.images[0].reshape(-1), 1, report.left_over)
             rest = work.recipe.draw_rest(work.seed, batch.epoch, i)
             image, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last)
             if errors[0] is None:
                 batch.images[row] = image[0]
-                for column, (value,) in zip(batch.fields, report.fields, strict=True):
-                    column[row] = value
+                arrays.labels[row] = view.labels[0]
+                for column, (array,) in zip(arrays.further, view.further, strict=True):
+                    column[row] = array
+                for values, (value,) in zip(batch.extras, report.extras, strict=True):
+                    values[row] = value
                 batch.substitutions.append(Substitution.of(position, error, int(i[0])))
                 return None
         return no_substitute(error)

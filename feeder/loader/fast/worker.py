@@ -80,7 +80,10 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         part = board.claim(number)
         if part is not None:
             work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
-            make_part(channel, board, number, part, views[part.slot], work)
+            view = views[part.slot]
+            if part.height:
+                view = SlotView.of(layout, whole[part.slot], size=(part.height, part.width))
+            make_part(channel, board, number, part, view, work)
             idle_from = time.perf_counter_ns()
 
 
@@ -98,13 +101,7 @@ def make_part(channel: socket.socket, board: Board, number: int, part: Part, vie
     report = PartReport()
     message: Any = None
     try:
-        report = work.run(
-            part.epoch,
-            view.samples.part(rows),
-            view.images[rows],
-            view.labels[rows],
-            lambda: board.beat(number),
-        )
+        report = work.run(part.epoch, view.part(rows), lambda: board.beat(number))
         if _has_news(report):  # else a message would cost the trainer time
             message = report
     except Exception as error:
@@ -140,5 +137,5 @@ def _send(channel: socket.socket, part: int, message: Any, board: Board | None =
 
 def _has_news(report: PartReport) -> bool:
     """Returns True if a report says anything that the slot and the meters do not."""
-    further = report.fields or report.substitutions or report.left_over or report.collated
+    further = report.extras or report.substitutions or report.left_over or report.collated
     return bool(further or report.clipped or report.slow)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError
 from feeder.loader.slots.slots import Guard, Slots
 from feeder.system.memory import available_bytes
@@ -19,7 +20,7 @@ __all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "SlotView", "plan_slots"
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
 
-_PAGE = 4096
+_PAGE, _LINE = 4096, 64
 _COLUMNS = 3
 
 
@@ -29,24 +30,34 @@ class Layout:
 
     Args:
         batch_size: Largest number of samples in a slot.
-        image_shape: (C, H, W), or (bytes,) of an image's share if images are staged.
-        dtype: numpy dtype name of the images as stored.
+        images: The image of a sample, (C, H, W), or one for each view; (bytes,) of an image's share if they are staged.
         label_dtype: A sample's label: numpy's int64 or float32, or a subarray of K of these.
+        further: Arrays of the targets and further fields.
     """
 
     batch_size: int
-    image_shape: tuple[int, ...]
-    dtype: str
+    images: tuple[Column, ...]
     label_dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.int64))
+    further: tuple[Column, ...] = ()
 
     @functools.cached_property
-    def images_offset(self) -> int:
-        return _aligned((_COLUMNS * 8 + self.label_dtype.itemsize) * self.batch_size)
+    def offsets(self) -> tuple[int, ...]:
+        """Offsets of the images, the further arrays and the slot's end, bytes."""
+        at = (_COLUMNS * 8 + self.label_dtype.itemsize) * self.batch_size
+        offsets = [_aligned(at, _PAGE)]
+        for column in (*self.images, *self.further):
+            at = offsets[-1] + self.batch_size * math.prod(column.shape) * np.dtype(column.dtype).itemsize
+            offsets.append(_aligned(at, _LINE))
+        offsets[-1] = _aligned(at, _PAGE)
+        return tuple(offsets)
 
-    @functools.cached_property
+    @property
     def slot_bytes(self) -> int:
-        images = self.batch_size * math.prod(self.image_shape) * np.dtype(self.dtype).itemsize
-        return self.images_offset + _aligned(images)
+        return self.offsets[-1]
+
+    def images_of(self, size: tuple[int, int] | None) -> tuple[Column, ...]:
+        """Returns the images of a batch of another (height, width), which fits in a slot; None: the layout's."""
+        return self.images if size is None else (Column((3, *size), self.images[0].dtype),)
 
 
 class Samples(NamedTuple):
@@ -84,28 +95,63 @@ class SlotView:
     Attributes:
         samples: The samples.
         labels: int64 [B], or float32 [B] or [B, K].
-        images: [B, *image_shape].
+        images: [B, *shape] of the image, or of each view.
+        further: [B, *shape] of each further array.
     """
 
     samples: Samples
     labels: npt.NDArray[Any]
-    images: npt.NDArray[Any]
+    images: tuple[npt.NDArray[Any], ...]
+    further: tuple[npt.NDArray[Any], ...] = ()
 
     @classmethod
-    def of(cls, layout: Layout, memory: npt.NDArray[np.uint8], samples: Samples | None = None) -> SlotView:
-        """Returns the view of uint8 [slot_bytes]; with the samples of a batch, its first rows and these samples."""
+    def of(
+        cls,
+        layout: Layout,
+        memory: npt.NDArray[np.uint8],
+        samples: Samples | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> SlotView:
+        """Returns the view of a slot.
+
+        Args:
+            layout: Its layout.
+            memory: uint8 [slot_bytes].
+            samples: Those of a batch: the view has its first rows, and these samples. None: all rows.
+            size: (height, width) of the batch's images; None: that of the layout.
+        """
         rows = layout.batch_size if samples is None else len(samples.ids)
         if samples is None:
             samples = Samples(
                 *(np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
             )
         labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * _COLUMNS)
-        images = np.ndarray((rows, *layout.image_shape), layout.dtype, memory, layout.images_offset)
-        return cls(samples, labels, images)
+        columns = (*layout.images_of(size), *layout.further)
+        arrays = tuple(
+            np.ndarray((rows, *shape), dtype, memory, offset)
+            for (shape, dtype), offset in zip(columns, layout.offsets, strict=False)
+        )
+        return cls(samples, labels, arrays[: len(layout.images)], arrays[len(layout.images) :])
+
+    @classmethod
+    def new(cls, layout: Layout, samples: Samples, size: tuple[int, int] | None = None) -> SlotView:
+        """Returns arrays for samples in ordinary memory, where each is freed alone."""
+        rows = len(samples.ids)
+        images, further = (
+            tuple(np.empty((rows, *shape), dtype) for shape, dtype in columns)
+            for columns in (layout.images_of(size), layout.further)
+        )
+        return cls(samples, np.empty(rows, layout.label_dtype), images, further)
+
+    def part(self, rows: slice) -> SlotView:
+        """Returns the view of some rows."""
+        images, further = (tuple(array[rows] for array in arrays) for arrays in (self.images, self.further))
+        return SlotView(self.samples.part(rows), self.labels[rows], images, further)
 
     def copy(self) -> SlotView:
         """Returns a copy in ordinary memory."""
-        return SlotView(self.samples.copy(), self.labels.copy(), self.images.copy())
+        images, further = (tuple(array.copy() for array in arrays) for arrays in (self.images, self.further))
+        return SlotView(self.samples.copy(), self.labels.copy(), images, further)
 
 
 class Ring(Slots):
@@ -122,9 +168,9 @@ class Ring(Slots):
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
 
-    def lease_view(self, slot: int, samples: Samples | None = None) -> SlotView:
+    def lease_view(self, slot: int, samples: Samples | None = None, size: tuple[int, int] | None = None) -> SlotView:
         """Leases a slot as :meth:`lease` does; returns its view, see :meth:`SlotView.of`. Its arrays keep the slot."""
-        return SlotView.of(self.layout, self.lease(slot), samples)
+        return SlotView.of(self.layout, self.lease(slot), samples, size)
 
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:
@@ -150,11 +196,12 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
         fit = min(fit, max(2, available // 2 // layout.slot_bytes))
     if fit < 2:
         source = "memory_limit_bytes" if limit_bytes is not None and limit_bytes <= available else "available memory"
-        if len(layout.image_shape) == 1:
+        shape, dtype = layout.images[0]
+        if len(shape) == 1:
             what, smaller = "encoded images", "lower batch_size"
         else:
-            height, width = layout.image_shape[1:]
-            what = f"images of {height}x{width} ({layout.dtype})"
+            height, width = shape[1:]
+            what = f"images of {height}x{width} ({dtype})"
             smaller = "lower batch_size or the image size, return uint8 (no ToDtype/Normalize in the recipe)"
         raise ArgumentError(
             f"two batches of {layout.batch_size} {what} take {2 * layout.slot_bytes} bytes, {source} is {limit}: "
@@ -164,5 +211,5 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
     return slots, max(1, min(ahead, slots - 1))
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
+def _aligned(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -3,7 +3,8 @@
 Note [Slots]
     A slot holds one batch: positions int64 [B], sample ids int64 [B], labels (int64 [B], or float32 [B] or [B, K]),
     then the images: pixels, or for each image an equal share of memory, in which the images of a part are staged for a
-    decoder in the trainer: a table, then an arena (see :class:`feeder.decoders.staged.staged.Staged`). The ring is one
+    decoder in the trainer: a table, then an arena (see :class:`feeder.decoders.staged.staged.Staged`). Targets and
+    further fields of fixed size follow, each in an array [B, *shape]. The ring is one
     memfd, so nothing has a name that a crash could leave behind, and its pages are allocated before the first worker
     starts, so that lack of memory is an error then and no SIGBUS later.
     A slot is handed to the caller as a lease: the object that the arrays of that batch, and so their tensors, keep

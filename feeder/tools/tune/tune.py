@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.extras import Column
 from feeder.dataset.shards import ShardDataset
 from feeder.dataset.subset import as_feeder
 from feeder.decoders.registry import available_decoders, get_decoder
@@ -240,7 +241,7 @@ def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
         if not isinstance(dataset, FeederDataset) or not origin.backends or not isinstance(size, int):
             return None
         assert dataset.recipe.output_size is not None
-        layout = Layout(size, (3, *dataset.recipe.output_size), dataset.recipe.storage_dtype.name)
+        layout = Layout(size, (Column((3, *dataset.recipe.output_size), dataset.recipe.storage_dtype.name),))
         slots = setting.num_workers * setting.prefetch_factor + HELD_BATCHES if setting.num_workers else 1
         if slots * layout.slot_bytes <= memory:
             return None
