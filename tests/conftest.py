@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -37,3 +37,14 @@ def hide_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.delattr(feeder, "_native", raising=False)  # else the import would find it here
 
     return hide
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Torch computes in one thread: in several, many small operations on a busy machine wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

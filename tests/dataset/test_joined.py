@@ -22,7 +22,7 @@ from feeder.order.sample_order import Window
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.sharding import shard
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
-from tests.kernels import jpegs
+from tests.support import jpegs
 from tests.support.images import encode as encode_photo
 from tests.support.loader_data import encode, write_shards
 

@@ -19,6 +19,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.order.sample_order import Window
 from feeder.tools.tune.tune import tune
 from feeder.transforms import Compose, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize
+from tests.support.batches import copied_epoch, same_batches, sample_ids
 from tests.support.loader_data import encode, write_shards
 
 RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
@@ -27,20 +28,6 @@ RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("shards"), 50)
-
-
-def _epoch(loader: Any) -> list[tuple[torch.Tensor, ...]]:
-    return [tuple(x.clone() for x in batch) for batch in loader]
-
-
-def _ids(batches: list[tuple[torch.Tensor, ...]]) -> list[int]:
-    return torch.cat([batch[2] for batch in batches]).tolist() if batches else []
-
-
-def _same(a: list[tuple[torch.Tensor, ...]], b: list[tuple[torch.Tensor, ...]]) -> bool:
-    return len(a) == len(b) and all(
-        torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
-    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -61,9 +48,9 @@ def test_a_subset_gives_its_samples_in_its_order_on_the_fast_path(
     loader = DataLoader(subset, batch_size=4, num_workers=workers, backend="cpu")
     assert len(loader) == 2
     assert loader.dataset is subset
-    batches = _epoch(loader)
+    batches = copied_epoch(loader)
     assert loader.stats()["backend"] == "cpu"
-    assert _ids(batches) == [7, 3, 3, 31, 49, 20]
+    assert sample_ids(batches) == [7, 3, 3, 31, 49, 20]
     for batch, first in zip(batches, (0, 4), strict=True):
         for row, i in enumerate(chosen[first : first + 4]):
             image, label, index = dataset[i]
@@ -74,7 +61,7 @@ def test_a_subset_gives_its_samples_in_its_order_on_the_fast_path(
 @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda ids: [torch.tensor(i) for i in ids]])
 def test_indices_in_all_the_forms_that_torch_takes(shards: Path, make: Any) -> None:
     dataset = ShardDataset(shards, Resize((8, 8)), fields=("index",))
-    assert _ids(_epoch(DataLoader(Subset(dataset, make([4, 2, 9])), batch_size=2))) == [4, 2, 9]
+    assert sample_ids(copied_epoch(DataLoader(Subset(dataset, make([4, 2, 9])), batch_size=2))) == [4, 2, 9]
 
 
 def test_parts_of_a_split_have_every_sample_once_and_draw_for_themselves(shards: Path) -> None:
@@ -83,29 +70,29 @@ def test_parts_of_a_split_have_every_sample_once_and_draw_for_themselves(shards:
     found = []
     for part in parts:
         loaders = [DataLoader(part, batch_size=8, shuffle=True, seed=1, num_workers=workers) for workers in (0, 1, 2)]
-        first, second = _epoch(loaders[0]), _epoch(loaders[0])
-        assert sorted(_ids(first)) == sorted(_ids(second)) == sorted(part.indices)
-        assert _ids(first) != _ids(second) != list(part.indices)
+        first, second = copied_epoch(loaders[0]), copied_epoch(loaders[0])
+        assert sorted(sample_ids(first)) == sorted(sample_ids(second)) == sorted(part.indices)
+        assert sample_ids(first) != sample_ids(second) != list(part.indices)
         for loader in loaders[1:]:
-            assert _same(_epoch(loader), first)
-        found += _ids(first)
+            assert same_batches(copied_epoch(loader), first)
+        found += sample_ids(first)
     assert sorted(found) == list(range(50))
     # The same sample twice, and a part of a part.
-    twice = _epoch(DataLoader(Subset(Subset(dataset, [9, 8, 7, 6]), [1, 3, 1]), batch_size=3))
-    assert _ids(twice) == [8, 6, 8]
+    twice = copied_epoch(DataLoader(Subset(Subset(dataset, [9, 8, 7, 6]), [1, 3, 1]), batch_size=3))
+    assert sample_ids(twice) == [8, 6, 8]
     assert not torch.equal(twice[0][0][0], twice[0][0][2])
 
 
 def test_ranks_share_a_subset_and_pad_it_by_its_own_samples(shards: Path) -> None:
     subset = Subset(ShardDataset(shards, RANDOM, fields=("index",)), [40, 30, 20, 10, 5])
     loaders = [DataLoader(subset, batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
-    assert [_ids(_epoch(loader)) for loader in loaders] == [[40, 30, 5], [20, 10, 40]]
+    assert [sample_ids(copied_epoch(loader)) for loader in loaders] == [[40, 30, 5], [20, 10, 40]]
     assert [loader.stats()["padded"] for loader in loaders] == [[], [40]]
 
 
 def test_an_explicit_sampler_counts_in_the_subset(shards: Path) -> None:
     subset = Subset(ShardDataset(shards, RANDOM, fields=("index",)), range(20, 30))
-    assert _ids(_epoch(DataLoader(subset, batch_size=2, sampler=[0, 9, 4]))) == [20, 29, 24]
+    assert sample_ids(copied_epoch(DataLoader(subset, batch_size=2, sampler=[0, 9, 4]))) == [20, 29, 24]
     with pytest.raises(IndexError, match="the dataset has 10"):
         next(iter(DataLoader(subset, sampler=[10])))
 
@@ -116,7 +103,7 @@ def test_substitutes_come_from_the_subset_alone(tmp_path: Path, workers: int) ->
     training = [3, 30, 31, 9, 32, 33]
     loader = DataLoader(Subset(dataset, training), 3, on_error="skip", num_workers=workers)
     for _ in range(8):
-        made = _ids(_epoch(loader))
+        made = sample_ids(copied_epoch(loader))
         assert set(made) <= {30, 31, 32, 33}
         ledger = loader.stats()["substitutions"][-2:]
         assert [entry["key"] for entry in ledger] == ["00000003", "00000009"]
@@ -130,7 +117,7 @@ def test_a_state_goes_on_in_the_same_subset_only(shards: Path) -> None:
     def loader(part: Any, **options: Any) -> DataLoader[Any]:
         return DataLoader(part, shuffle=True, seed=2, **{"batch_size": 4, **options})
 
-    whole = _epoch(loader(subset))
+    whole = copied_epoch(loader(subset))
     first = loader(subset, num_workers=1)
     iterator = iter(first)
     for _ in range(3):
@@ -138,7 +125,7 @@ def test_a_state_goes_on_in_the_same_subset_only(shards: Path) -> None:
     state = first.state_dict()
     second = pickle.loads(pickle.dumps(loader(subset, num_workers=2)))
     second.load_state_dict(state)
-    assert _same(_epoch(second), whole[3:])
+    assert same_batches(copied_epoch(second), whole[3:])
     with pytest.raises(ArgumentError, match="fingerprint"):
         loader(Subset(dataset, list(range(1, 50, 2)))).load_state_dict(state)
     with pytest.raises(ArgumentError, match="samples"):
@@ -151,7 +138,7 @@ def test_a_window_keeps_to_the_stored_order(shards: Path) -> None:
     loader = DataLoader(Subset(dataset, chosen), batch_size=8, shuffle=Window(4), seed=3)
     first_shards = set()
     for _ in range(4):
-        ids = _ids(_epoch(loader))
+        ids = sample_ids(copied_epoch(loader))
         assert sorted(ids) == sorted(chosen)
         assert ids != sorted(ids)
         # Shards have 16 samples. One after another, but for windows of four that reach from one into the next.

@@ -9,7 +9,7 @@ import pytest
 
 from feeder import transforms as T
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
-from tests.gpu.oracle import turn
+from tests.support.gpu_oracle import turn
 
 RECIPE = T.Recipe.of([T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
 # How each orientation is stored, from the upright image: the inverse of what a viewer does.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,23 +29,16 @@ from feeder.decoders.pillow.ops import IMAGE_OPS
 from feeder.errors import BackendError
 from feeder.transforms.augment import AUGMENTATIONS
 from feeder.transforms.op import Params, Uniforms
-from tests.gpu import oracle
+from tests.support import gpu_oracle as oracle
 from tests.support import images
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 HEIGHT, WIDTH, COUNT = 29, 37, 20
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # pillow-simd's blends round differently, by a level, of which what comes next may make several, in few places.
 EXACT = 0 if "post" not in PIL.__version__ else 12
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Many small ops: on a busy machine torch's threads would wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pixels(height: int = HEIGHT, width: int = WIDTH, count: int = COUNT) -> npt.NDArray[np.uint8]:

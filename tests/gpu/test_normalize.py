@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from feeder import _gpu
 from feeder.errors import ArgumentError
-from tests.gpu import oracle
+from tests.support import gpu_oracle as oracle
 
 SIZE = (19, 37)  # more pixels than fit one block with none to spare
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

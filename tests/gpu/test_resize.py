@@ -16,8 +16,8 @@ from PIL import Image
 from feeder import _gpu
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from tests.gpu import oracle
 from tests.gpu.test_normalize import BIAS, SCALE, USING
+from tests.support import gpu_oracle as oracle
 from tests.support.conformance import decode, encode, natural_image
 
 SIZE = (12, 17)

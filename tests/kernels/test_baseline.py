@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,7 @@ import pytest
 from PIL import Image
 
 from feeder import _native as native
-from tests.kernels import jpegs
-
-LEVELS = ("portable", "avx2", "avx512")
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.simd_level()
-    if not native.set_simd_level(request.param):
-        pytest.skip(f"this CPU has no {request.param}")
-    yield request.param
-    native.set_simd_level(before)
+from tests.support import jpegs
 
 
 def blocks_of(kind: str, count: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:

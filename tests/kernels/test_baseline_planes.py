@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from feeder import _native as native
-from tests.kernels import jpegs
+from tests.support import jpegs
+
+pytestmark = pytest.mark.usefixtures("level")
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "gray", "gray with factors 2x2")
 # Of three components with at most 10 blocks in an MCU, as the standard has it: every pair of factors for each.
@@ -21,15 +22,6 @@ FACTORS = tuple(
 )
 # libjpeg reads an empty one and goes on; feeder's own decoder leaves such a file to it.
 DAC = b"\xff\xcc\x00\x02"
-
-
-@pytest.fixture(autouse=True, params=("portable", "avx2", "avx512"))
-def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = native.simd_level()
-    if not native.set_simd_level(request.param):
-        pytest.skip(f"this CPU has no {request.param}")
-    yield
-    native.set_simd_level(before)
 
 
 def assert_libjpegs(data: bytes, box: tuple[int, int, int, int], what: object) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from feeder import _native as native
-from tests.kernels import jpegs
+from tests.support import jpegs
 
 CUTTABLE = [kind for kind in jpegs.KINDS if kind != "restart blocks"]
 

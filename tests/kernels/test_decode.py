@@ -15,8 +15,8 @@ from PIL import Image
 
 import feeder
 from feeder import _native as native
-from tests.kernels import jpegs
-from tests.kernels.resize_reference import pillow_resize
+from tests.support import jpegs
+from tests.support.resize_reference import pillow_resize
 
 Status = native.Status
 Box = tuple[int, int, int, int]

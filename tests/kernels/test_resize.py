@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from feeder import _native as native
-from tests.kernels.resize_reference import Case, resize_pass, smooth_noise, upsample
+from tests.support.resize_reference import Case, resize_pass, smooth_noise, upsample
 
 LEVELS = ("portable", "avx2", "avx512")
 SCALE, BIAS = (0.0171, 0.0175, -0.0174), (-2.1179, -2.0357, 1.8044)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from feeder import _native as native
-from tests.kernels import jpegs
+from tests.support import jpegs
 
 Status = native.Status
 

@@ -15,20 +15,11 @@ from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.sample_order import Window
 from feeder.transforms import (
-    Compose,
     RandomHorizontalFlip,
-    RandomResizedCrop,
     Resize,
 )
 from tests.support import images
-from tests.support.loader_data import write_shards
-
-RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 50)
+from tests.support.loader_data import CROP_AND_FLIP, write_shards
 
 
 @pytest.mark.parametrize(
@@ -46,7 +37,7 @@ def test_an_argument_that_other_datasets_do_not_take_is_named_alone(options: Any
 
 
 def test_loaders_show_what_they_are(tmp_path: Path) -> None:
-    dataset = ShardDataset(write_shards(tmp_path, 8), RECIPE)
+    dataset = ShardDataset(write_shards(tmp_path, 8), CROP_AND_FLIP)
     fast = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, device="cpu")
     held = f"DataLoader({dataset!r}, batch_size=4, "
     assert repr(fast) == f"{held}shuffle=True, num_workers=2, seed=0, device='cpu', path='fast')"
@@ -60,7 +51,7 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
 
 def test_public_attributes_are_those_for_users(shards: Path) -> None:
     methods = {"close", "load_state_dict", "set_epoch", "state_dict", "stats", "worker_pids"}
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     for loader in (DataLoader(dataset, batch_size=4), DataLoader(range(9))):
         further = set(dir(loader)) - set(dir(torch.utils.data.DataLoader(dataset)))
         public = {name for name in further if not name.startswith("_")}
@@ -69,11 +60,11 @@ def test_public_attributes_are_those_for_users(shards: Path) -> None:
 
 def test_a_timeout_without_workers_is_refused_as_torch_does(shards: Path) -> None:
     with pytest.raises(AssertionError, match="timeout must be 0"):
-        iter(DataLoader(ShardDataset(shards, RECIPE), timeout=5))
+        iter(DataLoader(ShardDataset(shards, CROP_AND_FLIP), timeout=5))
 
 
 def test_it_is_torchs_loader_with_its_attributes(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, seed=4)
     assert isinstance(loader, torch.utils.data.DataLoader)
     assert (loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.seed) == (8, 2, 2, 4)
@@ -100,7 +91,7 @@ def test_it_is_torchs_loader_with_its_attributes(shards: Path) -> None:
 )
 def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        DataLoader(ShardDataset(shards, RECIPE), **arguments)
+        DataLoader(ShardDataset(shards, CROP_AND_FLIP), **arguments)
 
 
 def test_other_datasets_take_torchs_path() -> None:
@@ -112,7 +103,7 @@ def test_other_datasets_take_torchs_path() -> None:
 
 
 def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> None:
-    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8)
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), batch_size=8)
     vars(loader)["_DataLoader__initialized"] = False  # as timm's MultiEpochsDataLoader passes torch's own check
     for name in ("seed", "collate_fn", "mix", "batch_sampler"):
         before = getattr(loader, name)
@@ -126,7 +117,7 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
 
 
 def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     concatenated: Any = torch.utils.data.ConcatDataset([dataset, ShardDataset(shards, Resize(8))])
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (concatenated, {}, "the dataset is a ConcatDataset"),
@@ -162,7 +153,7 @@ class _AsDict(torch.utils.data.Dataset[Any]):
 def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_the_way_out(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     subset = torch.utils.data.Subset(dataset, [1, 2])
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (_AsDict(dataset), {}, "the dataset is a _AsDict around a ShardDataset: give the ShardDataset itself"),
@@ -192,7 +183,7 @@ def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_t
 def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feeder.loader.auto_workers.RUN_S", 0.01)
     with pytest.warns(UserWarning, match="runs torch's path") as caught:
-        DataLoader(_AsDict(ShardDataset(shards, RECIPE)), batch_size=8, num_workers="auto")
+        DataLoader(_AsDict(ShardDataset(shards, CROP_AND_FLIP)), batch_size=8, num_workers="auto")
     assert len(caught) == 1
 
 

@@ -12,25 +12,13 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import DecodeError
 from feeder.loader.dataloader import DataLoader
-from feeder.transforms import (
-    Compose,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-)
 from tests.support.batches import copied_epoch, same_batches, sample_ids
-from tests.support.loader_data import encode, write_shards
-
-RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 50)
+from tests.support.loader_data import CROP_AND_FLIP, encode, write_shards
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_sample_raises_by_name_and_the_next_batch_follows(tmp_path: Path, workers: int) -> None:
-    dataset = ShardDataset(write_shards(tmp_path, 24, bad=(9,)), RECIPE, fields=("index",))
+    dataset = ShardDataset(write_shards(tmp_path, 24, bad=(9,)), CROP_AND_FLIP, fields=("index",))
     iterator = iter(DataLoader(dataset, batch_size=8, num_workers=workers))
     assert next(iterator)[2].tolist() == list(range(8))
     with pytest.raises(DecodeError, match="00000009") as caught:
@@ -42,7 +30,7 @@ def test_bad_sample_raises_by_name_and_the_next_batch_follows(tmp_path: Path, wo
 
 
 def test_skipped_samples_have_the_same_substitutes_whatever_the_workers(tmp_path: Path) -> None:
-    dataset = ShardDataset(write_shards(tmp_path, 40, bad=(3, 9, 10, 11)), RECIPE, fields=("index", "key"))
+    dataset = ShardDataset(write_shards(tmp_path, 40, bad=(3, 9, 10, 11)), CROP_AND_FLIP, fields=("index", "key"))
     runs = []
     for options in ({}, {"num_workers": 2}, {"num_workers": 3, "prefetch_factor": 1}):
         loader = DataLoader(dataset, batch_size=8, on_error="skip", seed=3, **options)  # type: ignore[arg-type]
@@ -63,7 +51,7 @@ def test_skipped_samples_have_the_same_substitutes_whatever_the_workers(tmp_path
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_end_of_an_epoch_tells_of_skipped_samples(tmp_path: Path, workers: int) -> None:
     folder = write_shards(tmp_path, 40, bad=(3, 9, 10, 11, 17, 29, 31, 39))
-    loader = DataLoader(ShardDataset(folder, RECIPE), batch_size=8, on_error="skip", num_workers=workers)
+    loader = DataLoader(ShardDataset(folder, CROP_AND_FLIP), batch_size=8, on_error="skip", num_workers=workers)
     told = r"^8 of 40 samples of epoch 0 \(20.00%\) were bad, .*; the first: 00000003: .*stats\(\)\['substitutions'\]"
     with pytest.warns(UserWarning, match=told) as caught:
         for _ in loader:
@@ -75,14 +63,14 @@ def test_the_end_of_an_epoch_tells_of_skipped_samples(tmp_path: Path, workers: i
 
 
 def test_an_epoch_without_bad_samples_tells_of_none(tmp_path: Path) -> None:
-    loader = DataLoader(ShardDataset(write_shards(tmp_path, 8), RECIPE), batch_size=8, on_error="skip")
+    loader = DataLoader(ShardDataset(write_shards(tmp_path, 8), CROP_AND_FLIP), batch_size=8, on_error="skip")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         copied_epoch(loader)
 
 
 def test_nothing_but_bad_samples_is_an_error_even_when_skipping(tmp_path: Path) -> None:
-    dataset = ShardDataset(write_shards(tmp_path, 4, bad=(0, 1, 2, 3)), RECIPE)
+    dataset = ShardDataset(write_shards(tmp_path, 4, bad=(0, 1, 2, 3)), CROP_AND_FLIP)
     with pytest.raises(DecodeError, match="substitutes"):
         next(iter(DataLoader(dataset, batch_size=2, on_error="skip")))
 
@@ -91,7 +79,7 @@ def test_unreadable_files_of_a_folder_are_skipped_too(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for i in range(6):
         (tmp_path / f"a/{i}.png").write_bytes(encode(i))
-    dataset = FolderDataset(tmp_path, RECIPE, fields=("key",))
+    dataset = FolderDataset(tmp_path, CROP_AND_FLIP, fields=("key",))
     os.unlink(tmp_path / "a/2.png")
     (tmp_path / "a/4.png").write_bytes(b"")
     loader = DataLoader(dataset, batch_size=6, on_error="skip", num_workers=1)
@@ -102,7 +90,7 @@ def test_unreadable_files_of_a_folder_are_skipped_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_sample_that_a_sampler_repeats_is_named_each_time(tmp_path: Path, workers: int) -> None:
-    dataset = ShardDataset(write_shards(tmp_path, 20, bad=(3,)), RECIPE, fields=("index",))
+    dataset = ShardDataset(write_shards(tmp_path, 20, bad=(3,)), CROP_AND_FLIP, fields=("index",))
     iterator = iter(DataLoader(dataset, sampler=[3, 3], num_workers=workers))
     for _ in range(2):
         with pytest.raises(DecodeError, match="sample '00000003'"):

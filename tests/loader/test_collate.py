@@ -34,11 +34,6 @@ from tests.support.loader_data import encode, write_shards
 FIELDS = ("index", "key", "json", "cls")
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 50)
-
-
 def as_dict(samples: list[Any]) -> dict[str, Any]:
     """Most that a collate_fn may do: stack, convert, keep lists, draw."""
     images = torch.stack([sample[0] for sample in samples])

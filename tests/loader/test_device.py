@@ -38,6 +38,7 @@ from feeder.transforms import (
     ToDtype,
 )
 from feeder.transforms.mixing import pick
+from tests.support.batches import check_same
 from tests.support.loader_data import encode, write_shards
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,20 +46,8 @@ Point = collections.namedtuple("Point", "x y")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 50)
-
-
 def _dataset(shards: Path) -> ShardDataset:
     return ShardDataset(shards, RandomResizedCrop(16), fields=("index", "key"))
-
-
-def _check(batches: list[Any], expected: list[Any]) -> None:
-    assert len(batches) == len(expected)
-    for batch, other in zip(batches, expected, strict=True):
-        for a, b in zip(batch, other, strict=True):
-            assert torch.equal(a.cpu(), b) if isinstance(a, torch.Tensor) else a == b
 
 
 def test_move_keeps_the_structure() -> None:
@@ -102,7 +91,7 @@ def test_batches_on_the_cpu_are_the_same(shards: Path, workers: int, ahead: int)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers}
     loader = DataLoader(_dataset(shards), device="cpu", prefetch_to_device=ahead, **options)
     batches = [[x.clone() if isinstance(x, torch.Tensor) else x for x in batch] for batch in loader]
-    _check(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
+    check_same(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -167,7 +156,7 @@ def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
     monkeypatch.setattr("feeder.loader.fast.host_batches.HostBatches.ready", lambda self: True)
     for batch in loader:
         found.append([x.clone() if isinstance(x, torch.Tensor) else x for x in batch])
-    _check(found, [*DataLoader(_dataset(shards), batch_size=8)])
+    check_same(found, [*DataLoader(_dataset(shards), batch_size=8)])
 
 
 def test_a_copy_that_finds_no_room_in_its_turn_is_an_error_and_the_batch_is_not_lost(
@@ -387,7 +376,7 @@ def test_batches_on_the_gpu_are_the_same(shards: Path, workers: int) -> None:
     loader = DataLoader(_dataset(shards), batch_size=8, shuffle=True, num_workers=workers, device="cuda")
     batches = list(loader)
     assert batches[0][0].is_cuda
-    _check(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
+    check_same(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
 
 
 def test_batches_made_without_workers_are_pinned_too(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,34 +34,10 @@ from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.slots.batch_message import Slot, pack
 from feeder.loader.slots.slots import Slots
 from feeder.loader.workers import supervisor
-from tests.loader.test_workers import _ended
+from tests.support.processes import all_ended, is_first
+from tests.support.torch_datasets import Counting, DiesAtStart, Stream, Tensors, as_it_is, as_lists
 
 _TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
-
-
-def _is_first(mark: str) -> bool:
-    """True if nobody has been here before; without a mark always."""
-    try:
-        if mark:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
-
-
-class _Tensors(Dataset[Any]):
-    """Large enough samples that batches go into slots."""
-
-    def __init__(self, count: int = 40, deed: str = "", at: int = -1, mark: str = "") -> None:
-        self.count, self.deed, self.at, self.mark = count, deed, at, mark
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: int) -> Any:
-        if i == self.at and _is_first(self.mark):
-            os.kill(os.getpid(), signal.SIGSTOP if self.deed == "stop" else signal.SIGKILL)
-        return torch.full((3, 50, 60), float(i)), i
 
 
 class _Random(Dataset[Any]):
@@ -72,43 +48,6 @@ class _Random(Dataset[Any]):
         info = get_worker_info()
         worker = -1 if info is None else info.id
         return i, worker, torch.rand(()), random.random(), np.random.rand()
-
-
-class _Stream(IterableDataset[Any]):
-    def __init__(self, kill_at: int = -1) -> None:
-        self.kill_at = kill_at
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        start, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for i in range(start, 20, step):
-            if i == self.kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield i
-
-
-class _Counting(Dataset[int]):
-    """Has a state of its own."""
-
-    def __init__(self) -> None:
-        self.seen = 0
-
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, i: int) -> int:
-        self.seen += 1
-        return 1000 * self.seen + i
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
-
-
-def _plain(batches: Any) -> Any:
-    return [[x.tolist() if isinstance(x, torch.Tensor) else x for x in batch] for batch in batches]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -122,12 +61,12 @@ def test_random_numbers_are_those_of_torchs_loader(workers: int, shuffle: bool, 
         np.random.seed(3)
         generator = torch.Generator().manual_seed(4) if seeded else None
         loader: Any = cls(_Random(), batch_size=4, shuffle=shuffle, num_workers=workers, generator=generator)
-        found.append([_plain(loader) for _ in range(2)] + [[torch.rand(()).item()]])
+        found.append([as_lists(loader) for _ in range(2)] + [[torch.rand(()).item()]])
     assert found[0] == found[1]
 
 
 def test_every_tensor_of_a_large_batch_arrives(tmp_path: Any) -> None:
-    loader = DataLoader(_Tensors(), batch_size=8, num_workers=2)
+    loader = DataLoader(Tensors(), batch_size=8, num_workers=2)
     for _ in range(2):
         for number, (images, labels) in enumerate(loader):
             assert labels.tolist() == list(range(8 * number, 8 * number + 8))
@@ -148,7 +87,7 @@ def _own_collate(samples: list[Any]) -> Any:
 @pytest.mark.parametrize("collate", [None, _own_collate])
 def test_batches_arrive_where_torchs_shared_memory_is_too_small(collate: Any) -> None:
     def batches(**options: Any) -> Any:
-        loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, collate_fn=collate, prefetch_factor=1, **options)
+        loader = DataLoader(Tensors(), batch_size=4, num_workers=2, collate_fn=collate, prefetch_factor=1, **options)
         for batch in loader:
             yield [torch.as_tensor(x).clone() for x in batch]
 
@@ -157,7 +96,7 @@ def test_batches_arrive_where_torchs_shared_memory_is_too_small(collate: Any) ->
 
 
 def test_held_batches_never_change() -> None:
-    loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, persistent_workers=True)
+    loader = DataLoader(Tensors(), batch_size=4, num_workers=2, persistent_workers=True)
     held = [*loader, *loader]
     for number, (images, labels) in enumerate(held):
         assert labels.tolist() == [4 * (number % 10) + k for k in range(4)]
@@ -165,7 +104,7 @@ def test_held_batches_never_change() -> None:
 
 
 def test_slots_are_used_again_and_no_descriptor_is_left() -> None:
-    loader = DataLoader(_Tensors(400), batch_size=4, num_workers=2, persistent_workers=True)
+    loader = DataLoader(Tensors(400), batch_size=4, num_workers=2, persistent_workers=True)
     for _ in loader:
         pass
     gc.collect()  # what other tests have left
@@ -190,7 +129,7 @@ def test_batches_that_grow_still_arrive() -> None:
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_dead_worker_of_a_map_style_dataset_is_replaced(tmp_path: Any, context: str) -> None:
-    dataset = _Tensors(at=13, mark=str(tmp_path / "mark"))
+    dataset = Tensors(at=13, mark=str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context)
     labels = [label for _, batch in loader for label in batch.tolist()]
     assert labels == list(range(40))
@@ -204,7 +143,7 @@ def test_replaced_worker_is_seeded_as_the_first_one_was(tmp_path: Any) -> None:
             return 24
 
         def __getitem__(self, i: int) -> Any:
-            if i == 9 and _is_first(str(tmp_path / "mark")):
+            if i == 9 and is_first(str(tmp_path / "mark")):
                 os.kill(os.getpid(), signal.SIGKILL)
             info = get_worker_info()
             assert info is not None
@@ -212,15 +151,15 @@ def test_replaced_worker_is_seeded_as_the_first_one_was(tmp_path: Any) -> None:
 
     torch.manual_seed(1)
     loader = DataLoader(Seeds(), batch_size=2, num_workers=2)
-    batches = _plain(loader)
+    batches = as_lists(loader)
     assert len(loader.stats()["replaced_workers"]) == 1
     torch.manual_seed(1)
     (tmp_path / "mark").touch()
-    assert batches == _plain(torch.utils.data.DataLoader(Seeds(), batch_size=2, num_workers=2))
+    assert batches == as_lists(torch.utils.data.DataLoader(Seeds(), batch_size=2, num_workers=2))
 
 
 def test_hung_worker_of_a_map_style_dataset_is_replaced(tmp_path: Any) -> None:
-    dataset = _Tensors(deed="stop", at=13, mark=str(tmp_path / "mark"))
+    dataset = Tensors(deed="stop", at=13, mark=str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=4, num_workers=2, hang_timeout_s=3)
     labels = [label for _, batch in loader for label in batch.tolist()]
     assert labels == list(range(40))
@@ -228,7 +167,7 @@ def test_hung_worker_of_a_map_style_dataset_is_replaced(tmp_path: Any) -> None:
 
 
 def test_sample_that_hangs_every_worker_is_named() -> None:
-    loader = DataLoader(_Tensors(deed="stop", at=13), batch_size=4, num_workers=1, hang_timeout_s=2)
+    loader = DataLoader(Tensors(deed="stop", at=13), batch_size=4, num_workers=1, hang_timeout_s=2)
     with pytest.raises(RuntimeError, match=r"silent for more than 2 s; at work on the samples \[12, 13, 14, 15\]"):
         list(loader)
 
@@ -257,7 +196,7 @@ def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.Mo
 
 
 def test_worker_that_is_stopped_while_its_tensors_are_fetched_is_replaced(tmp_path: Path) -> None:
-    dataset = _Tensors(16, deed="stop", at=4, mark=str(tmp_path / "mark"))
+    dataset = Tensors(16, deed="stop", at=4, mark=str(tmp_path / "mark"))
     loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, hang_timeout_s=0.5)
     iterator = iter(loader)
     (process,) = iterator._workers
@@ -276,13 +215,13 @@ def test_only_what_is_fetched_from_a_worker_takes_a_thread_to_watch_it(monkeypat
             super().start()
 
     monkeypatch.setattr(threading, "Timer", Timer)
-    loader = DataLoader(_Tensors(80), batch_size=4, num_workers=1, prefetch_factor=2, hang_timeout_s=60)
+    loader = DataLoader(Tensors(80), batch_size=4, num_workers=1, prefetch_factor=2, hang_timeout_s=60)
     assert sum(1 for _ in loader) == 20
     assert 1 <= len(started) <= 4  # until there are slots
 
 
 def test_worker_without_work_may_be_silent() -> None:
-    loader = DataLoader(_Tensors(8), batch_size=2, num_workers=2, persistent_workers=True)
+    loader = DataLoader(Tensors(8), batch_size=2, num_workers=2, persistent_workers=True)
     list(loader)
     processes: Any = loader._iterator._processes  # type: ignore[union-attr]
     processes.hang_timeout_s = 1e-9
@@ -293,7 +232,7 @@ def test_worker_without_work_may_be_silent() -> None:
 
 
 def test_sample_that_kills_every_worker_is_named() -> None:
-    loader = DataLoader(_Tensors(at=13), batch_size=4, num_workers=2)
+    loader = DataLoader(Tensors(at=13), batch_size=4, num_workers=2)
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed") as caught:
         for _ in loader:
             pass
@@ -302,7 +241,7 @@ def test_sample_that_kills_every_worker_is_named() -> None:
 
 def test_dead_worker_of_an_iterable_dataset_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="is killed by signal"):
-        list(DataLoader(_Stream(kill_at=7), batch_size=2, num_workers=2))
+        list(DataLoader(Stream(kill_at=7), batch_size=2, num_workers=2))
 
 
 def test_error_in_a_worker_carries_its_traceback_and_iteration_goes_on() -> None:
@@ -360,7 +299,7 @@ def test_batch_that_cannot_be_pickled_is_an_error() -> None:
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_what_can_not_be_sent_to_a_worker_is_an_error_with_the_way_out(context: str) -> None:
-    class Local(_Tensors):
+    class Local(Tensors):
         pass
 
     with pytest.raises(ArgumentError, match=rf"'{context}' can't be sent .*Local.* top level of a module"):
@@ -381,7 +320,7 @@ def test_iterable_datasets_of_different_lengths() -> None:
 
 
 def test_breaking_off_a_persistent_loader_begins_anew() -> None:
-    loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, persistent_workers=True)
+    loader = DataLoader(Tensors(), batch_size=4, num_workers=2, persistent_workers=True)
     for stop in (0, 3, 5):
         for number, (_, labels) in enumerate(loader):
             assert labels.tolist() == list(range(4 * number, 4 * number + 4))
@@ -390,7 +329,7 @@ def test_breaking_off_a_persistent_loader_begins_anew() -> None:
 
 
 def test_a_worker_that_died_between_two_epochs_is_replaced() -> None:
-    loader = DataLoader(_Counting(), batch_size=5, num_workers=2, persistent_workers=True)
+    loader = DataLoader(Counting(), batch_size=5, num_workers=2, persistent_workers=True)
     list(loader)
     first = [*loader._iterator._workers]  # type: ignore[union-attr]
     os.kill(first[0].pid, signal.SIGKILL)
@@ -403,21 +342,7 @@ def test_a_worker_that_died_between_two_epochs_is_replaced() -> None:
     assert loader.state_dict()["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"] == {"seen": 30}
 
 
-class _Mortal:
-    """Ends its process as it begins: the first starts do not, the given number of those after them do."""
-
-    def __init__(self, folder: str, times: int, spared: int = 1) -> None:
-        self.folder, self.times, self.spared = folder, times, spared
-
-    def __call__(self, worker: int) -> None:
-        starts = 0
-        while not _is_first(os.path.join(self.folder, str(starts))):
-            starts += 1
-        if self.spared <= starts < self.spared + self.times:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class _StatefulStream(_Stream):
+class _StatefulStream(Stream):
     """Goes on after the numbers that it has given."""
 
     def __init__(self) -> None:
@@ -437,13 +362,13 @@ class _StatefulStream(_Stream):
         self.given = state["given"]
 
 
-@pytest.mark.parametrize("dataset", [_Counting(), _Stream(), _StatefulStream()])
+@pytest.mark.parametrize("dataset", [Counting(), Stream(), _StatefulStream()])
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_worker_that_dies_before_its_first_epoch_began_is_replaced(
     tmp_path: Path, dataset: Any, is_resumed: bool
 ) -> None:
     whole = DataLoader(dataset, batch_size=2, num_workers=2)
-    loader = DataLoader(dataset, batch_size=2, num_workers=2, worker_init_fn=_Mortal(str(tmp_path), 2, spared=0))
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, worker_init_fn=DiesAtStart(str(tmp_path), 2, spared=0))
     expected = iter(whole)
     if is_resumed:
         for _ in range(3):
@@ -454,14 +379,14 @@ def test_a_worker_that_dies_before_its_first_epoch_began_is_replaced(
 
 
 def test_workers_that_always_die_before_their_first_epoch_began_are_an_error(tmp_path: Path) -> None:
-    loader = DataLoader(_Tensors(), batch_size=2, num_workers=2, worker_init_fn=_Mortal(str(tmp_path), 99, spared=0))
+    loader = DataLoader(Tensors(), batch_size=2, num_workers=2, worker_init_fn=DiesAtStart(str(tmp_path), 99, spared=0))
     with pytest.raises(RuntimeError, match=r"is killed by signal: Killed\.$"):
         list(loader)
 
 
 def test_a_first_sample_that_kills_every_worker_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"Killed\.; at work on the samples \[0, 1\]$"):
-        list(DataLoader(_Tensors(at=0), batch_size=2, num_workers=1))
+        list(DataLoader(Tensors(at=0), batch_size=2, num_workers=1))
 
 
 def test_a_script_without_a_main_guard_under_spawn_learns_of_it(tmp_path: Path) -> None:
@@ -483,8 +408,8 @@ def test_a_worker_that_dies_as_it_begins_in_a_dead_ones_place_is_replaced_but_no
         folder = tmp_path / str(times)
         folder.mkdir()
         mark = str(tmp_path / f"mark{times}")
-        dataset = _Tensors(deed="kill", at=17, mark=mark)
-        loader = DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=_Mortal(str(folder), times))
+        dataset = Tensors(deed="kill", at=17, mark=mark)
+        loader = DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=DiesAtStart(str(folder), times))
         if times == 2:
             assert [batch[1].tolist()[0] for batch in loader] == list(range(0, 40, 4))
             assert len(loader.stats()["replaced_workers"]) == 3
@@ -534,7 +459,7 @@ class _Wide:
 
 def test_trainer_and_worker_do_not_wait_for_each_other_to_read() -> None:
     wide = _Wide(500_000, 60_000)
-    loader = DataLoader(wide, batch_sampler=wide, num_workers=1, prefetch_factor=10, collate_fn=_as_it_is)
+    loader = DataLoader(wide, batch_sampler=wide, num_workers=1, prefetch_factor=10, collate_fn=as_it_is)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(loader), daemon=True)
     thread.start()
@@ -542,29 +467,25 @@ def test_trainer_and_worker_do_not_wait_for_each_other_to_read() -> None:
     assert found == [[wide[str(k)]] for k in range(10)]
 
 
-def _as_it_is(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 def test_a_persistent_loader_whose_workers_were_given_up_begins_anew(tmp_path: Path) -> None:
-    class Stream(_Stream):
+    class DyingStream(Stream):
         def __iter__(self) -> Iterator[int]:
             for i in super().__iter__():
-                if i == 8 and _is_first(str(tmp_path / "mark")):
+                if i == 8 and is_first(str(tmp_path / "mark")):
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield i
 
-    loader = DataLoader(Stream(), batch_size=4, num_workers=1, persistent_workers=True)
+    loader = DataLoader(DyingStream(), batch_size=4, num_workers=1, persistent_workers=True)
     with pytest.raises(RuntimeError, match="killed by signal"):
         list(loader)
-    assert _plain([loader]) == [[[*range(k, k + 4)] for k in range(0, 20, 4)]]
+    assert as_lists([loader]) == [[[*range(k, k + 4)] for k in range(0, 20, 4)]]
 
 
 def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(number: int, job: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    dataset = _Tensors(deed="kill", at=17, mark=str(tmp_path / "mark"))
+    dataset = Tensors(deed="kill", at=17, mark=str(tmp_path / "mark"))
     iterator: Any = iter(DataLoader(dataset, batch_size=4, num_workers=2))
     monkeypatch.setattr(iterator._processes, "launch", refuse)
     with pytest.raises(OSError, match="Too many open files"):
@@ -574,7 +495,7 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, mo
 
 
 def _interrupt_once(mark: str) -> str:
-    if _is_first(mark):
+    if is_first(mark):
         raise KeyboardInterrupt
     return "whole"
 
@@ -608,7 +529,7 @@ class _InterruptingMap(Dataset[Any]):
 def test_an_interrupt_while_a_batch_is_taken_in_loses_it_for_streams_only(tmp_path: Path) -> None:
     for kind in (_InterruptingMap, _InterruptingStream):
         dataset: Any = kind(str(tmp_path / kind.__name__))
-        iterator = iter(DataLoader(dataset, batch_size=2, num_workers=1, collate_fn=_as_it_is))
+        iterator = iter(DataLoader(dataset, batch_size=2, num_workers=1, collate_fn=as_it_is))
         found: list[Any] = []
         thread = threading.Thread(target=_go_on, args=(iterator, found), daemon=True)
         thread.start()
@@ -643,7 +564,7 @@ def test_slots_that_interrupts_took_away_are_found_again(monkeypatch: pytest.Mon
 
     hand_out = Slots.lease
     monkeypatch.setattr(Slots, "lease", lease)
-    iterator: Any = iter(DataLoader(_Tensors(80), batch_size=4, num_workers=1))
+    iterator: Any = iter(DataLoader(Tensors(80), batch_size=4, num_workers=1))
     found: list[Any] = []
     _go_on(iterator, found)
     assert found.count("KeyboardInterrupt") == 8
@@ -653,12 +574,12 @@ def test_slots_that_interrupts_took_away_are_found_again(monkeypatch: pytest.Mon
 
 
 def test_an_iterator_whose_workers_were_ended_is_over() -> None:
-    loader = DataLoader(_Tensors(), batch_size=4, num_workers=1)
+    loader = DataLoader(Tensors(), batch_size=4, num_workers=1)
     iterator = iter(loader)
     next(iterator)
     loader.close()
     assert list(iterator) == []
-    iterator = iter(DataLoader(_Stream(kill_at=8), batch_size=4, num_workers=1))
+    iterator = iter(DataLoader(Stream(kill_at=8), batch_size=4, num_workers=1))
     for _ in range(2):
         next(iterator)
     for _ in range(2):  # whoever asks again is told again
@@ -674,7 +595,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_patient")
 def test_two_loaders_with_forked_workers_close_promptly() -> None:
-    loaders = [DataLoader(_Tensors(), batch_size=4, num_workers=1, persistent_workers=True) for _ in range(2)]
+    loaders = [DataLoader(Tensors(), batch_size=4, num_workers=1, persistent_workers=True) for _ in range(2)]
     for loader in loaders:
         next(iter(loader))
     processes = [process for loader in loaders for process in loader._iterator._workers]  # type: ignore[union-attr]
@@ -722,13 +643,13 @@ def test_workers_end_with_the_trainer_in_the_middle_of_a_batch(persistent: bool,
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, done.stderr
-    assert _ended(pids)
+    assert all_ended(pids)
 
 
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("how", ["exhaust", "break", "error", "del", "close"])
 def test_no_worker_is_left(how: str) -> None:
-    loader = DataLoader(_Tensors(), batch_size=4, num_workers=2, persistent_workers=how == "close")
+    loader = DataLoader(Tensors(), batch_size=4, num_workers=2, persistent_workers=how == "close")
     iterator: Any = iter(loader)
     processes = list(iterator._workers)
     if how == "exhaust":
@@ -751,7 +672,7 @@ def test_no_worker_is_left(how: str) -> None:
 
 def test_stopped_workers_are_ended_together_and_none_is_left_a_zombie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 2.0)
-    loader = DataLoader(_Tensors(), batch_size=2, num_workers=3)
+    loader = DataLoader(Tensors(), batch_size=2, num_workers=3)
     iterator: Any = iter(loader)
     next(iterator)
     pids = [process.pid for process in iterator._workers]
@@ -861,7 +782,7 @@ def test_map_style_dataset_without_state_resumes_with_another_number_of_workers(
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_number_of_workers_may_change_between_epochs(persistent: bool) -> None:
-    loader = DataLoader(_Tensors(8), batch_size=2, num_workers=1, persistent_workers=persistent)
+    loader = DataLoader(Tensors(8), batch_size=2, num_workers=1, persistent_workers=persistent)
     assert len(list(loader)) == 4
     loader.close()
     loader.num_workers = 3
@@ -872,16 +793,16 @@ def test_the_number_of_workers_may_change_between_epochs(persistent: bool) -> No
 
 
 def test_states_of_workers_do_not_fit_another_number_of_them() -> None:
-    loader = DataLoader(_Counting(), batch_size=4, num_workers=2)
+    loader = DataLoader(Counting(), batch_size=4, num_workers=2)
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
     rest = [batch.tolist() for batch in iterator]
-    resumed = DataLoader(_Counting(), batch_size=4, num_workers=2)
+    resumed = DataLoader(Counting(), batch_size=4, num_workers=2)
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == rest
     for workers in (0, 3):
-        other = DataLoader(_Counting(), batch_size=4, num_workers=workers)
+        other = DataLoader(Counting(), batch_size=4, num_workers=workers)
         other.load_state_dict(state)
         with pytest.raises(ArgumentError, match="num_workers=2"):
             iter(other)
@@ -889,13 +810,13 @@ def test_states_of_workers_do_not_fit_another_number_of_them() -> None:
 
 def test_iterable_dataset_without_state_is_counted_off() -> None:
     for workers in (0, 2):
-        loader = DataLoader(_Stream(), batch_size=3, num_workers=workers)
+        loader = DataLoader(Stream(), batch_size=3, num_workers=workers)
         iterator = iter(loader)
         for _ in range(2):
             next(iterator)
         state = loader.state_dict()
         rest = [batch.tolist() for batch in iterator]
-        resumed = DataLoader(_Stream(), batch_size=3, num_workers=workers)
+        resumed = DataLoader(Stream(), batch_size=3, num_workers=workers)
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == rest
 

@@ -21,9 +21,10 @@ from feeder.loader.fast import pool as workers
 from feeder.loader.generic import worker_processes
 from feeder.loader.workers import iterator_lock as closing
 from feeder.transforms import RandomResizedCrop
-from tests.loader.test_generic import _Tensors
-from tests.loader.test_workers import _ended
-from tests.support.loader_data import RogueReader, write_shards
+from tests.support.loader_data import write_shards
+from tests.support.processes import all_ended
+from tests.support.rogue_readers import RogueReader
+from tests.support.torch_datasets import Tensors
 
 _FIRST_STUCK = 8  # of the samples: no batch comes from there on
 
@@ -34,7 +35,7 @@ def _fast(folder: Path) -> Any:
     return dataset
 
 
-class _Stuck(_Tensors):
+class _Stuck(Tensors):
     def __getitem__(self, i: int) -> Any:
         if i >= _FIRST_STUCK:
             threading.Event().wait()
@@ -86,7 +87,7 @@ def test_closing_from_another_thread_ends_the_wait_for_a_batch_with_an_error(loa
     _in_use(iterator)
     pids = _pids(loader, iterator)
     loader.close()
-    assert _ended(pids)
+    assert all_ended(pids)
     thread.join(60)
     assert found[:2] == [4, 4]
     assert isinstance(found[2], WorkerError)
@@ -109,7 +110,7 @@ def test_a_signals_handler_that_closes_ends_the_wait_for_a_batch_with_an_error(l
         with pytest.raises(WorkerError, match="closed while a batch was waited for"):
             next(iterator)
         thread.join()
-    assert _ended(pids)
+    assert all_ended(pids)
     assert list(iterator) == []
 
 
@@ -136,7 +137,7 @@ def test_what_a_signals_handler_raises_after_it_closed_is_raised(loader: Any) ->
         with pytest.raises(Stop):
             next(iterator)
         thread.join()
-    assert _ended(pids)
+    assert all_ended(pids)
 
 
 class _handling:
@@ -172,7 +173,7 @@ def test_a_loader_closed_in_the_middle_of_a_batch_keeps_its_workers_until_that_i
 
 def test_closing_from_another_thread_ends_a_wait_for_a_worker_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "PATIENCE_S", 0.1)
-    loader: Any = DataLoader(_Tensors(16, "stop", 4), batch_size=4, num_workers=1)
+    loader: Any = DataLoader(Tensors(16, "stop", 4), batch_size=4, num_workers=1)
     iterator: Any = iter(loader)
     (process,) = iterator._workers
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -190,7 +191,7 @@ def test_closing_from_another_thread_ends_a_wait_for_a_worker_that_is_stopped(mo
     loader.close()
     thread.join(60)
     assert [type(error) for error in found] == [WorkerError]
-    assert _ended([process.pid])
+    assert all_ended([process.pid])
 
 
 _AT_EXIT = """

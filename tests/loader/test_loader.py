@@ -37,20 +37,13 @@ from feeder.transforms import (
 from tests.support import images
 from tests.support.batches import copied_epoch, same_batches, sample_ids
 from tests.support.late_torch import draw_late
-from tests.support.loader_data import write_shards
+from tests.support.loader_data import CROP_AND_FLIP
 from tests.support.noise import add_noise
-
-RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 50)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_hold_images_labels_and_fields(shards: Path, workers: int) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index", "key", "json"))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index", "key", "json"))
     loader = DataLoader(dataset, batch_size=8, num_workers=workers)
     batches = copied_epoch(loader)
     assert len(loader) == len(batches) == 7
@@ -77,7 +70,7 @@ def test_floats_where_the_recipe_asks_for_them(shards: Path) -> None:
 
 
 def test_same_pixels_and_order_whatever_the_workers(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index", "key"))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index", "key"))
     options: list[dict[str, Any]] = [
         {},
         {"num_workers": 1},
@@ -130,14 +123,14 @@ def test_what_a_function_draws_from_torch_is_keyed_from_the_first_image_on(shard
 
 
 def test_workers_under_spawn_make_the_same(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     context = multiprocessing.get_context("spawn")
     spawned = DataLoader(dataset, batch_size=16, num_workers=1, multiprocessing_context=context)
     assert same_batches(copied_epoch(spawned), copied_epoch(DataLoader(dataset, batch_size=16)))
 
 
 def test_augmentation_changes_with_epoch_and_seed(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     first, second = (torch.cat([x for x, _ in DataLoader(dataset, batch_size=50, seed=s)]) for s in (1, 2))
     assert not torch.equal(first, second)
     loader = DataLoader(dataset, batch_size=50, seed=1)
@@ -147,7 +140,7 @@ def test_augmentation_changes_with_epoch_and_seed(shards: Path) -> None:
 
 
 def test_set_epoch_chooses_the_next_and_those_after_go_on(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     plain = DataLoader(dataset, batch_size=8, shuffle=True)
     epochs = [copied_epoch(plain) for _ in range(4)]
     loader = DataLoader(dataset, batch_size=8, shuffle=True)
@@ -165,7 +158,7 @@ def test_set_epoch_chooses_the_next_and_those_after_go_on(shards: Path) -> None:
 
 
 def test_seed_is_drawn_from_the_generator_where_there_is_no_other(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
 
     def loader(**options: Any) -> Any:
         return DataLoader(dataset, batch_size=8, shuffle=True, **options)
@@ -188,14 +181,14 @@ def test_seed_is_drawn_from_the_generator_where_there_is_no_other(shards: Path) 
 
 
 def test_order_is_kept_also_where_it_need_not_be(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=4, num_workers=2, in_order=False)
     assert sample_ids(copied_epoch(loader)) == list(range(50))
     assert loader.in_order is False
 
 
 def test_sampler_that_the_loader_shows_has_its_order(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     for shuffle, kind in ((True, torch.utils.data.RandomSampler), (False, torch.utils.data.SequentialSampler)):
         loader: Any = DataLoader(dataset, batch_size=8, shuffle=shuffle, seed=4)
         assert isinstance(loader.sampler, kind)
@@ -211,7 +204,7 @@ def test_sampler_that_the_loader_shows_has_its_order(shards: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_epoch_told_to_the_sampler_is_that_of_an_iterator_made_before(shards: Path, workers: int) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     plain = DataLoader(dataset, batch_size=8, shuffle=True)
     epochs = [copied_epoch(plain) for _ in range(4)]
     loader: Any = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
@@ -232,14 +225,14 @@ def test_epoch_told_to_the_sampler_is_that_of_an_iterator_made_before(shards: Pa
 
 
 def test_window_shuffle_sees_every_sample_once(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     ids = sample_ids(copied_epoch(DataLoader(dataset, batch_size=8, shuffle=Window(16))))
     assert sorted(ids) == list(range(50))
     assert ids != list(range(50))
 
 
 def test_ranks_take_equal_batches_and_share_the_epoch(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     whole = sample_ids(copied_epoch(DataLoader(dataset, batch_size=24, shuffle=True)))
     loaders = [DataLoader(dataset, batch_size=8, shuffle=True, rank=r, world_size=3) for r in range(3)]
     epochs = [copied_epoch(loader) for loader in loaders]
@@ -255,7 +248,7 @@ def test_ranks_take_equal_batches_and_share_the_epoch(shards: Path) -> None:
 def test_torchruns_variables_give_the_rank(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     with pytest.warns(UserWarning, match="rank 1 of 2"):
         assert sample_ids(copied_epoch(DataLoader(dataset, batch_size=5, drop_last=True))) == [
             i for t in range(5) for i in range(10 * t + 5, 10 * t + 10)
@@ -267,7 +260,7 @@ def test_a_split_of_the_stored_order_that_nobody_asked_for_is_told_once(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=5)
     with pytest.warns(UserWarning, match="rank 1 of 3 gets its part.*, 17 of 50 samples.*rank=0, world_size=1") as told:
         assert sum(len(labels) for _, labels, _ in loader) == 17
@@ -285,7 +278,7 @@ def test_an_explicit_sampler_replaces_order_and_rank_split(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=3, sampler=[5, 4, 49, 4, -50], num_workers=workers)
     assert len(loader) == 2
     assert [b[2].tolist() for b in loader] == [[5, 4, 49], [4, 0]]
@@ -305,7 +298,7 @@ def test_samplers_may_have_no_end_and_no_length(shards: Path, workers: int) -> N
             while True:
                 yield from range(7)
 
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=5, sampler=Endless(), num_workers=workers)
     iterator: Any = iter(loader)
     assert [next(iterator)[2].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2]]
@@ -318,7 +311,7 @@ def test_samplers_may_have_no_end_and_no_length(shards: Path, workers: int) -> N
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_held_batches_never_change(shards: Path, persistent: bool) -> None:
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     loader = DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=persistent)
     expected = copied_epoch(DataLoader(dataset, batch_size=2))
     with pytest.warns(RuntimeWarning, match="held at a time") as caught:
@@ -330,7 +323,7 @@ def test_held_batches_never_change(shards: Path, persistent: bool) -> None:
 
 
 def test_break_and_iterating_again(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     for persistent in (False, True):
         loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=persistent)
         for _ in range(3):
@@ -341,21 +334,21 @@ def test_break_and_iterating_again(shards: Path) -> None:
 
 
 def test_two_iterators_at_once(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=4, num_workers=2)
     pairs = zip(iter(loader), iter(loader), strict=True)
     assert [a[2].tolist() == b[2].tolist() for a, b in pairs] == [True] * 13
 
 
 def test_iterator_of_a_loader_that_is_gone(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     iterator = iter(DataLoader(dataset, batch_size=4, num_workers=1))
     gc.collect()
     assert sample_ids(copied_epoch(iterator)) == list(range(50))
 
 
 def test_length_of_loader_and_iterator(shards: Path) -> None:
-    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8)
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), batch_size=8)
     iterator: Any = iter(loader)
     assert (len(loader), len(iterator)) == (7, 7)
     next(iterator)
@@ -363,7 +356,7 @@ def test_length_of_loader_and_iterator(shards: Path) -> None:
 
 
 def test_memory_limit_makes_fewer_slots_and_refuses_what_cannot_fit(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     slot = 4096 + 8192  # three numbers a row; 8 images of 3 x 16 x 16
     loader = DataLoader(dataset, batch_size=8, num_workers=2, memory_limit_bytes=2 * slot)
     assert sample_ids(copied_epoch(loader)) == list(range(50))
@@ -383,7 +376,7 @@ def test_worker_init_fn_runs_in_every_worker(shards: Path, tmp_path: Path) -> No
         (tmp_path / f"worker{number}").touch()
         _meet(tmp_path)
 
-    copied_epoch(DataLoader(ShardDataset(shards, RECIPE), num_workers=2, worker_init_fn=init))
+    copied_epoch(DataLoader(ShardDataset(shards, CROP_AND_FLIP), num_workers=2, worker_init_fn=init))
     assert sorted(os.listdir(tmp_path)) == ["worker0", "worker1"]
 
 
@@ -396,7 +389,7 @@ def test_worker_init_fn_finds_torchs_worker_info(shards: Path, tmp_path: Path) -
         (tmp_path / f"worker{number}").write_text(repr(seen))
         _meet(tmp_path)
 
-    copied_epoch(DataLoader(ShardDataset(shards, RECIPE), num_workers=2, seed=2**64 - 1, worker_init_fn=init))
+    copied_epoch(DataLoader(ShardDataset(shards, CROP_AND_FLIP), num_workers=2, seed=2**64 - 1, worker_init_fn=init))
     assert [(tmp_path / f"worker{k}").read_text() for k in (0, 1)] == [repr((k, 2, 50, True)) for k in (0, 1)]
 
 
@@ -409,7 +402,7 @@ def test_worker_init_fn_finds_another_seed_in_each_epoch_that_workers_start_in(
 
     for rank in (0, 1):
         loader = DataLoader(
-            ShardDataset(shards, RECIPE),
+            ShardDataset(shards, CROP_AND_FLIP),
             batch_size=8,
             num_workers=2,
             rank=rank,
@@ -424,14 +417,14 @@ def test_worker_init_fn_finds_another_seed_in_each_epoch_that_workers_start_in(
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copied_loader_works(shards: Path, duplicate: Any) -> None:
-    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8, shuffle=True, num_workers=1)
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), batch_size=8, shuffle=True, num_workers=1)
     expected = copied_epoch(loader)
     assert same_batches(copied_epoch(duplicate(loader)), expected)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_threads_share_an_iterator(shards: Path, workers: int) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     ahead = 8 if workers else None  # with slots enough for what two threads hold
     iterator = iter(DataLoader(dataset, num_workers=workers, prefetch_factor=ahead))
     with ThreadPoolExecutor(2) as threads:
@@ -454,7 +447,7 @@ print(sum(len(labels) for _, labels in loader))
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_sampler_repeats_is_augmented_anew_each_time(shards: Path, workers: int) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=3, sampler=[5, 5, 9, -45, 49, 5, 5], num_workers=workers)
     iterator = iter(loader)
     first = copied_epoch([next(iterator)])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -15,6 +12,7 @@ from feeder.errors import ArgumentError
 from feeder.loader import rank_agreement
 from feeder.loader.rank_agreement import Agreement, Connection
 from tests.support.loader_data import write_shards
+from tests.support.ranks import run_ranks
 
 _VALUES = {"seed": 0, "batch_size": 4, "epoch": 0}
 
@@ -342,19 +340,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("agreement")
     shards, other = write_shards(folder / "shards", 24), write_shards(folder / "other", 23)
     (folder / "stores").mkdir()
-    arguments = [json.dumps([rank, 3, str(folder / "stores"), str(shards), str(other)]) for rank in range(3)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RANK, argument], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for argument in arguments
-    ]
-    results = []
-    for rank in ranks:
-        out, err = rank.communicate(timeout=200)
-        assert rank.returncode == 0, err
-        results.append(json.loads(out))
-    return results
+    arguments = [[rank, 3, str(folder / "stores"), str(shards), str(other)] for rank in range(3)]
+    return run_ranks(_RANK, arguments)
 
 
 def _together(found: list[dict[str, Any]], name: str) -> list[int]:

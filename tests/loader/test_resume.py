@@ -16,25 +16,16 @@ from feeder.loader.fast.host_batches import HostBatches
 from feeder.order.sample_order import Window
 from feeder.shard.write.sharding import shard
 from feeder.transforms import (
-    Compose,
-    RandomHorizontalFlip,
     RandomResizedCrop,
 )
 from tests.support import images
 from tests.support.batches import copied_epoch, same_batches
-from tests.support.loader_data import write_shards
-
-RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 50)
+from tests.support.loader_data import CROP_AND_FLIP, write_shards
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resume_after_every_step_gives_what_an_unbroken_run_gives(shards: Path, workers: int) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 9}
     unbroken = DataLoader(dataset, **options)
     flat = [batch for _ in range(3) for batch in copied_epoch(unbroken)]
@@ -56,7 +47,7 @@ def test_resume_after_every_step_gives_what_an_unbroken_run_gives(shards: Path, 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_state_after_a_loop_that_was_broken_off_is_where_it_was(shards: Path, workers: int) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers}
     epochs = [copied_epoch(loader := DataLoader(dataset, **options)), copied_epoch(loader)]
     for how in ("break", "close"):
@@ -85,7 +76,7 @@ def test_state_after_an_interrupt_before_the_first_batch_is_the_epochs_beginning
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=workers)
     epochs = [copied_epoch(loader) for _ in range(2)]
     loader.set_epoch(1)
@@ -107,7 +98,7 @@ def test_an_iterator_that_could_not_be_made_takes_no_epoch_and_no_place_away(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=8, shuffle=True)
     epoch = copied_epoch(loader)
     resumed = DataLoader(dataset, batch_size=8, shuffle=True)
@@ -122,7 +113,7 @@ def test_an_iterator_that_could_not_be_made_takes_no_epoch_and_no_place_away(
 
 
 def test_state_between_epochs_starts_the_next_one(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=8, shuffle=True)
     epochs = [copied_epoch(loader) for _ in range(2)]
     fresh = DataLoader(dataset, batch_size=8, shuffle=True)
@@ -136,7 +127,7 @@ def test_state_between_epochs_starts_the_next_one(shards: Path) -> None:
 
 
 def test_set_epoch_of_the_loaded_epoch_keeps_the_place(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     loader = DataLoader(dataset, batch_size=8, shuffle=True)
     loader.set_epoch(3)
     iterator = iter(loader)
@@ -155,13 +146,13 @@ def test_set_epoch_of_the_loaded_epoch_keeps_the_place(shards: Path) -> None:
 @pytest.mark.parametrize("state", [None, [], {}, "state"])
 def test_what_is_no_state_is_refused(shards: Path, state: Any) -> None:
     with pytest.raises(ArgumentError, match="expected a state"):
-        DataLoader(ShardDataset(shards, RECIPE)).load_state_dict(state)
+        DataLoader(ShardDataset(shards, CROP_AND_FLIP)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_resume_with_other_world_sizes_sees_every_sample_once(shards: Path, at: int) -> None:
     """1 -> 2 -> 3 -> 1 ranks, with other batch sizes and worker counts."""
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     seen: list[int] = []
     padded: list[int] = []
     state: dict[str, Any] | None = None
@@ -188,7 +179,7 @@ def test_resume_with_other_world_sizes_sees_every_sample_once(shards: Path, at: 
 
 
 def test_resume_with_an_explicit_sampler_skips_its_batches(shards: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
+    dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     sampler: Any = torch.utils.data.distributed.DistributedSampler(dataset, 2, 1, shuffle=True)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     iterator = iter(loader)
@@ -201,9 +192,9 @@ def test_resume_with_an_explicit_sampler_skips_its_batches(shards: Path) -> None
 
 
 def test_states_that_do_not_fit_are_refused_with_the_reason(shards: Path, tmp_path: Path) -> None:
-    dataset = ShardDataset(shards, RECIPE)
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
     state = DataLoader(dataset, shuffle=True, seed=1).state_dict()
-    other = ShardDataset(write_shards(tmp_path, 49), RECIPE)
+    other = ShardDataset(write_shards(tmp_path, 49), CROP_AND_FLIP)
     for loader, reason in [
         (DataLoader(dataset, shuffle=True, seed=2), "seed"),
         (DataLoader(dataset, shuffle=False, seed=1), "shuffle"),

@@ -25,8 +25,8 @@ from feeder.loader.workers.process import InContext, wait_for
 from feeder.loader.workers.sockets import handing_over
 from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.transforms import RandomResizedCrop
-from tests.loader.test_generic import _Tensors
 from tests.support.loader_data import write_shards
+from tests.support.torch_datasets import Tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 
@@ -105,7 +105,7 @@ def test_a_workers_end_is_seen_though_a_process_that_it_forked_lives_on() -> Non
 def test_a_workers_end_is_seen_though_another_thread_forked_while_it_was_started(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset: Any = _Tensors()
+    dataset: Any = Tensors()
     if kind != "generic":
         dataset = ShardDataset(write_shards(tmp_path, 40), RandomResizedCrop(16))
     module = {"generic": worker_processes, "fast": ForkServer, "fast in context": fast_pool}[kind]

@@ -19,7 +19,6 @@ from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.sample_order import Window
 from feeder.transforms import RandomHorizontalFlip, RandomResizedCrop, Resize
-from tests.support.loader_data import write_shards
 from tests.support.ranks import run_two_ranks
 
 _SIZE = 50
@@ -31,11 +30,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "this loader runs torch's path")
         yield
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), _SIZE)
 
 
 class _Named(ShardDataset):

@@ -8,12 +8,10 @@ import gc
 import logging
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -31,7 +29,10 @@ from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.sockets import pair
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.support import ROOT
-from tests.support.loader_data import DyingAndWaitingReader, RogueReader, WideReader, write_shards
+from tests.support.batches import check_same, copied_epoch
+from tests.support.loader_data import write_shards
+from tests.support.processes import all_ended, returns_in_time
+from tests.support.rogue_readers import DyingAndWaitingReader, WideReader, rogue_dataset
 
 RECIPE = RandomResizedCrop(16)
 TARGET = "feeder.loader.fast.served_worker:work_loop"
@@ -42,36 +43,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("shards"), 64)
 
 
-def _dataset(shards: Path, sample: int = -1, deed: str = "", mark: str = "") -> ShardDataset:
-    dataset = ShardDataset(shards, RECIPE, fields=("index",))
-    dataset.reader = RogueReader(str(shards / "index.bin"), sample, deed, mark)
-    return dataset
-
-
 def _expected(shards: Path, epochs: int = 1, **options: Any) -> list[tuple[torch.Tensor, ...]]:
-    loader = DataLoader(_dataset(shards), **options)
+    loader = DataLoader(rogue_dataset(shards), **options)
     return [batch for _ in range(epochs) for batch in loader]
-
-
-def _check(batches: list[Any], expected: list[Any]) -> None:
-    assert len(batches) == len(expected)
-    for batch, other in zip(batches, expected, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
-
-
-def _ended(pids: list[int]) -> bool:
-    """True if all of these processes end; waits a moment, as a process closes its files before it ends."""
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        with open(descriptor, "rb") as end:
-            poll = select.poll()
-            poll.register(end, select.POLLIN)
-            if not poll.poll(60_000):
-                return False
-    return True
 
 
 @pytest.mark.parametrize(
@@ -89,12 +63,12 @@ def _ended(pids: list[int]) -> bool:
 def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
     shards: Path, tmp_path: Path, deed: str, cause: str, context: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dataset = _dataset(shards, 21, deed, str(tmp_path / "mark"))
+    dataset = rogue_dataset(shards, 21, deed, str(tmp_path / "mark"))
     patience: dict[str, Any] = {"hang_timeout_s": 2} if deed == "stop" else {}
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=context, **patience)
     with caplog.at_level(logging.WARNING, "feeder"):
-        batches = [tuple(x.clone() for x in batch) for batch in loader]
-    _check(batches, _expected(shards, batch_size=8, shuffle=True))
+        batches = copied_epoch(loader)
+    check_same(batches, _expected(shards, batch_size=8, shuffle=True))
     events = loader.stats()["replaced_workers"]
     if deed != "stop":  # what stands still for so long, as the whole machine may, is silent too
         assert len(events) == 1
@@ -103,7 +77,7 @@ def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
 
 
 def test_a_workers_end_is_seen_while_the_batchs_last_part_is_waited_for(shards: Path, tmp_path: Path) -> None:
-    dataset = _dataset(shards)
+    dataset = rogue_dataset(shards)
     dataset.reader = reader = DyingAndWaitingReader(str(shards / "index.bin"), str(tmp_path))
     loader = DataLoader(dataset, batch_size=8, num_workers=2)
     batches = []
@@ -113,7 +87,7 @@ def test_a_workers_end_is_seen_while_the_batchs_last_part_is_waited_for(shards: 
             reader.wait("dying")
             reader.wait("waiting")
             reader.mark("die")
-    _check(batches, _expected(shards, batch_size=8))
+    check_same(batches, _expected(shards, batch_size=8))
     assert len(loader.stats()["replaced_workers"]) == 1
 
 
@@ -144,14 +118,14 @@ def test_forked_workers_use_torch_though_the_trainer_has_used_its_threads(shards
 
 
 def test_a_loop_broken_off_in_a_part_that_does_not_end_keeps_its_workers(shards: Path, tmp_path: Path) -> None:
-    dataset = _dataset(shards, 9, "stop", str(tmp_path / "mark"))
+    dataset = rogue_dataset(shards, 9, "stop", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
     for _ in loader:
         while not (tmp_path / "mark").exists():  # a worker is at it
             os.sched_yield()
         break
     assert len(loader.worker_pids()) == 2
-    _check([tuple(x.clone() for x in batch) for batch in loader], _expected(shards, 2, batch_size=8)[8:])
+    check_same(copied_epoch(loader), _expected(shards, 2, batch_size=8)[8:])
     assert loader.stats()["replaced_workers"] == []
 
 
@@ -175,7 +149,7 @@ def test_a_default_timeout_of_sockets_is_none_of_the_workers(shards: Path, conte
 def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:
     chance = random.Random(1)
     expected = _expected(shards, 4, batch_size=4, shuffle=True)
-    loader = DataLoader(_dataset(shards), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
     batches = []
     killed = 0
     for _ in range(4):
@@ -186,33 +160,33 @@ def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:
                 with contextlib.suppress(ProcessLookupError):  # killed before, and not missed yet
                     os.kill(chance.choice(pids), signal.SIGKILL)
                     killed += 1
-    _check(batches, expected)
+    check_same(batches, expected)
     assert killed > 10
     assert len(loader.stats()["replaced_workers"]) > 5
 
 
 def test_a_slow_sample_delays_only_its_part_of_the_batch(shards: Path, tmp_path: Path) -> None:
     """It waits for the other half of its batch, which another worker makes."""
-    dataset = _dataset(shards, 0, "wait", str(tmp_path / "mark"))
+    dataset = rogue_dataset(shards, 0, "wait", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=8, num_workers=2, timeout=60)
     assert next(iter(loader))[2].tolist() == list(range(8))
 
 
 def test_all_workers_stopped_before_they_took_anything_are_replaced(shards: Path) -> None:
     loader = DataLoader(
-        _dataset(shards), batch_size=8, num_workers=2, hang_timeout_s=2, persistent_workers=True, prefetch_factor=1
+        rogue_dataset(shards), batch_size=8, num_workers=2, hang_timeout_s=2, persistent_workers=True, prefetch_factor=1
     )
     for _ in loader:
         pass
     for pid in loader.worker_pids():
         os.kill(pid, signal.SIGSTOP)
-    batches = [tuple(x.clone() for x in batch) for batch in loader]
-    _check(batches, _expected(shards, 2, batch_size=8)[8:])
+    batches = copied_epoch(loader)
+    check_same(batches, _expected(shards, 2, batch_size=8)[8:])
 
 
 @pytest.mark.parametrize("sampler", [None, [3, 3, 21]])
 def test_sample_that_kills_every_worker_ends_with_an_error_that_names_it(shards: Path, sampler: Any) -> None:
-    loader = DataLoader(_dataset(shards, 21, "kill"), batch_size=4, sampler=sampler, num_workers=2)
+    loader = DataLoader(rogue_dataset(shards, 21, "kill"), batch_size=4, sampler=sampler, num_workers=2)
     with pytest.raises(WorkerError, match="00000021") as caught:
         for _ in loader:
             pass
@@ -221,7 +195,7 @@ def test_sample_that_kills_every_worker_ends_with_an_error_that_names_it(shards:
 
 
 def test_a_bug_in_a_worker_is_raised_with_its_traceback(shards: Path) -> None:
-    iterator = iter(DataLoader(_dataset(shards, 5, "raise"), batch_size=4, num_workers=1))
+    iterator = iter(DataLoader(rogue_dataset(shards, 5, "raise"), batch_size=4, num_workers=1))
     assert next(iterator)[2].tolist() == [0, 1, 2, 3]
     with pytest.raises(WorkerError, match="a bug in the reader") as caught:
         next(iterator)
@@ -230,7 +204,7 @@ def test_a_bug_in_a_worker_is_raised_with_its_traceback(shards: Path) -> None:
 
 
 def test_worker_that_cannot_start_says_why(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards), num_workers=1, worker_init_fn=lambda i: 1 // 0)  # type: ignore[arg-type]
+    loader = DataLoader(rogue_dataset(shards), num_workers=1, worker_init_fn=lambda i: 1 // 0)  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         next(iter(loader))
 
@@ -252,7 +226,7 @@ def test_persistent_workers_that_could_not_be_had_for_one_epoch_are_there_in_the
             raise RuntimeError("a bug at the start")
 
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "worker_init_fn": init}
-    loader = DataLoader(_dataset(shards), batch_size=8, **options)
+    loader = DataLoader(rogue_dataset(shards), batch_size=8, **options)
     for _ in loader:
         pass
     mark.touch()
@@ -261,8 +235,8 @@ def test_persistent_workers_that_could_not_be_had_for_one_epoch_are_there_in_the
     with pytest.raises(WorkerError, match=message):
         list(loader)
     mark.unlink()
-    batches = [tuple(x.clone() for x in batch) for batch in loader]
-    _check(batches, _expected(shards, 3, batch_size=8)[16:])
+    batches = copied_epoch(loader)
+    check_same(batches, _expected(shards, 3, batch_size=8)[16:])
 
 
 def test_a_script_without_a_main_guard_under_spawn_learns_of_it(shards: Path, tmp_path: Path) -> None:
@@ -281,7 +255,7 @@ list(DataLoader(dataset, num_workers=1, multiprocessing_context="spawn"))
 
 
 def test_timeout_means_what_torchs_means(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards, 5, "stop"), batch_size=4, num_workers=1, timeout=3)
+    loader = DataLoader(rogue_dataset(shards, 5, "stop"), batch_size=4, num_workers=1, timeout=3)
     iterator = iter(loader)
     while not loader.stats()["slots"]["ready"]:  # however long the worker takes to start
         os.sched_yield()
@@ -295,7 +269,11 @@ def test_timeout_means_what_torchs_means(shards: Path) -> None:
 @pytest.mark.parametrize("context", [None, "fork"])
 def test_no_worker_is_left(shards: Path, how: str, persistent: bool, context: str | None) -> None:
     loader = DataLoader(
-        _dataset(shards), batch_size=4, num_workers=2, persistent_workers=persistent, multiprocessing_context=context
+        rogue_dataset(shards),
+        batch_size=4,
+        num_workers=2,
+        persistent_workers=persistent,
+        multiprocessing_context=context,
     )
     pids: list[int] = []
     iterator = iter(loader)
@@ -314,20 +292,20 @@ def test_no_worker_is_left(shards: Path, how: str, persistent: bool, context: st
     del iterator
     if how == "del":
         del loader
-    assert _ended(pids)
+    assert all_ended(pids)
 
 
 def test_stopped_worker_does_not_hold_up_closing(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards, 21, "stop"), batch_size=4, num_workers=2)
+    loader = DataLoader(rogue_dataset(shards, 21, "stop"), batch_size=4, num_workers=2)
     iterator = iter(loader)
     next(iterator)
     pids = loader.worker_pids()
     loader.close()
-    assert _ended(pids)
+    assert all_ended(pids)
 
 
 def test_epochs_with_killed_workers_leak_neither_memory_nor_descriptors(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=8, num_workers=2)
+    loader = DataLoader(rogue_dataset(shards), batch_size=8, num_workers=2)
 
     def epoch(number: int) -> None:
         for step, _ in enumerate(loader):
@@ -351,11 +329,11 @@ def test_epochs_with_killed_workers_leak_neither_memory_nor_descriptors(shards: 
 _TRAINER = """
 import os, signal, sys, threading, time
 sys.path.insert(0, {root!r})
-from tests.loader.test_workers import _dataset
+from tests.support.rogue_readers import rogue_dataset
 from pathlib import Path
 from types import FrameType
 from feeder.loader.dataloader import DataLoader
-loader = DataLoader(_dataset(Path({shards!r}), {sample}, {deed!r}), batch_size=4, num_workers=2, {options})
+loader = DataLoader(rogue_dataset(Path({shards!r}), {sample}, {deed!r}), batch_size=4, num_workers=2, {options})
 iterator = iter(loader)
 next(iterator)
 from feeder.loader.workers.fork_server import ForkServer
@@ -380,7 +358,7 @@ def _run_trainer(shards: Path, deed: str, options: str, then: str) -> tuple[list
 
 def test_a_function_that_can_not_be_sent_to_a_worker_is_an_error_with_the_way_out(shards: Path) -> None:
     loader = DataLoader(
-        _dataset(shards), num_workers=1, multiprocessing_context="forkserver", worker_init_fn=lambda i: None
+        rogue_dataset(shards), num_workers=1, multiprocessing_context="forkserver", worker_init_fn=lambda i: None
     )
     with pytest.raises(ArgumentError, match=r"'forkserver' can't be sent .* top level of a module"):
         iter(loader)
@@ -401,18 +379,18 @@ def test_a_function_that_can_not_be_sent_to_a_worker_is_an_error_with_the_way_ou
 )
 def test_workers_end_with_the_trainer_however_it_ends(shards: Path, options: str, deed: str, then: str) -> None:
     pids, _ = _run_trainer(shards, deed, options, then)
-    assert _ended(pids)
+    assert all_ended(pids)
 
 
 def test_interrupt_while_waiting_ends_promptly_and_leaves_nothing(shards: Path) -> None:
     then = "threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\nfor _ in iterator: pass"
     pids, err = _run_trainer(shards, "stop", "", then)
     assert "KeyboardInterrupt" in err
-    assert _ended(pids)
+    assert all_ended(pids)
 
 
 def test_a_process_forked_off_the_trainer_leaves_the_workers_alone(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2)
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=2)
     iterator = iter(loader)
     next(iterator)
     child = os.fork()
@@ -425,16 +403,8 @@ def test_a_process_forked_off_the_trainer_leaves_the_workers_alone(shards: Path)
     assert loader.stats()["replaced_workers"] == []
 
 
-def _in_time(function: Callable[[], object]) -> bool:
-    """True if a function ends, in a thread of its own."""
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    thread.join(60)
-    return not thread.is_alive()
-
-
 def test_a_garbage_collection_that_ends_workers_may_come_while_their_server_is_asked(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2)
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=2)
     iterator = iter(loader)
     next(iterator)
     pids = loader.worker_pids()
@@ -447,8 +417,8 @@ def test_a_garbage_collection_that_ends_workers_may_come_while_their_server_is_a
         with server._lock:
             gc.collect()
 
-    assert _in_time(collect)
-    assert _ended(pids)
+    assert returns_in_time(collect)
+    assert all_ended(pids)
 
 
 def test_word_of_a_workers_end_is_not_lost_to_an_interrupt() -> None:
@@ -479,7 +449,7 @@ def test_a_workers_process_id_is_known_though_its_server_is_slow_to_say_it() -> 
         pid = server.pid(server.start(theirs))  # while the server imports what workers need
     assert pid is not None
     server.close()
-    assert _ended([pid])
+    assert all_ended([pid])
 
 
 def _interrupted(server: ForkServer, number: int) -> bool:
@@ -496,7 +466,7 @@ def test_a_server_that_dies_just_when_it_is_needed_is_replaced(shards: Path, mon
     os.waitid(os.P_PID, server.process.pid, os.WEXITED | os.WNOWAIT)
     looks = iter([True])  # it was alive when it was looked at
     monkeypatch.setattr(server, "alive", lambda: next(looks, False))
-    _check([*DataLoader(_dataset(shards), batch_size=32, num_workers=1)], _expected(shards, batch_size=32))
+    check_same([*DataLoader(rogue_dataset(shards), batch_size=32, num_workers=1)], _expected(shards, batch_size=32))
     assert ForkServer.shared(TARGET) is not server
 
 
@@ -511,7 +481,7 @@ def test_a_child_forked_while_a_server_is_started_can_start_its_own() -> None:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1)
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1)
     iterator = iter(loader)
     batches = [tuple(x.clone() for x in next(iterator))]
     board = iterator._epoch.engine.pool._board
@@ -526,18 +496,18 @@ def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shard
     def go_on() -> None:
         batches.extend(tuple(x.clone() for x in batch) for batch in iterator)
 
-    ended = _in_time(go_on)
+    ended = returns_in_time(go_on)
     with contextlib.suppress(ProcessLookupError):
         os.kill(stopped, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(stopped, 0)[1]) == -signal.SIGKILL
     assert ended
-    _check(batches, _expected(shards, batch_size=4))
+    check_same(batches, _expected(shards, batch_size=4))
 
 
 def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error_and_the_loop_can_be_resumed(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = _dataset(shards, 21, "kill", str(tmp_path / "mark"))
+    dataset = rogue_dataset(shards, 21, "kill", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
     engine = iterator._epoch.engine
@@ -556,15 +526,15 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error_and_the_loop_can_b
         with pytest.raises(OSError, match="Too many open files"):
             consume(batches, iterator)
 
-    assert _in_time(refused)
+    assert returns_in_time(refused)
     assert engine.ring is ring  # nobody was waited for in vain: who is known to have ended writes into no slot
     loader.load_state_dict(loader.state_dict())
-    consumed = batches + [tuple(x.clone() for x in batch) for batch in loader]
-    _check(consumed, _expected(shards, batch_size=4))
+    consumed = batches + copied_epoch(loader)
+    check_same(consumed, _expected(shards, batch_size=4))
 
 
 def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=16, num_workers=1)
+    loader = DataLoader(rogue_dataset(shards), batch_size=16, num_workers=1)
     iterator = iter(loader)
     for _ in range(4):
         next(iterator)
@@ -587,7 +557,7 @@ def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch
 def test_an_interrupt_while_workers_are_given_up_leaves_the_loader_usable(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=2, persistent_workers=True)
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=2, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
     pids, engine = loader.worker_pids(), iterator._epoch.engine
@@ -598,16 +568,16 @@ def test_an_interrupt_while_workers_are_given_up_leaves_the_loader_usable(
     monkeypatch.setattr(engine.pool, "abandon", interrupt)
     with pytest.raises(KeyboardInterrupt):
         iterator.close()
-    assert _ended(pids)
-    epochs = [[tuple(x.clone() for x in batch) for batch in loader] for _ in range(2)]
-    _check(epochs[0] + epochs[1], _expected(shards, 3, batch_size=4)[16:])
+    assert all_ended(pids)
+    epochs = [copied_epoch(loader) for _ in range(2)]
+    check_same(epochs[0] + epochs[1], _expected(shards, 3, batch_size=4)[16:])
     assert len(loader.worker_pids()) == 2
     loader.close()
     assert loader.worker_pids() == []
 
 
 def test_closing_ends_every_iterator(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards, 5, "stop"), batch_size=4, num_workers=1)
+    loader = DataLoader(rogue_dataset(shards, 5, "stop"), batch_size=4, num_workers=1)
     first = iter(loader)
     next(first)
     next(iter(loader))  # another one is the last now
@@ -618,7 +588,7 @@ def test_closing_ends_every_iterator(shards: Path) -> None:
 def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
     board = iterator._epoch.engine.pool._board
@@ -631,10 +601,10 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
             next(iterator)
 
     monkeypatch.setattr(board, "publish", interrupt)
-    assert _in_time(interrupted)
+    assert returns_in_time(interrupted)
     monkeypatch.undo()
-    epoch = [tuple(x.clone() for x in batch) for batch in loader]
-    _check(epoch, _expected(shards, 2, batch_size=4)[16:])
+    epoch = copied_epoch(loader)
+    check_same(epoch, _expected(shards, 2, batch_size=4)[16:])
 
 
 def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]) -> bool:
@@ -669,7 +639,7 @@ def _in_finalizer(frame: FrameType | None) -> bool:
 
 
 def test_no_interrupt_takes_a_slot_away(shards: Path) -> None:
-    loader = DataLoader(_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
     expected = _expected(shards, batch_size=4)
     seen: set[tuple[str, int]] = set()
     while True:
@@ -679,5 +649,5 @@ def test_no_interrupt_takes_a_slot_away(shards: Path) -> None:
         if not _interrupted_anew(seen, lambda: next(iterator)):  # noqa: B023
             break
     loader.set_epoch(0)
-    _check([tuple(x.clone() for x in batch) for batch in loader], expected)
+    check_same(copied_epoch(loader), expected)
     assert len(seen) > 20

@@ -21,7 +21,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.inspect import verify
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
-from tests.kernels import jpegs
+from tests.support import jpegs
 from tests.support.images import encode
 from tests.support.shard_sets import damage_row
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ import pytest
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
-from tests.loader.test_workers import _ended as ended
 from tests.support.loader_data import write_shards
+from tests.support.processes import all_ended
+from tests.support.ranks import run_ranks, start_rank
 
 _RANK = """
 import gc, json, sys
@@ -63,26 +62,8 @@ def _run(
     folder: Path, shards: Path, world_size: int, state: dict[str, Any] | None, steps: int, batch_size: int
 ) -> list[dict[str, Any]]:
     store = folder / f"store-{len(list(folder.iterdir()))}"
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _RANK,
-                json.dumps([rank, world_size, str(store), str(shards), state, steps, batch_size]),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    results = []
-    for rank in ranks:
-        out, err = rank.communicate(timeout=200)
-        assert rank.returncode == 0, err
-        results.append(json.loads(out))
-    return results
+    arguments = [[rank, world_size, str(store), str(shards), state, steps, batch_size] for rank in range(world_size)]
+    return run_ranks(_RANK, arguments)
 
 
 @pytest.mark.slow
@@ -138,14 +119,13 @@ def test_the_rank_that_is_left_of_two_resumes_what_both_had_not_seen(tmp_path: P
     shards = write_shards(tmp_path / "shards", 50)
     ranks = []
     for rank in range(2):
-        arguments = json.dumps([rank, str(tmp_path / "store"), str(shards), str(tmp_path / f"note-{rank}")])
-        command = [sys.executable, "-c", "import torch\n" + _LONE_RANK, arguments]
-        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        arguments = [rank, str(tmp_path / "store"), str(shards), str(tmp_path / f"note-{rank}")]
+        ranks.append(start_rank("import torch\n" + _LONE_RANK, arguments))
     out, err = ranks[0].communicate(timeout=200)
     ranks[1].communicate(timeout=200)
     assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL], err
     left, dead = json.loads(out), json.loads((tmp_path / "note-1").read_text())
-    assert ended(dead["workers"])
+    assert all_ended(dead["workers"])
     # The rank that is left had the batch in hand that it could not reduce any more: of both ranks that counts as seen.
     loader = DataLoader(ShardDataset(shards, RandomResizedCrop(8), fields=("index",)), 4, shuffle=True)
     loader.load_state_dict(left["state"])

@@ -14,15 +14,7 @@ from PIL import Image
 
 from tests.support import ROOT
 from tests.support.images import encode
-
-_TORCHRUN = (
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node",
-    "2",
-    str(ROOT / "tests/support/whole_exit.py"),
-)
+from tests.support.ranks import TORCHRUN
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +65,7 @@ def test_accelerate_goes_on_with_another_number_of_processes(shards: Path, tmp_p
     options = ("--size", "32", "--epochs", "2", "--checkpoint", "state.pt")
     (tmp_path / "state.pt.unfinished").write_bytes(b"of a run that was killed")
     broken = ("--batch-size", "8", "--max-steps", "2")
-    assert _example(tmp_path, "accelerate_loop.py", shards, *options, *broken, launcher=_TORCHRUN) == ""
+    assert _example(tmp_path, "accelerate_loop.py", shards, *options, *broken, launcher=TORCHRUN) == ""
     out = _example(tmp_path, "accelerate_loop.py", shards, *options, "--batch-size", "4")
     # 32 of 60 samples are seen, so 7 batches of 4 are left of this epoch; the next has 15.
     found = re.search(r"epochs 2, steps 24, loss (\d+\.\d+)$", out, re.M)
@@ -97,7 +89,7 @@ def test_timm_style_learns(shards: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_ddp(shards: Path, tmp_path: Path) -> None:
     options = ("--size", "32", "--batch-size", "8", "--epochs", "3")
-    out = _example(tmp_path, "torchrun_ddp.py", shards, *options, launcher=_TORCHRUN)
+    out = _example(tmp_path, "torchrun_ddp.py", shards, *options, launcher=TORCHRUN)
     found = re.findall(r"^epoch \d: (\d+) samples, loss (\d+\.\d+)$", out, re.M)
     assert [int(samples) for samples, _ in found] == [60, 60, 60]
     assert float(found[-1][1]) < float(found[0][1])

@@ -27,8 +27,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
-from tests.kernels import jpegs
-from tests.support import ROOT, images
+from tests.support import ROOT, images, jpegs
 from tests.support.loader_data import write_shards
 
 _LIMIT_BYTES = 192 << 20

@@ -22,7 +22,8 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import RandomResizedCrop
-from tests.kernels import jpegs
+from tests.support import jpegs
+from tests.support.batches import copied_epoch
 from tests.support.loader_data import write_shards
 
 CROP = RandomResizedCrop(16)
@@ -65,10 +66,6 @@ def other(tmp_path: Path) -> Path:
     return folder
 
 
-def _epoch(loader: Any) -> list[tuple[torch.Tensor, ...]]:
-    return [tuple(x.clone() for x in batch) for batch in loader]
-
-
 @pytest.mark.parametrize("replace", [_by_rename, _in_place])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -78,7 +75,7 @@ def test_shards_replaced_in_an_epoch_are_an_error_that_names_them(
     options: dict[str, Any] = {"batch_size": 4, "num_workers": workers, "on_error": on_error}
     if workers:
         options["prefetch_factor"] = 1
-    expected = _epoch(DataLoader(ShardDataset(shards, CROP), batch_size=4))
+    expected = copied_epoch(DataLoader(ShardDataset(shards, CROP), batch_size=4))
     loader: Any = DataLoader(ShardDataset(shards, CROP), **options)
     iterator = iter(loader)
     found = [next(iterator)[0].clone()]
@@ -106,7 +103,7 @@ def test_a_shard_that_was_opened_before_it_was_replaced_is_read_to_its_end(shard
 
 def test_shards_that_are_only_touched_linked_or_copied_back_are_used_on(shards: Path, tmp_path: Path) -> None:
     dataset = ShardDataset(shards, CROP)
-    expected = _epoch(DataLoader(dataset, batch_size=4, num_workers=2))
+    expected = copied_epoch(DataLoader(dataset, batch_size=4, num_workers=2))
     loader = DataLoader(dataset, batch_size=4, num_workers=2)
     iterator = iter(loader)
     found = [tuple(x.clone() for x in next(iterator))]
@@ -115,7 +112,7 @@ def test_shards_that_are_only_touched_linked_or_copied_back_are_used_on(shards: 
         os.link(path, tmp_path / f"link{number}")
     shutil.copy(shards / "shard-000003.tar", tmp_path / "copy")
     os.replace(tmp_path / "copy", shards / "shard-000003.tar")
-    found += _epoch(iterator)
+    found += copied_epoch(iterator)
     assert [batch[1].tolist() for batch in found] == [batch[1].tolist() for batch in expected]
 
 

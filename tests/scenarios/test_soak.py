@@ -12,7 +12,8 @@ from torch.utils.data import Dataset
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
-from tests.support.loader_data import ToldReader, die_if_told, write_shards
+from tests.support.loader_data import write_shards
+from tests.support.rogue_readers import ToldReader, die_if_told
 
 _EPOCHS = 20
 

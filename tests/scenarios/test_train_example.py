@@ -20,17 +20,9 @@ from PIL import Image
 
 from feeder.tools.cli import main as feeder_main
 from tests.support import ROOT
+from tests.support.ranks import TORCHRUN
 
 SCRIPT = ROOT / "examples" / "train.py"
-TORCHRUN = [
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node",
-    "2",
-    str(ROOT / "tests/support/whole_exit.py"),
-]
-TORCHRUN += [str(SCRIPT)]
 SMALL = ["--image-size", "24", "--batch-size", "20", "--lr", "0.05", "--workers"]
 
 
@@ -253,7 +245,7 @@ def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, 
     # 63 images to validate with, 20 at a time: the two processes fill the last batch up, which must not count.
     options = [*SMALL, "0", "--epochs", "1", "--norm", "group", "--accumulate", "2"]
     script.main([*data, "--out", str(tmp_path / "one"), *options])
-    _subprocess([*TORCHRUN, *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
+    _subprocess([*TORCHRUN, str(SCRIPT), *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
     np.testing.assert_allclose(log(tmp_path / "two"), log(tmp_path / "one"), rtol=1e-3)
     one, two = load(tmp_path / "one/last.pt"), load(tmp_path / "two/last.pt")
     torch.testing.assert_close(two["model"], one["model"], rtol=1e-3, atol=1e-3)

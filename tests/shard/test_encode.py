@@ -22,7 +22,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.transforms import Resize
-from tests.kernels import jpegs
+from tests.support import jpegs
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import contents, samples_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["copied_epoch", "same_batches", "sample_ids"]
+__all__ = ["check_same", "copied_epoch", "same_batches", "sample_ids"]
 
 
 def copied_epoch(loader: Any) -> list[tuple[Any, ...]]:
@@ -21,6 +21,14 @@ def same_batches(a: list[tuple[Any, ...]], b: list[tuple[Any, ...]]) -> bool:
         for p, q in zip(a, b, strict=True)
         for x, y in zip(p, q, strict=True)
     )
+
+
+def check_same(batches: list[Any], expected: list[Any]) -> None:
+    """Fails unless two epochs have the same batches, bit for bit; those of the first may lie on a device."""
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        for a, b in zip(batch, other, strict=True):
+            assert torch.equal(a.cpu(), b) if isinstance(a, torch.Tensor) else a == b
 
 
 def sample_ids(batches: list[tuple[Any, ...]]) -> list[int]:

@@ -30,17 +30,6 @@ from feeder.tools.terminal import table
 from tests.support.images import encode, make_tree, pixels
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tree(tmp_path_factory.mktemp("bench") / "images", 2, 16)
-
-
-@pytest.fixture(scope="module")
-def shards(tree: Path) -> Path:
-    shard(str(tree), str(tree.parent / "shards"))
-    return tree.parent / "shards"
-
-
 def quiet(line: str) -> None:
     pass
 

@@ -20,7 +20,6 @@ import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError
 from feeder.loader.trial import Trial, run
-from feeder.shard.write.sharding import shard
 from feeder.system.cores import cores
 from feeder.system.process_usage import process_tree
 from feeder.tools import cli
@@ -31,17 +30,6 @@ from tests.support.images import make_tree
 
 WORK = ["--image-size", "16", "--batch-size", "8", "--dtype", "uint8"]
 CPUS = cores().usable
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tree(tmp_path_factory.mktemp("tune") / "images", 2, 16)
-
-
-@pytest.fixture(scope="module")
-def shards(tree: Path) -> Path:
-    shard(str(tree), str(tree.parent / "shards"))
-    return tree.parent / "shards"
 
 
 def family() -> set[int]:

@@ -1,0 +1,132 @@
+"""Readers that do something to their own process, and a dataset with the first of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feeder.dataset.reader import Encoded, Wanted
+from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.shards import ShardDataset
+from feeder.transforms import RandomResizedCrop
+
+__all__ = ["DyingAndWaitingReader", "RogueReader", "ToldReader", "WideReader", "die_if_told", "rogue_dataset"]
+
+
+def rogue_dataset(shards: Path, sample: int = -1, deed: str = "", mark: str = "") -> ShardDataset:
+    """Random crops of 16 x 16 with the samples' numbers, by a :class:`RogueReader` that does nothing unless told."""
+    dataset = ShardDataset(shards, RandomResizedCrop(16), fields=("index",))
+    dataset.reader = RogueReader(str(shards / "index.bin"), sample, deed, mark)
+    return dataset
+
+
+class RogueReader(ShardReader):
+    """Does something to its own process when it reads a given sample; or waits until another reads the fifth after."""
+
+    def __init__(self, index: str, sample: int, deed: str, mark: str = "") -> None:
+        super().__init__(index)
+        self.sample, self.deed, self.mark = sample, deed, mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RogueReader, (self.index.path, self.sample, self.deed, self.mark)
+
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
+        if self.sample in ids:
+            first = not self.mark
+            if self.deed == "wait":
+                while not os.path.exists(self.mark):
+                    time.sleep(0.001)
+            elif self.mark:
+                try:
+                    os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+                    first = True
+                except FileExistsError:
+                    pass
+            if first and self.deed == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif first and self.deed == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif first and self.deed == "abort":
+                os.abort()
+            elif first and self.deed == "raise":
+                raise RuntimeError("a bug in the reader")
+            elif first and self.deed == "exit":
+                os._exit(3)
+        elif self.deed == "wait" and self.sample + 5 in ids:
+            open(self.mark, "w").close()
+        return super().read(ids, wanted)
+
+
+class WideReader(ShardReader):
+    """Has a field of 100,000 bytes for each sample."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WideReader, (self.index.path,)
+
+    def field(self, i: int, name: str) -> Any:
+        return np.random.default_rng(i).bytes(100_000)
+
+
+def die_if_told(word: str) -> None:
+    """Kills this process if the file is there, and no other process has taken it away."""
+    try:
+        os.unlink(word)
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ToldReader(ShardReader):
+    """Dies at work when told."""
+
+    def __init__(self, index: str, word: str) -> None:
+        super().__init__(index)
+        self.word = word
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ToldReader, (self.index.path, self.word)
+
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
+        die_if_told(self.word)
+        return super().read(ids, wanted)
+
+
+class DyingAndWaitingReader(ShardReader):
+    """At sample 12, waits until sample 8 was read twice. At the first time that 8 is, waits for a word, and kills its
+    process."""
+
+    def __init__(self, index: str, marks: str) -> None:
+        super().__init__(index)
+        self.marks = marks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DyingAndWaitingReader, (self.index.path, self.marks)
+
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
+        if 8 in ids:
+            if self.mark("dying"):
+                self.wait("die")
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.mark("again")
+        elif 12 in ids:
+            self.mark("waiting")
+            self.wait("again")
+        return super().read(ids, wanted)
+
+    def mark(self, name: str) -> bool:
+        """Leaves a mark; returns whether it is new."""
+        try:
+            os.close(os.open(os.path.join(self.marks, name), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def wait(self, name: str) -> None:
+        """Waits for a mark."""
+        while not os.path.exists(os.path.join(self.marks, name)):
+            time.sleep(0.001)
