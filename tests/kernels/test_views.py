@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from feeder import _native as native
-from tests.kernels import jpegs
+from tests.support import jpegs
 
 Status = native.Status
 Box = tuple[int, int, int, int]

@@ -11,18 +11,22 @@ from tests.support import ROOT
 # Faults in the middle of a step, to which no public name leads: a lock that is held while a process dies or a signal
 # comes, a step that fails, a page-locked slot. An entry that no test needs any more is an error.
 _EXCEPTIONS = {
-    "tests/decoders/test_dali.py": {"_borrowed", "_queue"},  # on the CPU, as if images were decoded whole on a GPU
-    "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked
-    "tests/loader/test_device.py": {"_engine", "_fast"},  # addresses of the slots
+    # On the CPU, as if images were decoded whole on a GPU.
+    "tests/decoders/test_dali_gpu.py": {"_borrowed", "_queue"},
+    "tests/decoders/test_dali_queue.py": {"_borrowed", "_queue"},
+    "tests/loader/device/test_page_lock.py": {"_engine", "_fast"},  # addresses of the slots
+    "tests/loader/fast/test_interrupts.py": {"_board", "_epoch"},
+    "tests/loader/fast/test_pool.py": {"_epoch", "_supervisor"},
+    "tests/loader/fast/test_replacement.py": {"_board", "_epoch", "_locked", "_patience_s", "_start"},
+    "tests/loader/fast/test_task_board.py": {"_locked", "_workers"},
     # _iterator and _workers are names of torch's own loader, too: the way to the worker processes.
-    "tests/loader/test_generic.py": {"_iterator", "_processes", "_workers"},
-    "tests/loader/test_iterator_lock.py": {"_closed", "_epoch", "_use", "_workers"},
-    "tests/loader/test_prometheus.py": {"_Server", "_lock", "_server", "_servers", "_thread"},
-    "tests/loader/test_sockets.py": {"_workers"},
-    "tests/loader/test_task_board.py": {"_locked", "_workers"},
-    "tests/loader/test_workers.py": {
-        "_board", "_epoch", "_lock", "_locked", "_patience_s", "_shared_lock", "_start", "_supervisor",
-    },
+    "tests/loader/generic/test_replacement.py": {"_iterator", "_processes", "_workers"},
+    "tests/loader/generic/test_shutdown.py": {"_iterator", "_workers"},
+    "tests/loader/observe/test_prometheus.py": {"_Server", "_lock", "_server", "_servers", "_thread"},
+    "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked
+    "tests/loader/workers/test_fork_server.py": {"_ended", "_lock", "_shared_lock"},
+    "tests/loader/workers/test_iterator_lock.py": {"_closed", "_epoch", "_use", "_workers"},
+    "tests/loader/workers/test_sockets.py": {"_workers"},
 }  # fmt: skip
 
 

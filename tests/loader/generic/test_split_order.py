@@ -395,7 +395,7 @@ import json, sys, warnings
 from pathlib import Path
 from torch import distributed
 from feeder.errors import ArgumentError
-from tests.loader.test_split_order import _ids, _loader
+from tests.loader.generic.test_split_order import _ids, _loader
 
 warnings.simplefilter("ignore")
 rank, store, shards = json.loads(sys.argv[1])

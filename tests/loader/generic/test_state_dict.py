@@ -1,0 +1,97 @@
+"""States of loaders on torch's path: resumed epochs go on where they were left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from feeder.errors import ArgumentError
+from feeder.loader.dataloader import DataLoader
+from tests.support.torch_datasets import Counting, Stream
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("interval", [1, 3])
+def test_resume_after_every_step(workers: int, interval: int) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+    loader = DataLoader(range(30), snapshot_every_n_steps=interval, **options)
+    seen: list[list[int]] = []
+    states = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        states.append(loader.state_dict())
+    assert sorted(i for batch in seen for i in batch) == list(range(30))
+    for step, state in enumerate(states, 1):
+        resumed = DataLoader(range(30), snapshot_every_n_steps=interval, **options)
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == seen[step:]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 3), (3, 1)])
+def test_map_style_dataset_without_state_resumes_with_another_number_of_workers(before: int, after: int) -> None:
+    loader = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=before)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=after)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+
+
+def test_states_of_workers_do_not_fit_another_number_of_them() -> None:
+    loader = DataLoader(Counting(), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    resumed = DataLoader(Counting(), batch_size=4, num_workers=2)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+    for workers in (0, 3):
+        other = DataLoader(Counting(), batch_size=4, num_workers=workers)
+        other.load_state_dict(state)
+        with pytest.raises(ArgumentError, match="num_workers=2"):
+            iter(other)
+
+
+def test_iterable_dataset_without_state_is_counted_off() -> None:
+    for workers in (0, 2):
+        loader = DataLoader(Stream(), batch_size=3, num_workers=workers)
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+        state = loader.state_dict()
+        rest = [batch.tolist() for batch in iterator]
+        resumed = DataLoader(Stream(), batch_size=3, num_workers=workers)
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == rest
+
+
+def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
+    loader = DataLoader(range(30), batch_size=4, shuffle=True)
+    list(loader)
+    state = loader.state_dict()
+    expected = [batch.tolist() for batch in loader]
+    torch.manual_seed(12345)
+    resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=1)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"batch_size": None}, {"batch_sampler": [[0], [1]]}])
+def test_a_place_beyond_the_end_of_the_epoch_is_refused(options: dict[str, Any], workers: int) -> None:
+    """An epoch without any batch would be the alternative."""
+    longer = options | {"batch_sampler": [[0]] * 9} if "batch_sampler" in options else options
+    loader = DataLoader(range(9), num_workers=workers, **longer)
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+    other = DataLoader(range(5), num_workers=workers, **options)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(ArgumentError, match=r"7 of its sampler's numbers were handed out, and this sampler gives [25]"):
+        next(iter(other))

@@ -1,0 +1,102 @@
+"""The process that workers are forked from."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.workers.fork_server import ForkServer
+from feeder.loader.workers.sockets import pair
+from tests.support.batches import check_same
+from tests.support.processes import all_ended, returns_in_time
+from tests.support.rogue_readers import rogue_dataset
+
+TARGET = "feeder.loader.fast.served_worker:work_loop"
+
+
+def _expected(shards: Path, epochs: int = 1, **options: Any) -> list[tuple[torch.Tensor, ...]]:
+    loader = DataLoader(rogue_dataset(shards), **options)
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def test_a_garbage_collection_that_ends_workers_may_come_while_their_server_is_asked(shards: Path) -> None:
+    loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    pids = loader.worker_pids()
+    garbage: list[Any] = [loader, iterator]
+    garbage.append(garbage)
+    server = ForkServer.shared(TARGET)
+    del loader, iterator, garbage
+
+    def collect() -> None:
+        with server._lock:
+            gc.collect()
+
+    assert returns_in_time(collect)
+    assert all_ended(pids)
+
+
+def test_word_of_a_workers_end_is_not_lost_to_an_interrupt() -> None:
+    class Interrupting(dict[int, int]):
+        def __setitem__(self, number: int, code: int) -> None:
+            if not told:
+                told.append(number)
+                raise KeyboardInterrupt
+            super().__setitem__(number, code)
+
+    told: list[int] = []
+    mine, theirs = pair()
+    server = ForkServer(TARGET)
+    server._ended = Interrupting(server._ended)
+    with theirs:
+        number = server.start(theirs)
+    mine.close()
+    while server.ended(number) is None if told else not _interrupted(server, number):
+        os.sched_yield()
+    assert told == [number]
+    server.close()
+
+
+def test_a_workers_process_id_is_known_though_its_server_is_slow_to_say_it() -> None:
+    server = ForkServer(TARGET)
+    mine, theirs = pair()
+    with mine, theirs:
+        pid = server.pid(server.start(theirs))  # while the server imports what workers need
+    assert pid is not None
+    server.close()
+    assert all_ended([pid])
+
+
+def _interrupted(server: ForkServer, number: int) -> bool:
+    try:
+        server.ended(number)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_a_server_that_dies_just_when_it_is_needed_is_replaced(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServer.shared(TARGET)
+    os.kill(server.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, server.process.pid, os.WEXITED | os.WNOWAIT)
+    looks = iter([True])  # it was alive when it was looked at
+    monkeypatch.setattr(server, "alive", lambda: next(looks, False))
+    check_same([*DataLoader(rogue_dataset(shards), batch_size=32, num_workers=1)], _expected(shards, batch_size=32))
+    assert ForkServer.shared(TARGET) is not server
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
+def test_a_child_forked_while_a_server_is_started_can_start_its_own() -> None:
+    with ForkServer._shared_lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if ForkServer._shared_lock.acquire(timeout=60) else 1)
+    assert os.waitpid(child, 0)[1] == 0

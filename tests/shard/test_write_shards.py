@@ -1,0 +1,101 @@
+"""Shards of the caller's own samples, by write_shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import FeederError, ShardError, SourceError
+from feeder.shard.format.index import Index
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import write_shards
+from feeder.system.progress import Progress
+from tests.support.images import encode, pixels
+from tests.support.shard_sets import KEEP, samples_of
+
+
+def test_write_shards_takes_any_iterable_once(tmp_path: Path) -> None:
+    images = [encode(pixels(i)) for i in range(20)]
+    samples = (
+        {"__key__": f"a/b.{i}", "jpg": data, "cls": i % 4, "json": {"n": i}, "note.txt": "é"}
+        for i, data in enumerate(images)
+    )
+    summary = write_shards(samples, tmp_path / "out", seed=1, samples_per_shard=6, encode=KEEP)
+    assert (summary.samples, summary.shards) == (20, 4)
+    index = Index(tmp_path / "out" / "index.bin")
+    for i, (path, data, label) in enumerate(samples_of(tmp_path / "out")):
+        n = int(path.rpartition(".")[2])
+        assert data == images[n]
+        assert label == n % 4
+        with tarfile.open(index.shard_path(int(index.shard[i]))) as tar:
+            assert json.load(tar.extractfile(f"{index.key(i)}.json")) == {"n": n}  # type: ignore[arg-type]
+            assert tar.extractfile(f"{index.key(i)}.note.txt").read().decode() == "é"  # type: ignore[union-attr]
+    assert sorted(os.listdir(tmp_path / "out"))[:2] == [".lock", "index.bin"]
+
+
+def test_write_shards_names_the_sample_that_it_cannot_encode(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="sample 'x': field 'jpg' is a ndarray; expected bytes"):
+        write_shards([{"__key__": "x", "jpg": np.zeros(3)}], tmp_path / "out")
+    with pytest.raises(SourceError, match="expected a dict"):
+        write_shards([b"x"], tmp_path / "out2")  # type: ignore[list-item]
+
+
+def test_write_shards_raises_when_too_many_are_bad_and_keeps_the_good_ones(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"1 of 2 images .*rejected"):
+        write_shards([{"jpg": b"no image", "cls": 1}, {"jpg": encode(pixels(0))}], tmp_path / "out", encode=KEEP)
+    assert [data for _, data, _ in samples_of(tmp_path / "out")] == [encode(pixels(0))]
+
+
+def test_a_cut_off_write_shards_is_not_resumed_and_says_so(tmp_path: Path) -> None:
+    def endless() -> object:
+        yield {"jpg": encode(pixels(0))}
+
+    def run(progress: Progress | None = None) -> None:
+        write_shards(endless(), tmp_path / "out")  # type: ignore[arg-type]
+
+    (tmp_path / "out" / ".work").mkdir(parents=True)
+    plan = {"settings": ShardOptions().settings(), "kind": "samples", "containers": [], "rejected": []}
+    (tmp_path / "out" / ".work" / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(ShardError, match=r"can't be resumed.*remove the folder"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [(-3, "class number, 0 or"), (b"0.5", "class number, 0 or"), (b"\xff", "class name"), (2**70, "label 118059")],
+)
+def test_write_shards_refuses_what_is_no_class(tmp_path: Path, label: object, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        write_shards([{"jpg": encode(pixels(0)), "cls": label}], tmp_path / "out")
+
+
+def test_write_shards_takes_class_names(tmp_path: Path) -> None:
+    samples = [{"jpg": encode(pixels(i)), "cls": cls} for i, cls in enumerate(["dog", "cat", -1, "dog"])]
+    write_shards(samples, tmp_path / "sorted", shuffle=False, encode="keep")
+    dataset = ShardDataset(tmp_path / "sorted")
+    assert (dataset.classes, dataset.targets) == (["cat", "dog"], [1, 0, -1, 1])
+    write_shards(samples, tmp_path / "given", shuffle=False, classes=["dog", "ant", "cat"])
+    dataset = ShardDataset(tmp_path / "given")
+    assert (dataset.classes, dataset.targets) == (["dog", "ant", "cat"], [0, 2, -1, 0])
+    numbered = [{"jpg": encode(pixels(0)), "cls": 1}]
+    write_shards(numbered, tmp_path / "numbered", classes=["ant", "bee"])
+    assert ShardDataset(tmp_path / "numbered").classes == ["ant", "bee"]
+    for number, (given, message) in enumerate(
+        [
+            (["dog"], "holds the class 'cat', which is not in the list of 1 class"),
+            (["dog", "dog"], "names 'dog' twice"),
+            ("dog", "must be a sequence of names"),
+        ]
+    ):
+        with pytest.raises(FeederError, match=message):
+            write_shards(samples, tmp_path / f"wrong-{number}", classes=given)
+    with pytest.raises(FeederError, match="holds the label 1, but the list has 1 class"):
+        write_shards(numbered, tmp_path / "few", classes=["ant"])
+    with pytest.raises(FeederError, match="encode must be one of seekable, keep"):
+        write_shards(samples, tmp_path / "typo", encode="keeep")

@@ -1,0 +1,281 @@
+"""Draws: torchvision's parameters from the same uniform numbers, and pure functions of seed, epoch and sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from feeder import transforms
+from feeder.transforms import (
+    AugMix,
+    AutoAugment,
+    AutoAugmentPolicy,
+    ColorJitter,
+    Op,
+    RandAugment,
+    RandomAffine,
+    RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
+    RandomEqualize,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomInvert,
+    RandomPerspective,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    RandomZoomOut,
+    Resize,
+    TrivialAugmentWide,
+)
+from feeder.transforms.augment import AUGMENTATIONS
+from feeder.transforms.op import Uniforms
+from tests.golden import torchvision_cases
+from tests.support.recipes import ALL_OPS, SIZES, draw
+
+
+class Given(Uniforms):
+    """Uniform numbers that the test has chosen, for one sample."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = np.array([numbers])
+
+    def __call__(self, count: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
+        return self._numbers[:, :count]
+
+    def keys(self) -> npt.NDArray[np.uint64]:
+        return np.zeros(1, np.uint64)
+
+
+class Within(Given):
+    """The same for the ops within an op, too."""
+
+    def inner(self, number: int) -> Uniforms:
+        return self
+
+
+@pytest.mark.parametrize("case", torchvision_cases("draws"), ids=lambda case: f"{case['op']}-{case['size']}")
+def test_crops_and_erasings_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    """From the same uniform numbers, attempt by attempt, and down to the fallback."""
+    op = getattr(transforms, case["op"])(**case["args"])
+    attempts, (row, column) = case["uniforms"][:20], case["uniforms"][20:]
+    # Ours draws the corner first, so that later attempts cost nothing when the first fits.
+    head = [row, column] if case["op"] == "RandomResizedCrop" else [0.0, 0.0, 0.0, row, column]
+    params, _ = op.draw(Given(*head, *attempts), np.array([case["size"]]))
+    expected = case["result"]
+    if case["op"] == "RandomResizedCrop":
+        found = {name: int(params[name][0]) for name in ("top", "left", "height", "width")}
+        assert found == {name: expected[name] for name in found}
+    else:
+        assert bool(params["erase"][0]) == expected["erase"]
+        if expected["erase"]:
+            found = {name: int(params[name][0]) for name in ("i", "j", "h", "w")}
+            assert found == {name: expected[name] for name in found}
+
+
+@pytest.mark.parametrize("case", torchvision_cases("sizes"), ids=lambda case: f"{case['op']}-{case['args']}")
+def test_sizes_and_windows_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    op = getattr(transforms, case["op"])(**case["args"])
+    params, sizes = op.draw(Given(case.get("uniform", 0.0)), np.array([case["size"]]))
+    if "resized_height" in params:
+        assert sizes[0].tolist() == case["result"]
+    else:
+        # torchvision's padding shows as a window that starts before the image.
+        assert [int(params["top"][0]), int(params["left"][0])] == case["result"]
+
+
+# torchvision's order: those that all_ops=False leaves come first.
+AUGMIX_KINDS = [*AUGMENTATIONS[1:6], *AUGMENTATIONS[10:14], *AUGMENTATIONS[6:10]]
+
+
+@pytest.mark.parametrize("case", torchvision_cases("magnitudes"), ids=lambda case: f"{case['op']}-{case['kind']}")
+def test_strengths_of_augmentations_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    kind = (case["kind"] + 0.5) / (13 if case["op"] == "AugMix" else 14)
+    size = np.array([[375, 500]])
+    for number, expected in enumerate(case["values"]):
+        for sign in (0.4, 0.6):
+            if case["op"] == "RandAugment":
+                op: Op = RandAugment(1, number, case["bins"])
+                params, _ = op.draw(Given(kind, sign), size)
+            elif case["op"] == "AugMix":
+                op = AugMix(case["bins"], 1, 1)
+                # The chain's depth, the step, and for each of three variates an attempt that is accepted.
+                step = kind, (number + 0.5) / case["bins"], sign
+                params, _ = op.draw(Given(0.5, *step, *[0.9, 0.25, 0.5, 0.5] * 3), size)
+                params = {name: params[name][0] for name in ("kind", "magnitude")}
+                assert AUGMENTATIONS[params["kind"][0, 0]] == AUGMIX_KINDS[case["kind"]]
+                params["kind"][:] = case["kind"]
+            else:
+                op = TrivialAugmentWide(case["bins"])
+                params, _ = op.draw(Given(kind, sign, (number + 0.5) / case["bins"]), size)
+            assert params["kind"].tolist() == [[case["kind"]]]
+            signed = -expected if case["signed"] and sign < 0.5 else expected
+            # torch.linspace differs in the last bits from CPU to CPU.
+            np.testing.assert_allclose(params["magnitude"], [[signed]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 4.0])
+def test_weights_and_chains_of_augmix_are_distributed_as_those_of_torchvision(alpha: float) -> None:
+    count, width = 20_000, 3
+    (params,) = draw([AugMix(alpha=alpha)], ids=np.arange(count), sizes=np.full((count, 2), 64)).ops
+    weights = params["weights"].astype(np.float64)
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-6)
+    assert (weights >= 0).all()
+    share, chains = weights[:, 0], weights[:, 1:] / np.maximum(1.0 - weights[:, :1], 1e-30)
+    assert abs(share.mean() - 0.5) < 0.02
+    assert abs(share.var() - 0.25 / (2 * alpha + 1)) < 0.01  # of a Beta distribution
+    chains = chains[share < 0.99]
+    np.testing.assert_allclose(chains.mean(axis=0), 1 / width, atol=0.02)
+    total = width * alpha
+    np.testing.assert_allclose(chains.var(axis=0), (width - 1) / width**2 / (total + 1), atol=0.01)
+    depths = (params["kind"] != 0).sum(axis=2)
+    np.testing.assert_allclose(np.bincount(depths.ravel()) / depths.size, [0, 1 / 3, 1 / 3, 1 / 3], atol=0.01)
+    kinds = np.bincount(params["kind"][params["kind"] != 0], minlength=15)
+    assert not kinds[14]
+    np.testing.assert_allclose(kinds[1:14] / kinds.sum(), 1 / 13, atol=0.01)
+
+
+@pytest.mark.parametrize("policy", AutoAugmentPolicy)
+def test_policies_of_autoaugment_are_those_of_torchvision(policy: AutoAugmentPolicy) -> None:
+    op, count = AutoAugment(policy), 0
+    for case in torchvision_cases("policies"):
+        if case["policy"] == policy.value:
+            params, _ = op.draw(Given((case["pair"] + 0.5) / 25, *[case["uniform"]] * 4), np.array([[375, 500]]))
+            names = [AUGMENTATIONS[number] for number in params["kind"][0]]
+            found = [step for step in zip(names, params["magnitude"][0], strict=True) if step[0] != "Identity"]
+            assert [name for name, _ in found] == [name for name, _ in case["steps"]], case
+            # torch.linspace differs in the last bits from CPU to CPU.
+            np.testing.assert_allclose([m for _, m in found], [m for _, m in case["steps"]], rtol=1e-5, atol=1e-6)
+            count += 1
+    assert count == 100
+
+
+@pytest.mark.parametrize("case", torchvision_cases("corners"), ids=lambda case: f"{case['scale']}-{case['size']}")
+def test_corners_of_a_perspective_are_those_of_torchvision(case: dict[str, Any]) -> None:
+    params, _ = RandomPerspective(case["scale"]).draw(Given(0.2, *case["uniforms"]), np.array([case["size"]]))
+    assert params["distort"].tolist() == [True]
+    assert params["corners"][0].tolist() == case["corners"]
+
+
+@pytest.mark.parametrize("case", torchvision_cases("zooms"), ids=lambda case: f"{case['side_range']}-{case['size']}")
+def test_what_zooming_out_puts_around_an_image_is_that_of_torchvision(case: dict[str, Any]) -> None:
+    op, size = RandomZoomOut(side_range=case["side_range"], p=0.3), np.array([case["size"]])
+    params, sizes = op.draw(Given(0.2, *case["uniforms"]), size)
+    left, top, right, bottom = params["padding"][0].tolist()
+    assert [left, top, right, bottom] == case["padding"]
+    np.testing.assert_array_equal(sizes - size, [[top + bottom, left + right]])
+    params, sizes = op.draw(Given(0.3, *case["uniforms"]), size)
+    assert params["padding"].tolist() == [[0, 0, 0, 0]]
+    np.testing.assert_array_equal(sizes, size)
+
+
+def test_an_op_that_cannot_be_picked_never_is() -> None:
+    ops = [RandomInvert(), RandomEqualize(), RandomAutocontrast(), RandomInvert()]
+    for weights, uniform, picked in (
+        ([0, 1, 0, 0], 0.0, 1),
+        ([0, 1, 1, 0], 0.5, 2),
+        ([0, 1, 1, 0], 1 - 2**-53, 2),
+        ([0.1, 0.7, 0, 0.2], 0.0, 0),
+        ([0.1, 0.1, 0.1, 0], 1 - 2**-53, 2),
+    ):
+        params, _ = RandomChoice(ops, weights).draw(Within(uniform), np.array([[9, 9]]))
+        assert params["choice"].tolist() == [picked]
+
+
+def test_draws_depend_on_nothing_but_seed_epoch_sample_and_size() -> None:
+    together = draw(ALL_OPS, ids=[7, 8, 9, 2**40, 11, 12])
+    again = draw(ALL_OPS, ids=[7, 8, 9, 2**40, 11, 12])
+    for row, sample in enumerate([7, 8, 9, 2**40, 11, 12]):
+        alone = draw(ALL_OPS, ids=[sample], sizes=SIZES[row : row + 1])
+        taken = together.take([row])
+        for one, other in ((alone, taken), (again.take(slice(row, row + 1)), taken)):
+            np.testing.assert_array_equal(one.source_box, other.source_box)
+            np.testing.assert_array_equal(one.output_size, other.output_size)
+            for found, expected in zip(one.ops, other.ops, strict=True):
+                assert found.keys() == expected.keys()
+                for name in found:
+                    np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_seed_epoch_sample_and_place_in_the_recipe_all_change_the_draws() -> None:
+    sizes = np.array([[375, 500]] * 50)
+    ids = np.arange(50)
+    flips = draw([RandomHorizontalFlip(), RandomHorizontalFlip()], sizes=sizes, ids=ids)
+    assert (flips.ops[0]["flip"] != flips.ops[1]["flip"]).any()
+    first = draw([RandomResizedCrop(9)], sizes=sizes, ids=ids)
+    others: tuple[dict[str, Any], ...] = ({"seed": 5}, {"epoch": 5}, {"ids": ids + 50})
+    for other in others:
+        changed = draw([RandomResizedCrop(9)], **{"sizes": sizes, "ids": ids, **other})
+        assert (changed.source_box != first.source_box).any(axis=1).mean() > 0.9
+
+
+def test_random_numbers_fill_their_ranges() -> None:
+    count = 4000
+    sizes = np.array([[300, 400]] * count)
+    draws = draw(
+        [
+            RandomResizedCrop(9, scale=(0.2, 0.6)),
+            RandomHorizontalFlip(0.3),
+            ColorJitter((0.5, 0.7), hue=0.2),
+            RandomGrayscale(0.2),
+            RandAugment(3),
+            RandomRotation((10, 20)),
+            Resize((9, 19)),
+            RandomAffine((-5, 5), (0.3, 0.0), (0.5, 0.6), (1.0, 2.0, 3.0, 4.0)),
+            RandomErasing(0.25),
+            RandomVerticalFlip(0.7),
+            RandomApply([ColorJitter(hue=0.2), ColorJitter(hue=0.2)], 0.8),
+            RandomChoice([RandomInvert(0.3), RandomInvert(0.6), RandomInvert(1.0)], [0.2, 0.3, 0.5]),
+            AutoAugment(),
+            RandomPerspective(0.5, 0.4),
+        ],
+        sizes=sizes,
+        ids=np.arange(count),
+    )
+    crop, flip, jitter, gray, augment, rotation, _, affine, erasing, vertical, applied, choice, auto, tilt = draws.ops
+    share = crop["height"] * crop["width"] / 120_000
+    assert 0.19 < share.min() < 0.22
+    assert 0.58 < share.max() < 0.61
+    assert abs(share.mean() - 0.4) < 0.01
+    assert ((crop["top"] >= 0) & (crop["top"] + crop["height"] <= 300)).all()
+    assert ((crop["left"] >= 0) & (crop["left"] + crop["width"] <= 400)).all()
+    assert abs(flip["flip"].mean() - 0.3) < 0.03
+    assert abs(gray["gray"].mean() - 0.2) < 0.03
+    assert 0.5 <= jitter["brightness"].min() < 0.501
+    assert 0.699 < jitter["brightness"].max() < 0.7
+    assert abs(jitter["hue"].mean()) < 0.01
+    assert "contrast" not in jitter
+    orders = {tuple(order) for order in jitter["order"].tolist()}
+    assert len(orders) == 24
+    assert np.bincount(augment["kind"].ravel()).min() > 3 * count / 14 * 0.85
+    assert abs((augment["magnitude"][augment["kind"] == 1] < 0).mean() - 0.5) < 0.06
+    assert 10 <= rotation["angle"].min() < 10.1
+    assert set(affine["shift_x"]) == set(range(-6, 7))
+    assert set(affine["shift_y"]) == {0}
+    for name, low, high in (("angle", -5, 5), ("scale", 0.5, 0.6), ("shear_x", 1, 2), ("shear_y", 3, 4)):
+        assert low <= affine[name].min() < low + 0.01 * (high - low), name
+        assert high - 0.01 * (high - low) < affine[name].max() < high, name
+    assert abs(erasing["erase"].mean() - 0.25) < 0.03
+    assert abs(vertical["flip_vertically"].mean() - 0.7) < 0.03
+    assert abs(applied["apply"].mean() - 0.8) < 0.03
+    assert abs(np.corrcoef([applied["apply"], applied["0.hue"], applied["1.hue"]]) - np.eye(3)).max() < 0.06
+    shares = np.bincount(choice["choice"], minlength=3) / count
+    assert abs(shares - [0.2, 0.3, 0.5]).max() < 0.03
+    assert abs(choice["0.change"].mean() - 0.3) < 0.03
+    assert abs(choice["1.change"][choice["choice"] == 1].mean() - 0.6) < 0.05
+    assert abs(np.corrcoef([choice["choice"], choice["0.change"], choice["1.change"]]) - np.eye(3)).max() < 0.06
+    # By the sum of a kind's probabilities in the 25 pairs.
+    assert abs((auto["kind"] == AUGMENTATIONS.index("Invert")).mean() - 1.8 / 50) < 0.01
+    assert abs((auto["kind"] == AUGMENTATIONS.index("Equalize")).mean() - 11.2 / 50) < 0.02
+    assert abs((auto["magnitude"][auto["kind"] == AUGMENTATIONS.index("Rotate")] < 0).mean() - 0.5) < 0.06
+    assert abs(tilt["distort"].mean() - 0.4) < 0.03
+    assert abs(np.corrcoef([tilt["distort"], *tilt["corners"].reshape(count, 8).T]) - np.eye(9)).max() < 0.06
+    height, width = 9, 19  # after the Resize
+    for number, (x, y) in enumerate(((0, 0), (width - 5, 0), (width - 5, height - 3), (0, height - 3))):
+        assert set(tilt["corners"][:, number, 0]) == set(range(x, x + 5))
+        assert set(tilt["corners"][:, number, 1]) == set(range(y, y + 3))
