@@ -203,3 +203,10 @@ def test_images_of_different_sizes_name_the_op_that_is_missing(tmp_path: Path, w
             next(iter(loader))
     same = FolderDataset(tmp_path, transform=Resize((16, 16)))
     assert next(iter(DataLoader(same, batch_size=4)))[0].shape == (4, 3, 16, 16)
+
+
+def test_a_rank_that_is_set_without_a_world_size_is_refused_by_the_next_epoch(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), batch_size=4)
+    loader.rank = 1
+    with pytest.raises(ArgumentError, match="give rank and world_size together, got rank=1, world_size=None"):
+        iter(loader)
