@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feeder import transforms
+    from feeder import transforms, wds
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.shards import ShardDataset
     from feeder.decoders.images import decode
@@ -55,6 +55,7 @@ __all__ = [
     "headroom",
     "transforms",
     "tune",
+    "wds",
     "write_shards",
 ]
 
@@ -74,8 +75,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "transforms":
-        return importlib.import_module("feeder.transforms")
+    if name in ("transforms", "wds"):
+        return importlib.import_module(f"feeder.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'feeder' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES.get(name, "feeder.errors")), name)

@@ -17,6 +17,7 @@ ROOMS = (
     ("order",),
     ("transforms",),
     ("decoders",),
+    ("wds",),
     ("shard.format",),
     ("shard.source",),
     ("shard.write",),

@@ -1,0 +1,90 @@
+"""The pipelines of docs/frameworks.md that call feeder.decode, as they stand there."""
+
+from __future__ import annotations
+
+import re
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import feeder
+from feeder import transforms as T
+from tests.support import ROOT
+from tests.support.images import encode, pixels
+from tests.support.shard_sets import write_tar
+
+CROPS = T.Compose([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, scale=True)])
+IMAGES = {f"{i:03d}": encode(pixels(i, 30 + i, 40)) for i in range(10)}
+EPOCH = 3
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs
+        yield
+
+
+def run(sign: str, **names: Any) -> dict[str, Any]:
+    """Runs the one block of the docs that has this sign; returns its names."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if sign in block]
+    names |= {"feeder": feeder, "recipe": CROPS, "epoch": EPOCH}
+    exec(code, names)
+    return names
+
+
+def expected(*keys: str, epoch: int = EPOCH) -> torch.Tensor:
+    return feeder.decode([IMAGES[key] for key in keys], CROPS, ids=keys, epoch=epoch)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_webdataset(tmp_path: Path) -> None:
+    wds = pytest.importorskip("webdataset")
+    members = [
+        member for key, data in IMAGES.items() for member in ((f"{key}.jpg", data), (f"{key}.cls", key.encode()))
+    ]
+    urls = [str(write_tar(tmp_path / "a.tar", members))]
+    dataset = run("wds.WebDataset", wds=wds, urls=urls)["dataset"]
+    for epoch in (0, 1):
+        found = {label.decode(): image for image, label in dataset}
+        assert torch.equal(torch.stack([found[key] for key in IMAGES]), expected(*IMAGES, epoch=epoch))
+
+
+def test_torchdata() -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+    node = run("nodes.Batcher", nodes=nodes, node=nodes.IterableWrapper(IMAGES.items()))["node"]
+    (batch,) = list(nodes.Loader(node))
+    assert torch.equal(batch, expected(*IMAGES))
+
+
+def test_hugging_face_datasets() -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"id": list(IMAGES), "image": [{"bytes": data, "path": None} for data in IMAGES.values()]}
+    features = datasets.Features({"id": datasets.Value("string"), "image": datasets.Image()})
+    source = datasets.Dataset.from_dict(columns, features)
+    dataset = run("with_transform", datasets=datasets, dataset=source)["dataset"]
+    assert torch.equal(torch.stack(list(dataset[2:5]["image"])), expected("002", "003", "004"))
+    assert torch.equal(dataset[7]["image"], expected("007")[0])
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)
+    assert torch.equal(torch.cat([batch["image"] for batch in loader]), expected(*IMAGES))
+
+
+def test_ray_data() -> None:
+    """With batches as ``map_batches`` gives and takes them: arrays by column."""
+
+    class Files:
+        def map_batches(self, function: Any, batch_size: int) -> list[Any]:
+            data, keys = np.array(list(IMAGES.values()), object), np.array(list(IMAGES), object)
+            return [function({"bytes": data, "path": keys})] if batch_size == 64 else []
+
+    ray = types.SimpleNamespace(data=types.SimpleNamespace(read_binary_files=lambda folder, include_paths: Files()))
+    (batch,) = run("map_batches", ray=ray, folder="images")["dataset"]
+    assert isinstance(batch["image"], np.ndarray)
+    assert np.array_equal(batch["image"], expected(*IMAGES).numpy())
