@@ -35,7 +35,7 @@ _BAR = 24
 
 
 class Damage(NamedTuple):
-    """One damage of a shard set.
+    """A damaged file or sample of a shard set.
 
     Attributes:
         shard: Name of the damaged file.
@@ -63,8 +63,8 @@ class Report:
         targets: Least and largest number of each target.
         classes: (name, count) by label.
         image_bytes, width_px, height_px: minimum, 5 %, median, 95 %, maximum.
-        window_scores: Score of windowed shuffles by samples in the window: the distance between stored neighbours
-            relative to a full shuffle (1 is as good, 0 is the stored order). Windows that hold the whole set are left
+        window_scores: Score of a windowed shuffle, by samples in the window: how far samples that are stored side by
+            side are moved apart, from 0 for the stored order to 1 for a full shuffle. Windows of the whole set are left
             out.
     """
 
@@ -182,7 +182,7 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
         progress: Advanced with every shard.
 
     Returns:
-        The damages, by shard and sample.
+        All damage, by shard and sample.
 
     Raises:
         FormatError: if index or manifest is missing or damaged.
@@ -278,9 +278,9 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                 try:
                     parts = index.parts(i)
                 except FormatError:
-                    continue  # _verify_index has named it
+                    continue  # _verify_index has reported it
                 crc = 0
-                said = index.row_data(i)
+                stored_rows = index.row_data(i)
                 for _, offset, length in parts:
                     if length > MAX_FILE_BYTES:
                         reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
@@ -292,10 +292,10 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                         damages.append(Damage(name, index.key(i), reason))
                         break
                     crc = zlib.crc32(data, crc)
-                    if said and row_data(data) not in (said, b""):
+                    if stored_rows and row_data(data) not in (stored_rows, b""):
                         reason = "has wrong places for the rows of the image: rebuild it with `feeder index`"
                         damages.append(Damage(os.path.basename(index.path), index.key(i), reason))
-                    said = b""  # only of the image, which comes first
+                    stored_rows = b""  # of the image only, which comes first
                 else:
                     if crc != int(index.crc32[i]):
                         offset = int(index.offset[i])
@@ -306,7 +306,7 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
 
 
 def _ranges(index: Index) -> dict[str, tuple[float, float]]:
-    """Returns the least and largest number of each target; zeros for one without numbers."""
+    """Returns the least and largest number of each target; zeros for a target without numbers."""
     found = {}
     for k, name in enumerate(index.targets):
         numbers = index.column("target")[:, k]
@@ -328,7 +328,7 @@ def _window_scores(index: Index) -> dict[int, float]:
 
 
 def _histogram(classes: list[tuple[str, int]]) -> list[str]:
-    """Returns lines of the largest classes, and of the smallest if there are too many."""
+    """Returns a line for each class; for the largest and smallest ones only if there are too many."""
     ranked = sorted(classes, key=lambda item: -item[1])
     shown: list[tuple[str, int] | None] = list(ranked)
     if len(ranked) > _HISTOGRAM_ROWS:
@@ -348,6 +348,6 @@ def _histogram(classes: list[tuple[str, int]]) -> list[str]:
 
 
 def _listed(label: str, items: list[str]) -> str:
-    """Returns a label and its items; a line breaks between items only."""
+    """Returns a label and its items, with line breaks only between items."""
     text = ", ".join(item.replace(" ", "\xa0") for item in items)
     return "\n".join(wrap(text, first=label, indent=" " * len(label))).replace("\xa0", " ")

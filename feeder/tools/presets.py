@@ -59,7 +59,7 @@ def val_resize(image_size: int) -> int:
 
 
 def is_shards(path: str) -> bool:
-    """True if a path is a shard set's folder or index, False if a folder of images."""
+    """Returns True if a path is a shard set's folder or index, False if it is a folder of images."""
     return os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
 
 

@@ -12,7 +12,7 @@ WIDTH = 80
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows as aligned columns, the first row being the heading; numbers stand to the right."""
+    """Returns rows as columns, the first aligned to the left and the others to the right; the first row is the head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

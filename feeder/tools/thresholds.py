@@ -1,10 +1,10 @@
-"""Thresholds of what is worth speaking of, the same for every tool that compares or predicts rates."""
+"""Smallest differences worth reporting, shared by every tool that compares or predicts rates."""
 
 from __future__ import annotations
 
 __all__ = ["NOTICEABLE_GAIN", "NOTICEABLE_WAIT"]
 
-# Share of a rate. A smaller difference is worth no other setting, however certain it is.
+# Share of a rate. A smaller gain does not justify another setting, however certain it is.
 NOTICEABLE_GAIN = 0.03
 # Share of the time. A shorter wait does not matter.
 NOTICEABLE_WAIT = 0.05

@@ -268,7 +268,7 @@ def test_peers_read_the_samples_that_feeder_reads(tree: Path, shards: Path, tmp_
     shard(str(tree), str(tmp_path / "raw"), ShardOptions(encode=EncodeOptions("raw")))
     assert (
         RIVALS["webdataset"].missing(str(tree))
-        == "reads tars only: run `feeder shard` on the images, and give the shards"
+        == "reads tars only: run `feeder shard` on the images, and measure the shards"
     )
     assert "raw pixels" in (RIVALS["dali"].missing(str(tmp_path / "raw")) or "raw pixels")
 

@@ -2,9 +2,9 @@
 
 Note [Beyond noise]
     A measure has changed if the repeats of A and of B do not overlap, and if their medians differ noticeably. Rates and
-    times must also differ by more than those of peers whose versions are the same in both: that much is the machine's
-    change. With five repeats on either side chance alone keeps them apart in 0.8 % of all cases, however timings
-    spread; with fewer nothing is said.
+    times must also differ by more than those of peers whose versions are the same in both, as such a difference is the
+    machine's. With five repeats on either side, chance alone separates A from B in 0.8 % of all cases, whatever the
+    distribution; with fewer repeats there is no verdict.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RULE = (
 )
 # Figures that do not depend on the machine's load.
 _STEADY = ("ratio", "pss_mib", "peak_rss_mib")
-# By the end of a measure's name: True if more of it is better.
+# By the suffix of a measure's name: True if more is better.
 _BETTER = (
     ("_per_s", True),
     ("_per_cpu_s", True),
@@ -59,8 +59,8 @@ class Change:
         name: Its place in the results, as names with blanks between.
         a: Median in the first.
         b: Median in the second.
-        low: Least quotient of a repeat of B by one of A; None with too few repeats.
-        high: Greatest quotient.
+        low: Least ratio of a repeat of B to one of A; None with too few repeats.
+        high: Greatest ratio.
         verdict: "faster", "slower", "less", "more", "same", or "?" with too few repeats.
     """
 
@@ -73,7 +73,7 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """B's median by A's."""
+        """B's median divided by A's."""
         return self.b / self.a if self.a else math.nan
 
 
@@ -209,10 +209,10 @@ def _change(path: tuple[str, ...], a: list[float], b: list[float], drift: float 
     if drift is not None and path[0] not in _STEADY:
         enough = max(enough, drift)
     changed = not low <= 1 <= high and max(ratio, 1 / ratio) > enough
-    return Change(name, before, after, low, high, _word(path, ratio) if changed else "same")
+    return Change(name, before, after, low, high, _verdict(path, ratio) if changed else "same")
 
 
-def _word(path: tuple[str, ...], ratio: float) -> str:
+def _verdict(path: tuple[str, ...], ratio: float) -> str:
     """Returns the verdict for a ratio other than 1 of a measure of that name."""
     for name in reversed(path):
         for end, more_is_better in _BETTER:

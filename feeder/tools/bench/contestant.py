@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns an error in one line; of an error that torch's loader passes on from a worker, the original one."""
+    """Returns an error as one line; for an error that torch's loader passes on from a worker, the original one."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
     if frames and any(line.startswith("Original Traceback") for line in lines):

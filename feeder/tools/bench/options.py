@@ -60,7 +60,7 @@ class RivalTask:
         folder: The same images as files, for torch's loader; None for ``path``.
         options: The options, with a ``batch_size`` of at most the number of images.
         workers: Number of worker processes or threads.
-        in_order: True for every image once, in the order of ``path``; False for an endless shuffle.
+        in_order: True for every image once, in stored order; False for an endless shuffle.
     """
 
     path: str

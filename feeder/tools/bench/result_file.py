@@ -1,4 +1,4 @@
-"""The result of a benchmark as a file: the machine, the versions, every repeat."""
+"""The result file of a benchmark: the machine, the versions, every repeat."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def save(name: str, results: Mapping[str, Any], path: str) -> str:
 
 
 def _without_paths(value: Any) -> Any:
-    """Returns a value without the paths in it, which hold on one machine only."""
+    """Returns a value without the paths in it, which mean nothing on other machines."""
     if isinstance(value, dict):
         found = {k: _without_paths(v) for k, v in value.items()}
         return {k: v for k, v in found.items() if not (isinstance(v, str) and os.path.isabs(v))}

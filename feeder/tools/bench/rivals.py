@@ -1,4 +1,4 @@
-"""The rivals of ``feeder bench``: each feeds batches of the same images and work, or gives the reason why it can't."""
+"""The rivals of ``feeder bench``. Each makes batches of the same images by the same work, or says why it can't."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _webdataset(task: RivalTask) -> Feed:
     options, shuffled = task.options, not task.in_order
     classes = open_dataset(task.path, None).class_to_idx or {}
     sample = functools.partial(webdataset_sample, image_fields(task.path), options, classes)
-    # With replacement any number of workers has shards, without end.
+    # With replacement, so that any number of workers has shards, without end.
     source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
     if shuffled:
         source = source.shuffle(_SHUFFLE_SAMPLES)
@@ -148,7 +148,7 @@ def _installed(module: str, package: str) -> Callable[[str], str | None]:
 
 def _webdataset_missing(path: str) -> str | None:
     if not is_shards(path):
-        return "reads tars only: run `feeder shard` on the images, and give the shards"
+        return "reads tars only: run `feeder shard` on the images, and measure the shards"
     return _installed("webdataset", "webdataset")(path)
 
 

@@ -43,7 +43,7 @@ def throughput(
 ) -> dict[str, Any]:
     """Measures feeder and its rivals on given images, in turn, at each number of workers.
 
-    A KeyboardInterrupt, once feeder was measured, ends it with the measurements so far.
+    A KeyboardInterrupt after feeder's first run ends it with the measurements so far.
 
     Args:
         path: A shard set, or a class-per-folder tree.
@@ -52,12 +52,16 @@ def throughput(
         note: Called with a line about each run.
 
     Returns:
-        JSON values: the common conditions; ``seekable`` (True if most images are decoded in part); ``usable_cores``;
-        ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, with reasons); by rival and number of
-        workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all processes), peak_rss_mib, pss_mib,
-        ratio (of images/s to torch's in the same turn); by rival startup_s (from starting the process to the first
-        batch, with the most workers); for feeder, by number of workers: stages_ms and bottleneck. After an interrupt
-        ``interrupted`` gives the turn, and ``options`` have the workers and repeats that were measured.
+        JSON values:
+
+        - the common conditions; ``seekable`` (True if most images are decoded in part); ``usable_cores``; ``check``
+          (levels from Pillow); ``absent`` (rivals that were not measured, with reasons)
+        - by rival and number of workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all
+          processes), peak_rss_mib, pss_mib, ratio (of images/s to torch's in the same turn)
+        - by rival: startup_s (from starting the process to the first batch, with the most workers)
+        - for feeder, by number of workers: stages_ms and bottleneck
+
+        After an interrupt, ``interrupted`` is the turn, and ``options`` has the workers and repeats that were measured.
 
     Raises:
         BackendError: if feeder can't run, or its pixels differ from Pillow's.
@@ -153,12 +157,12 @@ def _measure(
 
 
 def _duration(seconds: float) -> str:
-    """Returns a time in words, to about a tenth."""
+    """Returns a time as text, to two digits or so."""
     return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
 
 
 def is_seekable(path: str) -> bool:
-    """True if most of the images were made seekable, or need no decoding."""
+    """Returns True if most of the images were made seekable, or need no decoding."""
     manifest = Manifest.read(path) if os.path.isdir(path) else None
     if manifest is None:
         return False
@@ -172,7 +176,7 @@ def _common(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def _ratios(runs: _Runs, name: str, count: int) -> list[float]:
-    pairs = zip(runs[name][count], runs["torch"][count], strict=False)  # of a turn that was interrupted one has none
+    pairs = zip(runs[name][count], runs["torch"][count], strict=False)  # an interrupted turn may have one of them only
     return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
 
 
@@ -186,7 +190,7 @@ def check_rivals(
     """Compares each rival's pixels with Pillow's, and adds rivals that differ or fail to ``absent``.
 
     Returns:
-        Each rival's difference in levels, and the seconds that a process took to start and make its first batch.
+        Each rival's difference in levels, and the seconds from the start of a process to its first batch.
     """
     found: dict[str, float] = {}
     began, start_s = time.monotonic(), None
@@ -226,7 +230,7 @@ def check_rivals(
 
 
 def difference_of(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
-    """Returns a batch's fault, or None, and the median over its images of the mean difference in levels."""
+    """Returns a batch's fault (None if it has none), and the median over images of the mean difference in levels."""
     if found["images"].shape != reference["images"].shape:
         return f"its batches are {found['images'].shape}, expected {reference['images'].shape}", 0.0
     if "labels" in found and "labels" in reference and not np.array_equal(found["labels"], reference["labels"]):
@@ -241,7 +245,7 @@ def difference_of(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str
 def run_turn(
     name: str, job: dict[str, Any], workers: tuple[int, ...], startup: list[float]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields one process's runs, the most workers first: their start is the cold start that users see."""
+    """Yields one process's runs, the one with the most workers first, as its cold start is the one that users see."""
     began = time.monotonic()  # the same clock in all processes
     with Contestant() as contestant:
         for count in sorted(workers, reverse=True):

@@ -1,4 +1,4 @@
-"""One module for each ``feeder`` subcommand: add() declares its arguments, run() does it."""
+"""One module for each ``feeder`` subcommand: add() declares its arguments, run() runs it."""
 
 from __future__ import annotations
 

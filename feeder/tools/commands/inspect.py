@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         help="show or verify the contents of a shard set",
         description="Shows counts, classes, sizes and settings of a shard set. With --verify, reads everything again "
         "and names each damaged shard and sample.",
-        epilog="exit codes: 0 well, 1 error or damage found, 2 wrong usage",
+        epilog="exit codes: 0 no damage found, 1 error or damage found, 2 wrong usage",
     )
     command.add_argument("dir", metavar="DIR", help="folder of a shard set, or an index file")
     command.add_argument("--verify", action="store_true", help="compare every byte with the checksums")
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.system.progress import terminal_progress
     from feeder.tools.inspect import inspect, render, verify
 
-    # Damages first: a damaged index may have no report, but its damages can be named.
+    # Verified first: even if a damaged index allows no report, its damage can be listed.
     damages = (
         verify(arguments.dir, workers=arguments.workers, progress=terminal_progress(arguments.json))
         if arguments.verify

@@ -1,4 +1,4 @@
-"""``feeder profile``: tells how long a training script waits for data, why, and what would help."""
+"""``feeder profile``: shows how long a training script waits for data, why, and what would help."""
 
 from __future__ import annotations
 

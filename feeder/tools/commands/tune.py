@@ -17,9 +17,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "tune",
         help="find num_workers, worker_threads, prefetch_factor and backend by measurement",
-        description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest of "
-        "those that reach the target or, without a target, of those that are as fast as the fastest. To reach the rate "
-        "of a training step, use feeder.tune(dataset, step=...) in Python.",
+        description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest one "
+        "that reaches the target or, without a target, that is as fast as the fastest. To reach the rate of a training "
+        "step, use feeder.tune(dataset, step=...) in Python.",
         epilog="exit codes: 0 found, 1 error, 2 wrong usage, 3 target not reached, 130 interrupted (after printing the "
         "best so far)",
     )

@@ -1,4 +1,4 @@
-"""``feeder doctor``: finds what keeps the GPU waiting, in a machine or a training script, and how to mend it."""
+"""``feeder doctor``: finds what keeps the GPU waiting, in a machine or a training script, and how to fix it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def is_device_name(script: Script, place: ast.expr) -> bool | None:
 
 
 def moves_tensor(script: Script, call: ast.Call) -> bool:
-    """True if a call moves a tensor to the device, and neither a module nor a tensor made on the spot."""
+    """Returns True if a call moves a tensor to the device, unless the call itself has just made the tensor."""
     func = call.func
     if not isinstance(func, ast.Attribute) or func.attr not in ("to", "cuda") or not is_device(script, call):
         return False
@@ -54,7 +54,7 @@ def moves_tensor(script: Script, call: ast.Call) -> bool:
 
 
 def is_async(call: ast.Call) -> bool:
-    """True if a copy has ``non_blocking``, or may have it in ``**arguments``."""
+    """Returns True if a copy has ``non_blocking``, or may have it in ``**arguments``."""
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg == "non_blocking":
             return not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)

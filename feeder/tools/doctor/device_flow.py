@@ -1,4 +1,4 @@
-"""The way of tensors through a training step: which are on the device, and which calls wait for the device.
+"""The flow of tensors through a training step: which are on the device, and which calls wait for the device.
 
 Note [Kinds]
     An expression's value is "device" (a tensor on the accelerator), "host" (part of a batch, not yet moved), "made" (a
@@ -52,7 +52,7 @@ _CHANGING = re.compile(
 
 
 class Walk:
-    """Goes through a training step.
+    """Follows the tensors of a training step.
 
     Args:
         script: The script.
@@ -69,7 +69,7 @@ class Walk:
         self._depth = 0
 
     def region(self, region: StepCode) -> None:
-        """Goes through a training loop or step."""
+        """Follows a training loop or step."""
         script = self._script
         calls = list(script.reached(region.body, region.owner, loops=True))
         for call in calls:
@@ -91,7 +91,7 @@ class Walk:
         self._block(region.body, True)
 
     def module(self, function: Function) -> None:
-        """Goes through a module's ``forward()``, whose arguments are on the device."""
+        """Follows a module's ``forward()``, whose arguments are on the device."""
         self._env, self._owner = {}, self._script.owners[function]
         for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]:
             if argument.arg != "self":
@@ -102,7 +102,7 @@ class Walk:
         for statement in body:
             self._statement(statement, steady)
             if isinstance(statement, ast.If) and _leaves(statement.body) and not self._is_steady(statement.test):
-                # After "if step % 100: continue" the code is rare; "if loss is nan: continue" is rare itself.
+                # After "if step % 100: continue" code rarely runs; "if loss is nan: continue" itself is rare.
                 steady = steady and not any(isinstance(n, ast.Mod) for n in ast.walk(statement.test))
 
     def _statement(self, node: ast.stmt, steady: bool) -> None:
@@ -290,7 +290,7 @@ class Walk:
         return "device"
 
     def _follow(self, function: Function, call: ast.Call, steady: bool) -> Kind:
-        """Goes through a function of this file with the kinds of its arguments; returns the kind of its result."""
+        """Follows a function of this file, given the kinds of its arguments; returns the kind of its result."""
         parameters = [*function.args.posonlyargs, *function.args.args]
         if parameters and parameters[0].arg in ("self", "cls"):
             parameters = parameters[1:]
@@ -300,7 +300,7 @@ class Walk:
         for keyword in call.keywords:
             if keyword.arg is not None:
                 env[keyword.arg] = self._kind(keyword.value, False)
-        # A nested function sees the names around it, a method those of self.
+        # A nested function sees the names around it, and a method those of self.
         seen = {
             k: v for k, v in self._env.items() if k.startswith("self.") or self._script.enclosing_function(function)
         }
@@ -322,7 +322,7 @@ class Walk:
         return found
 
     def _is_steady(self, test: ast.expr) -> bool:
-        """True if a condition is the same in every step."""
+        """Returns True if a condition is the same in every step."""
         if isinstance(test, ast.BoolOp):
             return all(map(self._is_steady, test.values))
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -342,7 +342,7 @@ class Walk:
 
 
 def _is_host_number(node: ast.expr) -> bool:
-    """True if an expression gives a Python number: ``.item()``, ``float(...)``, a constant."""
+    """Returns True if an expression is a Python number: ``.item()``, ``float(...)``, a constant."""
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, ast.BinOp):

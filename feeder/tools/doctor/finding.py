@@ -1,4 +1,4 @@
-"""One finding of the doctor, and findings as text and JSON."""
+"""A finding of the doctor, and findings as text and JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["LEVELS", "WAITS", "Finding", "Level", "counts", "render", "to_json"]
 
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
-# The reason that rules on a script and waits seen in a run have in common.
-WAITS = "The CPU stops until the GPU has done all its work, and then the GPU stands idle until the CPU gives it more."
+# The reason shared by rules on a script and by waits seen in a run.
+WAITS = "The CPU stops until the GPU has done all its work, and then the GPU is idle until the CPU gives it more."
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Finding:
         level: "ok"; "note", worth knowing; "warning", costs speed; "problem", fails or trains wrongly.
         found: The finding, one sentence or less.
         why: The reason why it matters.
-        remedy: The way out.
+        remedy: The fix.
         file: The script; "" for a finding on the machine.
         line: Line in the script, from 1; 0 for none.
         column: Column in the script, from 1; 0 for none.
         excerpt: That line of code.
-        place: Name of the place where that is not "file:line", such as a notebook's cell; else "".
+        place: Name of the place if it is not "file:line", such as a notebook's cell; else "".
     """
 
     name: str
@@ -45,7 +45,7 @@ class Finding:
     place: str = ""
 
     def where(self) -> str:
-        """Returns the place as people and editors read it."""
+        """Returns the place as text, such as "train.py:12"."""
         return self.place or (f"{self.file}:{self.line}" if self.line else self.file)
 
 

@@ -1,8 +1,8 @@
-"""Waits for the GPU in a script that runs, by line, as torch's sync debug mode sees them.
+"""Waits for the GPU in a running script, by line, as torch's sync debug mode reports them.
 
-The rules on scripts read code; this sees calls as they happen, in libraries too. torch warns at each call that
-synchronizes. The warnings are counted by the script's line that led there, after the first few batches, when start-up
-is over.
+The rules on scripts read code; this module sees calls as they happen, in libraries too. torch warns at each call that
+synchronizes. Warnings are counted by the line of the script that led to them, after the first few batches, when
+start-up is over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WaitCollector:
     """Counts torch's warnings of synchronizing calls by line.
 
     Args:
-        enable: Has torch warn; returns False while it can't, as no GPU is in use yet.
+        enable: Switches torch's warnings on; returns False as long as no GPU is in use.
     """
 
     def __init__(self, enable: Callable[[], bool]) -> None:
@@ -43,7 +43,7 @@ class WaitCollector:
         self._show: Any = warnings.showwarning
 
     def on_batch(self, count: int) -> None:
-        """Takes note of a batch of any loader.
+        """Counts a batch of any loader.
 
         Args:
             count: Batches so far.
@@ -93,7 +93,7 @@ def find_waits(
     Args:
         script: The script.
         arguments: Its arguments.
-        enable: Has torch warn; None for its sync debug mode.
+        enable: Switches torch's warnings on; None for its sync debug mode.
 
     Returns:
         The script's exit code, and the findings.

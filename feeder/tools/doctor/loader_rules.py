@@ -1,4 +1,4 @@
-"""Rules on what a script makes before it trains: loaders, samplers, and wrappers of the model."""
+"""Rules on what a script creates before it trains: loaders, samplers, and wrappers of the model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoaderRules:
         self._add, self.script, self.names = findings.add, findings.script, findings.script.names
 
     def check(self) -> None:
-        """Looks at every loader, sampler and wrapper of a model."""
+        """Checks every loader, sampler and wrapper of a model."""
         self._loaders()
         self._whole_script()
 
@@ -57,12 +57,12 @@ class LoaderRules:
                     self._add("autocast", call, NO_MIXED_PRECISION, remedy, "note")
 
     def _is_one_batch(self, call: ast.Call) -> bool:
-        """True if a loader is made for a single batch: next(iter(DataLoader(...)))."""
+        """Returns True if a loader is made for a single batch: next(iter(DataLoader(...)))."""
         around = self.script.parents.get(call)
         return isinstance(around, ast.Call) and text_of(around.func) == "iter"
 
     def _workers(self, call: ast.Call, name: str, given: dict[str, ast.expr], is_all: bool) -> None:
-        why = "The training loop reads, decodes and collates every batch itself, and the GPU waits meanwhile."
+        why = "The training loop reads, decodes and collates every batch itself, while the GPU waits."
         remedy = "num_workers=4 or more (up to the cores of each rank; feeder doctor shows them)"
         if name != "feeder.DataLoader":
             remedy += ", persistent_workers=True"
@@ -93,7 +93,7 @@ class LoaderRules:
             what = "batch_size=None: the fast path is off"
             why, remedy = (
                 "Its workers decode without feeder's speed.",
-                "batch_size=32 or more in place of batches of your own",
+                "batch_size=32 or more in place of your own batches",
             )
             self._add("feeder-path", call, why, remedy, what=what)
 
@@ -152,7 +152,7 @@ class LoaderRules:
             self._add("autocast", call, NO_MIXED_PRECISION, "TrainingArguments(..., bf16=True)", "note")
 
     def _is_in_memory(self, node: ast.expr | None, depth: int) -> bool:
-        """True if a data set certainly is in memory, where workers cost more than they gain."""
+        """Returns True if a data set is certainly in memory, where workers cost more than they gain."""
         if node is None or depth > 4:
             return False
         if isinstance(node, ast.List | ast.ListComp | ast.Tuple):
@@ -175,20 +175,17 @@ class LoaderRules:
 
     def _whole_script(self) -> None:
         script = self.script
-        # Where it is used, not only imported.
+        # Uses count, imports alone do not.
         named = (n for n in ast.walk(self.script.tree) if isinstance(n, ast.Name | ast.Attribute))
         has_ddp = any((self.names.dotted(n) or "").endswith("DistributedDataParallel") for n in named)
         for call in script.calls() if script.regions else ():
             if self.names.called(call) == "torch.nn.DataParallel":
                 why = "One process drives all GPUs: it copies the model to each in every step, gathers the outputs on "
                 why += "the first, and Python's lock makes them take turns."
-                remedy = "DistributedDataParallel, one process a GPU: torchrun --nproc-per-node=gpu train.py"
-                what = (
-                    "DataParallel where DistributedDataParallel is not chosen"
-                    if has_ddp
-                    else "DataParallel in place of "
-                )
-                what += "" if has_ddp else "DistributedDataParallel"
+                remedy = "DistributedDataParallel, one process per GPU: torchrun --nproc-per-node=gpu train.py"
+                what = "DataParallel where DistributedDataParallel is not chosen"
+                if not has_ddp:
+                    what = "DataParallel in place of DistributedDataParallel"
                 self._add("data-parallel", call, why, remedy, "note" if has_ddp else "warning", what)
         if not script.prepares_loaders and not re.search(r"\bset_epoch\b", script.text):
             self._samplers()
@@ -212,7 +209,7 @@ class LoaderRules:
 
 
 def _only_indexes(owner: ast.ClassDef) -> bool:
-    """True if a data set's __getitem__ only indexes memory: it calls nothing but the simplest functions."""
+    """Returns True if a data set's __getitem__ only indexes memory: it calls nothing but the simplest functions."""
     for node in owner.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__getitem__":
             calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]

@@ -46,11 +46,11 @@ def driver_of(nvml: Nvml | str, root: str = "/") -> Driver:
 
 
 def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Iterator[Finding]:
-    """Findings on packages.
+    """Checks the packages.
 
     Args:
         driver: The NVIDIA driver.
-        found: Result of :func:`feeder.system.versions.versions`; None looks it up.
+        found: Result of :func:`feeder.system.versions.versions`; None calls it.
     """
     found = versions() if found is None else found
     yield _native(found)

@@ -1,4 +1,4 @@
-"""The part of a file that is in the page cache, by cachestat(2) or else mincore(2)."""
+"""The part of a file that is in the page cache, from cachestat(2) or, if that fails, mincore(2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Stat(ctypes.Structure):
 
 
 def cached_bytes(path: str, *, use_cachestat: bool = True) -> int | None:
-    """Returns the number of a file's bytes in memory; None where the kernel does not tell.
+    """Returns how many of a file's bytes are in memory; None if the kernel does not report it.
 
     Raises:
         OSError: if the file can't be opened.
@@ -50,7 +50,7 @@ def _by_cachestat(descriptor: int) -> int | None:
 
 
 def _by_mincore(descriptor: int, size: int) -> int | None:
-    # The kernel tells a process that a file is entirely in memory if the process may not write to the file.
+    # To a process that may not write to the file, the kernel reports that it is entirely in memory.
     if not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
         return None
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)

@@ -41,8 +41,8 @@ def check_cores(root: str = "/", environment: Mapping[str, str] = os.environ) ->
             "cores",
             "warning",
             said,
-            "os.cpu_count() and sched_getaffinity() do not see a quota. As many workers and threads as they say use it "
-            "up early in each period; then all of them stand still, the training loop too.",
+            "os.cpu_count() and sched_getaffinity() do not see a quota. As many workers and threads as they report use "
+            "it up early in each period; then all of them stop until the next, the training loop too.",
             f"at most {each} for num_workers, OMP_NUM_THREADS and torch.set_num_threads(); or a larger quota",
         )
     elif found.usable < found.machine:

@@ -52,9 +52,9 @@ class RuleFindings:
             rule: A name of :data:`RULES`.
             node: The code that it is about.
             why: Why it matters.
-            remedy: The way out.
+            remedy: The fix.
             level: See :class:`Finding`.
-            what: What was found; "" for the rule's own words.
+            what: What was found; "" for the rule's text in :data:`RULES`.
         """
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         finding = Finding(

@@ -2,8 +2,8 @@
 
 Note [Training steps]
     A loop trains if its body calls backward() outside of any inner loop, directly or in functions of the same file.
-    A loop around it takes its place if that one steps the optimizer (gradient accumulation) or goes over a loader. A
-    function that calls backward() and that nothing in the file calls is a step that some library calls, as is
+    If a loop around it steps the optimizer (gradient accumulation) or iterates over a loader, that loop counts instead.
+    A function that calls backward(), and that nothing in the file calls, is a step that some library calls, as is
     Lightning's training_step. All other code, above all evaluation, is left out.
 """
 
@@ -86,7 +86,7 @@ class Script:
 
     @property
     def is_lightning(self) -> bool:
-        """True if Lightning's Trainer runs it."""
+        """True if Lightning's Trainer runs the script."""
         return bool(self.frameworks & {"pytorch_lightning", "lightning"}) and not self._mentions(
             "Fabric", "LightningLite"
         )
@@ -120,11 +120,11 @@ class Script:
         return None
 
     def is_module(self, node: ast.ClassDef | None) -> bool:
-        """True if a class is a torch module."""
+        """Returns True if a class is a torch module."""
         return node is not None and any((self.names.dotted(b) or "").endswith("nn.Module") for b in node.bases)
 
     def is_optimizer(self, node: ast.expr) -> bool:
-        """True if an expression is an optimizer, by its assignment or its name."""
+        """Returns True if an expression is an optimizer, judging by its assignment or its name."""
         text = text_of(node)
         if text is None:
             return isinstance(node, ast.Subscript) and self.is_optimizer(node.value)
@@ -135,7 +135,7 @@ class Script:
         )
 
     def steps_optimizer(self, call: ast.Call) -> bool:
-        """True if a call is ``optimizer.step()`` or ``scaler.step(optimizer)``."""
+        """Returns True if a call is ``optimizer.step()`` or ``scaler.step(optimizer)``."""
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
             return False
         return self.is_optimizer(call.func.value) or any(map(self.is_optimizer, call.args))
@@ -221,7 +221,7 @@ class Script:
         return any(self.backward_of(call) is not None for call in self.reached(body, owner, loops=False))
 
     def _takes_over(self, loop: Any) -> bool:
-        """True if the passes of a loop around a training loop are the steps."""
+        """Returns True if a loop around a training loop is the one whose iterations are steps."""
         if _is_coarse(loop):
             return False
         if isinstance(loop, ast.For | ast.AsyncFor) and _names_loader(loop.iter):
@@ -263,7 +263,7 @@ class Script:
         return next((n for n in self.enclosing(node) if isinstance(n, ast.ClassDef)), None)
 
     def _plain(self, name: str) -> Function | None:
-        """Returns a function that is no method, also behind ``step = torch.compile(train_step)`` and the like."""
+        """Returns a function that is not a method, also if it is called by an alias such as torch.compile(function)."""
         found = [f for f in self.functions.get(name, ()) if not isinstance(self.parents.get(f), ast.ClassDef)]
         if found:
             return found[0]
@@ -317,7 +317,7 @@ class Script:
                 stack.append((child, owner))
 
     def _moves_to_device(self) -> bool:
-        """True if the script calls ``.to(device)`` with a name that has "device" in it and is not the CPU."""
+        """Returns True if the script calls ``.to(...)`` with a name that contains "device" and is not the CPU."""
         for call in self.calls():
             if isinstance(call.func, ast.Attribute) and call.func.attr == "to" and call.args:
                 text = text_of(call.args[0]) or ""
@@ -330,7 +330,7 @@ class Script:
 
 
 def is_no_grad(names: Names, node: ast.AST) -> bool:
-    """True if a ``with`` statement or a function runs without gradients."""
+    """Returns True if a ``with`` statement or a function runs without gradients."""
     found: list[ast.expr] = []
     if isinstance(node, ast.With | ast.AsyncWith):
         found = [item.context_expr for item in node.items]
@@ -341,7 +341,7 @@ def is_no_grad(names: Names, node: ast.AST) -> bool:
 
 
 def _is_cpu(names: Names, node: ast.expr) -> bool:
-    """True if an expression certainly is the CPU as a device."""
+    """Returns True if an expression is certainly the CPU as a device."""
     node = names.definition(node)
     if isinstance(node, ast.Call) and names.called(node) == "torch.device" and node.args:
         node = node.args[0]

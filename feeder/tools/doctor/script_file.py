@@ -30,7 +30,7 @@ class ScriptSource:
         tree: The syntax tree.
         lines: The lines of code.
         ignores: Names of the silenced rules by line; :data:`ALL` for all of them.
-        places: Name of each line in a notebook, whose lines people count from the cell's start; None for a script.
+        places: Name of each line in a notebook, by its cell and its line there; None for a script.
     """
 
     path: str
@@ -40,7 +40,7 @@ class ScriptSource:
     places: list[str] | None = None
 
     def place(self, line: int) -> str:
-        """Returns the name of a line where that is not "file:line"; else ""."""
+        """Returns the name of a line if it is not "file:line"; else ""."""
         return self.places[line - 1] if self.places is not None and 0 < line <= len(self.places) else ""
 
     def excerpt(self, line: int) -> str:

@@ -62,7 +62,7 @@ class Names:
             elif isinstance(node, ast.AnnAssign | ast.NamedExpr | ast.AugAssign) and node.value is not None:
                 self._assign(node.target, node.value)
                 if isinstance(node, ast.AugAssign):
-                    self._assign(node.target, node.value)  # twice: no constant
+                    self._assign(node.target, node.value)  # twice, so that it does not count as a constant
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 self._option(node)
@@ -148,7 +148,7 @@ class Names:
 
 
 def arguments_of(call: ast.Call, *positions: str) -> tuple[dict[str, ast.expr], bool]:
-    """Returns a call's arguments by name, and True if these are all of them (no ``*`` or ``**``).
+    """Returns a call's arguments by name, and True if these are all of them (there is no ``*`` or ``**``).
 
     Args:
         call: The call.

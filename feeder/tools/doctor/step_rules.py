@@ -1,4 +1,4 @@
-"""Rules on what a script does in every training step: copies, waits for the GPU, precision, gradients."""
+"""Rules on every training step of a script: copies, waits for the GPU, precision, gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepRules:
         self._add, self.script, self.names = findings.add, findings.script, findings.script.names
 
     def check(self) -> None:
-        """Looks at every training loop and step, and at the modules that they call."""
+        """Checks every training loop and step, and the modules that they call."""
         script = self.script
         for region in script.regions:
             self._zero_grad(region)
@@ -55,18 +55,18 @@ class StepRules:
         if gpu_only and not self.script.uses_gpu:
             return
         if event == "item":
-            remedy = f"read it every N steps (if step % 100 == 0: ...); in between keep {text}.detach(), or a sum on "
+            remedy = f"read it every N steps (if step % 100 == 0: ...); until then keep {text}.detach(), or a sum on "
             remedy += "the GPU"
             what = f"{_shortened(node)} in every step waits for the GPU"
             self._add("sync-item", node, WAITS, remedy, what=what)
         elif event == "cpu":
             remedy = (
-                f"compute on the GPU and read the result once an epoch, or collect {text}.detach() and copy at the end"
+                f"compute on the GPU and read the result once per epoch, or collect {text}.detach() and copy at the end"
             )
             what = f"{_shortened(node)} in every step waits for the GPU"
             self._add("sync-cpu", node, WAITS, remedy, what=what)
         elif event == "print":
-            remedy = f"every N steps only: if step % 100 == 0: ...; in between {text}.detach() may be collected"
+            remedy = f"every N steps only: if step % 100 == 0: ...; until then, collect {text}.detach()"
             self._add("sync-print", node, WAITS, remedy, what=f"{text} is shown in every step, which waits for the GPU")
         elif event == "copy":
             assert isinstance(node, ast.Call)
@@ -77,11 +77,11 @@ class StepRules:
             better = copy.deepcopy(node)
             better.keywords = [k for k in better.keywords if k.arg != "non_blocking"]
             better.keywords.append(ast.keyword("non_blocking", ast.Constant(True)))
-            why = "The loop waits for the copy, which from page-locked memory could run beside the previous step."
+            why = "The loop waits for the copy, which from page-locked memory could overlap with the previous step."
             remedy = f"{ast.unparse(better)}, and pin_memory=True in the loader"
             self._add("blocking-copy", node, why, remedy, what=f"{_shortened(node)} waits for the copy")
         elif event == "made":
-            why = "In every step the CPU fills it and copies it over, and the loop waits for the copy."
+            why = "In every step the CPU fills it and copies it to the GPU, and the loop waits for the copy."
             remedy = "make it there" + _made_there(self.names.definition(about), node)
             self._add("cpu-then-move", node, why, remedy)
         elif event == "empty-cache":
@@ -93,9 +93,9 @@ class StepRules:
         else:
             name = self.names.called(node) or "torch.load"
             why = "The loop stops while the disk reads or writes and while the tensors are copied from or to the GPU."
-            remedy = "every N steps or once an epoch; save in a thread or with torch.distributed.checkpoint.async_save"
+            remedy = "every N steps or once per epoch; save in a thread or by torch.distributed.checkpoint.async_save"
             if name == "torch.load":
-                remedy = "load in the data set's __getitem__, where workers do it ahead; or once, before the loop"
+                remedy = "load in the data set's __getitem__, which workers run ahead; or once, before the loop"
             self._add("file-in-loop", node, why, remedy, what=f"{name} in every step")
 
     def _zero_grad(self, region: StepCode) -> None:
@@ -105,7 +105,7 @@ class StepRules:
         if script.frameworks & {"deepspeed", "fastai"} or re.search(
             r"dist_autograd|distributed\.autograd", script.text
         ):
-            return  # DeepSpeed clears them in step(), and distributed autograd makes new ones in each context
+            return  # DeepSpeed clears gradients in step(), and distributed autograd makes new ones in each context
         calls = list(script.reached(region.body, region.owner, loops=True))
         steps = [call for call in calls if script.steps_optimizer(call)]
         if not steps:

@@ -36,7 +36,7 @@ class Data:
     Args:
         files: (path, size in bytes) of each file.
         samples: Number of images: image files, or samples of a shard set's manifest; None for tars without one.
-        complete: True if all of it was seen in the time allowed.
+        complete: True if all files were listed within the time limit.
         kind: The file system's kind, such as "ext4"; "" if unknown.
         rotates: True on a hard disk; None if unknown.
     """
@@ -176,10 +176,10 @@ def disk_of(data: Data, rate: ReadRate) -> Finding:
         images_s = rate.bytes_s / (data.size_bytes / data.samples)
         said += f": {images_s:,.0f} images/s at most from disk"
         if images_s < 1000:
-            why = "A GPU that trains a small network takes more. The disk is then the limit in the first epoch, and in "
+            why = "A GPU that trains a small network needs more. The disk is then the limit in the first epoch, and in "
             why += "every epoch if the data set is larger than memory."
             remedy = (
-                "a local NVMe drive in place of a network or hard disk; shards (feeder shard), which take long reads"
+                "a local NVMe drive in place of a network or hard disk; shards (feeder shard), which need fewer reads"
             )
             return Finding("disk", "warning", said, why, remedy)
     return Finding("disk", "ok", said)

@@ -1,14 +1,14 @@
 """The model of a training loop and its loader, fitted to measurements.
 
 Note [The model]
-    The step on one repeated batch has a rate S. The same step fed by the loader has a rate F, and the meters give each
+    The step on one repeated batch has the rate S. Fed by the loader, it has the rate F, and the meters give each
     stage's cost in worker seconds per sample under the load of training. W workers with a total cost b per sample make
     at most C samples per second: F if the trainer waited for them, else the rate of the loader alone. With W' workers
-    and costs b' then
+    and a total cost b', the rate is predicted as
 
-        rate = min(S, 1 / (step + handing out), C * W'/W * b/b', cores / CPU seconds a sample)
+        rate = min(S, 1 / (step + handing out), C * W'/W * b/b', cores / CPU seconds per sample)
 
-    Without workers the training process does it all in sequence: 1 / (step + handing out + b').
+    Without workers, the training process does it all in sequence: 1 / (step + handing out + b').
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Fit:
 
     @property
     def ceiling(self) -> float:
-        """Samples/s with a loader that the step never waits for."""
+        """Samples/s if the step never waited for the loader."""
         return min(self.step_rate, 1 / max(1e-12, self.step_s + (self.hand_out_s if self.workers else 0.0)))
 
     def predict(self, *, workers: int | None = None, scale: Mapping[str, float] | None = None) -> float:
@@ -81,6 +81,6 @@ class Fit:
         return rate
 
     def steady_rate(self) -> float:
-        """Returns samples/s if the workers were never idle: the most that batches further ahead could give."""
+        """Returns samples/s if the workers were never idle: the most that a larger prefetch_factor could give."""
         busy = max(1e-9, min(1.0, self.busy_share))
         return min(self.ceiling, self.fed_rate / busy)

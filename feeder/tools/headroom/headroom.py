@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Headroom", "headroom"]
 
-_HAND_OUT_SHARE = 0.1  # of the step's time: less is not the loader's fault
+_HAND_OUT_SHARE = 0.1  # of the step's time; a smaller share is not called the limit
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Headroom:
         limit: The stage that limits the loop: one of :meth:`feeder.DataLoader.stats`, "step", "prefetch" (workers are
             idle, yet the step waits), or "hand out" (the loader's own work in the training process).
         remedies: The remedies, the best first.
-        path_reason: Reason why a feeder dataset goes without the fast path, and the way out; else None.
+        path_reason: Reason why a feeder dataset does not take the fast path, and the remedy; else None.
     """
 
     fit: Fit
@@ -89,7 +89,7 @@ def headroom(
     random state, the loader's place and the objects in ``restore`` are restored afterwards.
 
     Args:
-        loader: The loader, not in the middle of an epoch that is to go on. Its workers are ended.
+        loader: The loader. An epoch in progress can't be continued, and its workers are ended.
         step: Trains on one batch, copies to the device included.
         seconds: Approximate duration, without start-up.
         restore: Modules, and objects with state_dict and load_state_dict such as optimizers, that the step changes.
@@ -124,7 +124,7 @@ def _fit(loader: DataLoader[Any], alone: float, drained: RunSums, fed: RunSums) 
     costs = {
         name: spent / made
         for name, spent in fed.stages_s.items()
-        if spent > 0 and not (in_trainer and name == "decode")  # which takes the trainer's time
+        if spent > 0 and not (in_trainer and name == "decode")  # DALI decodes in the training process
     }
     # A stage's time is the sum over a worker's threads, which run at the same time.
     known, busy = sum(costs.values()), fed.busy_s / made

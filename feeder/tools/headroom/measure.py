@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["RunSums", "first_batch", "run"]
 
 _STAGES = ("read", "draw", "cut", "decode", "transform", "fetch", "collate", "write")
-_FIRST_BATCHES = 2  # of an epoch, which workers make while they start
+_FIRST_BATCHES = 2  # left out of each epoch, as workers make them while they start
 _NO_BATCH = "the loader has no batch: the dataset is empty, or smaller than one with drop_last"
 
 
@@ -31,7 +31,7 @@ class RunSums:
 
     Attributes:
         samples: Samples received.
-        made: Samples that the workers made meanwhile.
+        made: Samples that the workers made in that time.
         elapsed_s: Duration.
         step_s: Seconds in the step.
         next_s: Seconds in ``next()``.
@@ -58,7 +58,7 @@ def run(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: flo
     Args:
         loader: The loader.
         step: Called with each batch; None for the loader alone.
-        seconds: Duration without the first batches of every epoch.
+        seconds: Duration, without the first batches of every epoch.
 
     Raises:
         ArgumentError: if the loader has no batch.
@@ -131,7 +131,7 @@ def _add(sums: RunSums, before: dict[str, Any], after: dict[str, Any], rows: int
 
 
 def first_batch(loader: DataLoader[Any]) -> Any:
-    """Returns a copy of the loader's first batch, which holds no slot, and closes the loader.
+    """Returns a copy of the loader's first batch, so that it holds no slot, and closes the loader.
 
     Raises:
         ArgumentError: if the loader has no batch.

@@ -67,7 +67,7 @@ def remedies(loader: DataLoader[Any], fit: Fit) -> Iterator[Remedy]:
 
 
 def _workers_needed(fit: Fit) -> int | None:
-    """Returns the fewest further workers with which the step hardly waits, else those after which more gain nothing."""
+    """Returns the fewest workers with which the step hardly waits, or beyond which more workers gain nothing."""
     best, rate = None, fit.fed_rate
     for workers in range(fit.workers + 1, _MOST_WORKERS + 1):
         predicted = fit.predict(workers=workers)

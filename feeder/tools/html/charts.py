@@ -1,7 +1,7 @@
 """Charts for a :mod:`feeder.tools.html.page` page, as inline SVG.
 
-Widths are percentages of what the page has, so text keeps its size from a phone to a wide screen. Names and values
-stand beside the shapes as text; series differ by marker, dash or hatching as well as by colour.
+Widths are percentages of the page's, so text keeps its size from a phone to a wide screen. Names and values are text
+beside the shapes; series differ by marker, dash or hatching as well as by colour.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MARKERS = (  # about the origin, in pixels
     '<path class="mark" d="M0-6 6 5H-6z"',
     '<path class="mark" d="M0-6 6 0 0 6-6 0z"',
 )
-# Spans that are nearer than this share of the timeline can't be told apart.
+# Spans closer together than this share of the timeline look like one.
 _RESOLUTION = 1 / 1500
 
 
@@ -217,7 +217,7 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
 
 
 def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = "") -> Html:
-    """Returns activities over time: a strip for each track, on one axis of time.
+    """Returns activities over time: a strip for each track, on a common time axis.
 
     Args:
         title: Plain text, as are unit, tracks and kinds.
@@ -274,7 +274,7 @@ def _marker(i: int) -> str:
 
 
 def _band(i: int, points: Sequence[Point], left: float, width: float, top: float) -> str:
-    """Returns the spread as an area, in an inner drawing: only shapes in percentages follow the page's width."""
+    """Returns the spread as an area, in an inner drawing that scales with the page's width."""
     known = [(p.x, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     if len(known) < 2:
         return ""
@@ -323,7 +323,7 @@ def _finite(point: Point) -> bool:
 
 
 def _merged(spans: Sequence[Span], apart: float) -> list[Span]:
-    """Returns the spans, with neighbours of one kind without a visible gap as one."""
+    """Returns the spans, with neighbours of one kind joined if no gap would be visible."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         last = found[-1] if found else None

@@ -1,7 +1,7 @@
 """One self-contained HTML page: text, tables and charts that open without a network, in light, dark and on paper.
 
 Text from outside (file names, labels, messages) goes through :func:`escape`; only results of these functions and of
-:mod:`feeder.tools.html.charts` are markup. There is no script, and the page's own policy forbids any.
+:mod:`feeder.tools.html.charts` are markup. There are no scripts, and the page's own policy forbids them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def escape(value: object) -> Html:
 
 
 def number(value: float | None) -> str:
-    """Returns a figure for people: three digits, commas at thousands; a dash for None and infinities."""
+    """Returns a number as text: three digits, commas at thousands; a dash for None and infinities."""
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -112,7 +112,7 @@ def facts(values: Mapping[str, object]) -> Html:
 
 
 def table(rows: Sequence[Sequence[object]], caption: str = "") -> Html:
-    """Returns a table; a column of figures is set to the right.
+    """Returns a table; columns of numbers are aligned to the right.
 
     Args:
         rows: The heading, then the rows, all of the same length.

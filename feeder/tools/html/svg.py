@@ -37,7 +37,7 @@ def figure(title: str, note: str, body: str) -> Html:
 
 
 def nothing() -> str:
-    """Returns what stands in place of a chart without figures."""
+    """Returns the replacement for a chart without figures."""
     return '<p class="quiet">Nothing was measured.</p>'
 
 
@@ -74,7 +74,7 @@ def filled(i: int, shape: str) -> str:
 
 
 def block(x: float, share: float, i: int, said: str, gap: float = 0.0015) -> str:
-    """Returns a block from x on, both as shares of the width, that says its figures under the pointer."""
+    """Returns a block with a tooltip; ``x`` and ``share``, its start and its width, are shares of the whole width."""
     shape = f'x="{percent(x)}" width="{percent(max(share - gap, share / 2))}" height="100%"'
     return f"<g><title>{escape(said)}</title>{filled(i, shape)}</g>"
 

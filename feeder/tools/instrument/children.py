@@ -1,7 +1,7 @@
 """Meters in the processes that a script starts by multiprocessing, such as those of ``torch.multiprocessing.spawn``.
 
-Loaders' workers are daemons, and run code of torch or feeder. Any other process gets a :class:`MeteredTarget` in place
-of its target, which installs the meters before it runs the target, with any start method.
+Workers of loaders, which are daemons or run code of feeder or torchdata, are left alone. Any other process gets a
+:class:`MeteredTarget` in place of its target. It installs the meters and then runs the target, with any start method.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Meters in torch's workers: time of each batch in the data set, on the processor and off it, and in collate_fn.
+"""Meters in torch's workers: the time of each batch in the data set, on and off the processor, and in collate_fn.
 
 Note [Meters in workers]
     torch calls ``worker_init_fn`` in each worker before it makes the object that fetches batches. :class:`MeteredInit`
-    takes the place of that function. Pickled along to workers of any start method, it puts a meter on the fetching
-    object's class, and calls the script's own function. Each batch is one write of 40 bytes to the worker's own file.
+    replaces that function. Workers of any start method get it with their arguments. It puts a meter on the fetching
+    object's class and calls the script's own function. Each batch is one write of 40 bytes to the worker's own file.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _meter(kind: Any, note: Callable[[Fetch], None]) -> None:
 
 
 def _queued_ns() -> int:
-    """Returns how long this thread has been ready to run without a processor; 0 if the kernel does not count it."""
+    """Returns the time that this thread was ready to run without a processor; 0 if the kernel does not count it."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read(64).split()[1])

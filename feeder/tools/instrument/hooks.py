@@ -1,9 +1,10 @@
 """Meters on the loaders and on ``backward()`` of this process, installed when the script imports torch.
 
 Note [Metered calls]
-    ``iter()`` of torch's, torchdata's and feeder's loaders, and ``next()`` on the class of its result, so that the
-    script gets the same iterator as without meters. A loader inside another loader's ``next()`` does not count twice.
-    Nothing is imported early, as a script may set environment variables before it imports torch.
+    Metered are ``iter()`` of torch's, torchdata's and feeder's loaders, and ``next()`` of its result. The latter meter
+    is on the iterator's class, so that the script gets the same iterator as without meters. A loader inside another
+    loader's ``next()`` does not count twice. Nothing is imported early, as a script may set environment variables
+    before it imports torch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LOADERS = {
     "torchdata.stateful_dataloader.stateful_dataloader": "StatefulDataLoader",
     "feeder.loader.dataloader": "DataLoader",
 }
-_MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # waits left out
+_MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "write"}  # stages that are not waits
 _FOLDER_DATASETS = {"DatasetFolder", "FolderDataset"}  # torchvision's, which ImageFolder derives from, and feeder's
 _MOST_WRAPPERS = 8
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
@@ -57,7 +58,7 @@ class LoaderHooks:
 
     @classmethod
     def here(cls, folder: str) -> LoaderHooks:
-        """Returns this process's meter: a new one, or the parent's after a fork, emptied."""
+        """Returns this process's meter: a new one or, after a fork, the parent's, emptied."""
         if _installed:
             _installed[0]._on_batch = None
             _installed[0]._begin()
@@ -172,7 +173,7 @@ class LoaderHooks:
                 self._on_batch(self._count)
 
     def _note_fetch(self, fetch: Fetch) -> None:
-        """Takes note of a batch that a loader without workers made in this process."""
+        """Records a batch that a loader without workers made in this process."""
         record = getattr(self._local, "fetching", None)
         if record is not None and self._is_inside():
             record.fetches.append(fetch)
@@ -202,7 +203,7 @@ class LoaderHooks:
         return record
 
     def _successor_of(self, loader: Any, fresh: LoaderRecord) -> LoaderRecord:
-        """Returns the record of the loader that this one replaces, as where each epoch makes a new one; else ``fresh``.
+        """Returns the record of the loader that this one replaces, as when each epoch makes a new one; else ``fresh``.
 
         A loader that still exists is not replaced, even if the same line iterates over both.
         """
@@ -220,7 +221,7 @@ class LoaderHooks:
         return record
 
     def note_stats(self, loader: Any) -> None:
-        """Takes note of the current meters of a feeder loader."""
+        """Records the current meters of a feeder loader."""
         record = self.records.get(loader)
         with contextlib.suppress(Exception):  # a meter must not end the training
             found = loader.stats()

@@ -1,7 +1,7 @@
 """Runs a script as ``python script.py`` would: as ``__main__``, with its arguments, its exit code and its tracebacks.
 
-The script becomes the process's real ``__main__`` module, which runpy would restore at the end. So its classes can be
-pickled, and the processes that it spawns find it.
+The script becomes the process's real ``__main__`` module, so that its classes can be pickled and the processes that it
+spawns find it. runpy would not do, as it restores ``__main__`` at the end.
 """
 
 from __future__ import annotations

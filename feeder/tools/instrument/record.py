@@ -1,4 +1,4 @@
-"""Measurements of a profile; times are nanoseconds of the monotonic clock, which a machine's processes share."""
+"""Measurements of a profile. Times are nanoseconds of the monotonic clock, which all processes share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fetch(NamedTuple):
         start_ns: Time at which it began.
         dataset_ns: Time in the data set.
         dataset_cpu_ns: Part of that on a processor.
-        dataset_queued_ns: Part of that ready to run, while others had the processors. The rest is waiting, usually for
+        dataset_queued_ns: Part of that spent ready to run without a processor. The rest is waiting, usually for
             storage.
         collate_ns: Time in ``collate_fn``.
     """
@@ -93,7 +93,7 @@ class LoaderRecord:
         fetches: The batches that torch's workers made.
         stage_ns: feeder's own meters: time by stage, over all workers; :data:`TRAINER_DECODE` in the trainer.
         bottleneck: feeder's own verdict.
-        path_reason: Reason why a feeder dataset goes without the fast path, and the way out; else None.
+        path_reason: Reason why a feeder dataset does not take the fast path, and the remedy; else None.
         folder: Class folders that its dataset reads files from, as torchvision's ImageFolder does; else None.
     """
 

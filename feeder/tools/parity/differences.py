@@ -12,7 +12,7 @@ from feeder.errors import ArgumentError
 
 __all__ = ["BOUNDS", "BUCKETS", "Bounds", "BucketFigures", "Differences", "crop_ratio"]
 
-# Crop-to-target ratios, [low, high): the geometric mean of crop width / output width and the same for the height.
+# Crop-to-target ratios, [low, high): the geometric mean of crop width / output width and crop height / output height.
 BUCKETS = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, math.inf))
 
 

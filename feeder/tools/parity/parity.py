@@ -87,7 +87,7 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """True if every bucket is within the bounds and both decoded the same images, at least one, by themselves."""
+        """True if every bucket is within the bounds, and both decoded the same images, at least one, without help."""
         alike = self.images > 0 and not self.failures and not self.redone
         return alike and all(bucket.within(self.bounds) for bucket in self.buckets)
 
@@ -253,7 +253,7 @@ class _IndexedImages:
         with open(path, "rb") as shard:
             if offset + length > os.fstat(shard.fileno()).st_size:
                 raise SourceError(
-                    f"{path}: sample {index.key(i)!r} ends behind the end of the file; run `feeder inspect --verify`"
+                    f"{path}: sample {index.key(i)!r} ends after the end of the file; run `feeder inspect --verify`"
                 )
             data = os.pread(shard.fileno(), length, offset)
         return _Image(

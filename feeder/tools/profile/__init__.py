@@ -1,7 +1,7 @@
-"""``feeder profile``: runs a training script as it is and says how long it waits for data, why, and what would help.
+"""``feeder profile``: runs a training script as it is and shows how long it waits for data, why, and what would help.
 
-sampler            measures the CPU of the script's processes, and the GPU; :mod:`feeder.tools.instrument` the loaders
-times, analysis    record -> times of each loader, verdict
+sampler            measures the script's processes and the GPU; :mod:`feeder.tools.instrument` measures the loaders
+times, analysis    measurements -> times of each loader, verdict
 advice             verdict -> advice
 text, page, trace  text, HTML, Chrome trace
 """

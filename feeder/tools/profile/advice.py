@@ -1,10 +1,11 @@
-"""Advice from a loader's times: where the time of a batch goes, what to do, and the gain to expect.
+"""Advice from a loader's times: what takes the time of a batch, what to do, and the gain to expect.
 
 Note [Expected gains]
-    Gains are ratios of rates, from the mean wait W, step S and making time F of a batch. Without workers a batch takes
-    W + S. With n workers it takes at least S, F / n and the CPU time of everything by the number of cores. Where busy
-    workers get more workers beside them, W + S shrinks in proportion, but not below S. A gain that the measurements do
-    not give is shown as "up to (W + S) / S" or, for mistakes in the script, as not measured.
+    A gain is a ratio of rates. It is computed from the means of the wait W for a batch, the step S, and the time F to
+    make a batch. Without workers a batch takes W + S. With n workers it takes at least S, F / n, and all CPU time
+    divided by the number of cores. If busy workers get more workers beside them, W + S shrinks in proportion, but not
+    below S. A gain that can't be computed from the measurements is shown as "up to (W + S) / S" or, for mistakes in the
+    script, as not measured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WORKERS_BUSY = 0.7
 _OVERBOOKED = 0.5
 _MOSTLY = 0.5  # of the wait
 _NO_BOUND = 100.0  # a gain that is possible only with an empty step
-_MOST_A_CORE = 4  # workers that nearly always wait for storage; with more of them the disk is likely the limit
+_MOST_A_CORE = 4  # workers per core that nearly always wait for storage; with more, the disk is likely the limit
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
         text = f"The loader runs torch's path, without feeder's speed: {record.path_reason}."
         gain = _most(wait, step) if bound == "input" else None
         advice.append(Advice("feeder's fast path", text, gain, True))
-    # Waits for workers to start have another remedy, below; more workers would make them longer.
+    # Waits for workers to start have another remedy, below; with more workers they would be longer.
     starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < NOTICEABLE_WAIT * step
     decoding = record.stage_ns.get(TRAINER_DECODE, 0) / 1e9
     if bound == "input" and decoding >= _MOSTLY * main.wait_s:
@@ -131,7 +132,7 @@ def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load:
         computing = making * (main.cpu_share + main.queued_share) if record.fetches else making
         storage = max(0.0, 1 - main.cpu_share - main.queued_share) if record.fetches else 0.0
         workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
-        # The process that is loop and loader in one will take as much CPU time as before.
+        # The process that both loads and trains will take as much CPU time as before.
         seen = (load.own_cores or 0) * (wait + step)
         after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)
         needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
@@ -181,8 +182,8 @@ def _cheaper_decoding(decoding: float, wait: float, step: float) -> Advice:
 
 
 def _shards(folder: str, most: float) -> Advice:
-    text = "Each image is a file, which is opened and decoded whole in each epoch. feeder.DataLoader takes long reads "
-    text += f"from shards and decodes only what a crop needs; `feeder bench {folder}` measures it."
+    text = "Each image is a file, which is opened and decoded whole in each epoch. feeder.DataLoader reads shards in "
+    text += f"long pieces and decodes only what a crop needs; `feeder bench {folder}` measures it."
     return Advice(f"feeder shard {folder}, and feeder.DataLoader on the shards", text, most, True)
 
 

@@ -1,9 +1,9 @@
 """The verdict on a run, from its measurements.
 
 Note [Input-bound share]
-    Waiting for data costs at most the share of the training loop's time that is spent in ``next()``. GPU work goes on
-    while the loop waits, so where NVML reports the GPU's utilisation, it costs at most the GPU's idle share as well.
-    The smaller of the two is the input-bound share.
+    Waiting for data costs at most the share of the training loop's time that is spent in ``next()``. The GPU may work
+    while the loop waits, so waiting also costs at most the share of the time in which the GPU is idle, if NVML reports
+    it. The smaller of the two is the input-bound share.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _machine(found: Analysis, gpu_absent: str | None) -> report.Section:
                 lines.append(charts.Line(f"GPU {index}", points))
         if lines:
             parts.append(charts.line_chart(title, lines, x_label="seconds", y_label=unit))
-    return report.Section("The machine meanwhile", parts)
+    return report.Section("The machine during the run", parts)
 
 
 def _s(time_ns: int) -> float:

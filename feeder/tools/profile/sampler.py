@@ -1,4 +1,4 @@
-"""Samples of the machine, a few times a second: CPU and memory of the script's processes, and the GPUs."""
+"""Samples of the machine, a few times per second: CPU and memory of the script's processes, and the GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sampler:
 
     Args:
         nvml: NVIDIA's library, or the reason for its absence.
-        interval_s: Seconds between two samples; doubled whenever there are too many samples.
+        interval_s: Seconds between two samples; doubled each time there are too many of them.
     """
 
     def __init__(self, nvml: Nvml | str, interval_s: float = 0.25) -> None:
@@ -82,7 +82,7 @@ class Sampler:
 
 
 def _below(pid: int) -> list[int]:
-    """Returns all descendants of a process, by the lists of children, for which other processes do not count."""
+    """Returns all descendants of a process. Reads their lists of children only, not every process of the machine."""
     found: list[int] = []
     stack = [pid]
     while stack:

@@ -32,11 +32,11 @@ class LoaderTimes:
         wait_s: Seconds in ``next()``.
         step_s: Seconds between the calls, without other loaders' waits and loops.
         epochs: Number of iterations over the loader.
-        epoch_start_s: Seconds by which the first batches of epochs, the run's first excepted, took longer than others.
+        epoch_start_s: Extra seconds that the first batches of epochs took, without the run's first epoch.
         making_s: Mean seconds to make a batch in one worker; None if unknown.
         dataset_share: Share of ``making_s`` in the data set, 0-1.
         cpu_share: Share of the data set's time on a processor, 0-1.
-        queued_share: Share of the data set's time ready to run, while others had the processors, 0-1.
+        queued_share: Share of the data set's time spent ready to run without a processor, 0-1.
         workers_busy: Share of the workers' time in which they made batches, 0-1; None if unknown.
     """
 
@@ -80,7 +80,7 @@ class MachineLoad(NamedTuple):
 
 
 def overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
-    """True if two loaders were in use at the same time."""
+    """Returns True if two loaders were in use at the same time."""
     first, second = a.record.batches, b.record.batches
     return first[0].asked_ns < second[-1].got_ns and second[0].asked_ns < first[-1].got_ns
 
@@ -92,7 +92,7 @@ def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTime
     counted = [(batch, step) for batch, step in zip(record.batches, steps, strict=True) if batch.images][1:]
     made = dict(enumerate(record.made_ns))
     starts = {b for b, before in zip(real[1:], real, strict=False) if b.epoch != before.epoch}
-    # An epoch begins with the start of workers, which is a wait as well.
+    # An epoch begins with the start of the workers, for which the loop waits too.
     begun = {batch: (made[batch.epoch][1] - made[batch.epoch][0]) / 1e9 for batch in starts}
     waits = [(batch.got_ns - batch.asked_ns) / 1e9 + begun.get(batch, 0.0) for batch, _ in counted]
     typical = statistics.median(waits) if waits else 0.0

@@ -1,9 +1,9 @@
-"""A Chrome trace of the loaders' stages and of torch's profiler, on one axis of time.
+"""A Chrome trace of the loaders' stages and of torch's profiler, on a common time axis.
 
-Note [One axis]
-    feeder's times are of the monotonic clock; torch's profiler has another. A mark of known monotonic time is put into
-    the profile at its start and at its end. The first shifts feeder's events to torch's axis; the error of the second
-    is then reported in the trace and on the terminal.
+Note [Time axis]
+    feeder's times are of the monotonic clock; torch's profiler has another clock. Marks of known monotonic time are put
+    into the profile at its start and at its end. The first aligns feeder's events with torch's; the error at the second
+    is reported in the trace and on the terminal.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class StepTrace:
             processes: The measurements.
 
         Returns:
-            The trace's contents in a few words.
+            A short description of the trace's contents.
         """
         found: dict[str, Any] = {"traceEvents": []}
         offset_us, said = -min((p.started_ns for p in processes), default=0) / 1000, self._refused or "too few batches"
@@ -128,7 +128,7 @@ class StepTrace:
 
 
 def _events(process: ProcessRecord, offset_us: float) -> Iterator[dict[str, Any]]:
-    """Yields a process's loaders as trace events: a row for each loader and each worker, and counters."""
+    """Yields the trace events of a process: a row for each loader and each worker, and counters."""
 
     def span(pid: str, row: int, name: str, start_ns: int, end_ns: int, **arguments: Any) -> dict[str, Any]:
         times = {"ts": start_ns / 1000 + offset_us, "dur": max(0, end_ns - start_ns) / 1000}

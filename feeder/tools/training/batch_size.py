@@ -79,12 +79,12 @@ def find_batch_size(
 
     A trial runs ``step`` once to warm up and then ``steps`` times. If it runs out of memory, its memory is freed and
     the next smaller size is tried. After each trial everything in ``restore``, and the random generators of Python,
-    numpy and torch, are as they were. In a distributed job, search before wrapping the model, on each rank, and take
-    the smallest size: a rank that runs out of memory in a collective operation would leave the others waiting.
+    numpy and torch, are restored. In a distributed job, search on each rank before wrapping the model, and use the
+    smallest size found: a rank that runs out of memory in a collective operation would leave the others waiting.
 
-    The result leaves no memory for what the trials do not hold: batches that a loader keeps on the device, a decoder's
-    memory there, an evaluation, an average of the model. Reserve it by a lower ``memory_limit_bytes``, such as
-    ``int(0.8 * torch.cuda.mem_get_info()[0])``.
+    The result leaves no memory for anything that the trials do not allocate: batches that a loader keeps on the device,
+    a decoder's memory there, an evaluation, an average of the model. Reserve it with a lower ``memory_limit_bytes``,
+    such as ``int(0.8 * torch.cuda.mem_get_info()[0])``.
 
     Args:
         step: Trains one step on a batch of that many samples, forward, backward and optimizer included.
@@ -96,9 +96,9 @@ def find_batch_size(
         steps: Timed steps of a trial; the fastest counts.
         tolerance: Share of the best images/s that a larger batch may lose and still be preferred, 0 to 1.
         device: Device of the memory: a GPU, or "cpu". None: the current GPU if there is one, else the CPU.
-        memory_limit_bytes: Upper limit of a trial's ``memory_bytes``. None: on a GPU what there is; on the CPU what is
-            available now. On the CPU a size that would exceed what is available, judging by other sizes, is not run,
-            because the system would end the process.
+        memory_limit_bytes: Upper limit of a trial's ``memory_bytes``. None: no limit but the memory itself on a GPU,
+            the memory available now on the CPU. On the CPU, a size that would exceed the available memory, judging by
+            other sizes, is not run, because the system would kill the process.
 
     Returns:
         The size to use and everything tried.
@@ -132,7 +132,7 @@ def find_batch_size(
     if not good:
         raise ArgumentError(f"not even a batch of 1 fits: {trials[-1].reason}")
     while (following := good + (1 if good < multiple_of else multiple_of)) < bad:
-        # Doubles until a size does not fit, then takes the middle.
+        # Double until a size does not fit, then halve the gap.
         size = min(2 * good, maximum) if bad > maximum else (good + bad) // 2
         size = max(following, _on_grid(size, multiple_of))
         if fits(size):
@@ -187,7 +187,7 @@ def _try(step: Callable[[int], object], size: int, steps: int, gauge: _Gauge) ->
 
 
 class _Gauge:
-    """Measures on a GPU: torch's own count of what it allocated there."""
+    """Measures memory on a GPU by torch's own count of its allocations."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
         self.device, self.limit_bytes = device, (1 << 62) if limit_bytes is None else limit_bytes
@@ -202,7 +202,7 @@ class _Gauge:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def end(self, size: int) -> int:
-        """Returns the peak since then, bytes."""
+        """Returns the peak since :meth:`begin`, bytes."""
         return max(0, torch.cuda.max_memory_allocated(self.device) - self._before)
 
     def wait(self) -> None:
@@ -217,9 +217,9 @@ class _Gauge:
 
 
 class _CpuGauge(_Gauge):
-    """Measures on the CPU: the kernel's peak of the resident memory.
+    """Measures memory on the CPU by the kernel's peak of the resident memory.
 
-    Memory that the allocator keeps from earlier trials counts too: with glibc at most some tens of MiB.
+    Memory that the allocator keeps from earlier trials counts too; with glibc that is some tens of MiB at most.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -240,7 +240,8 @@ class _CpuGauge(_Gauge):
         return f"would take about {need:,} bytes, and {self._available:,} are available"
 
     def begin(self) -> None:
-        # Where the peak can't be reset, sizes below one that was too large seem too large as well: never a wrong yes.
+        # If the peak can't be reset, sizes below one that was too large seem too large as well, which errs on the safe
+        # side.
         forget_peak()
 
     def end(self, size: int) -> int:

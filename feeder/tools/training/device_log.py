@@ -1,4 +1,4 @@
-"""Logs of the scalars of every training step, for which no step waits."""
+"""Logs of the scalars of every training step, without making any step wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CsvWriter", "DeviceLog"]
 Value = int | float | bool | complex
 Sink = Callable[[int, Mapping[str, Value]], object]
 
-# Columns start at multiples of this, so that a view of any dtype is allowed there.
+# Columns start at multiples of this, as a view of a dtype must be aligned.
 _ALIGNMENT = 16
 
 
@@ -34,12 +34,12 @@ class _Interval:
 
 
 class DeviceLog:
-    """Keeps scalars on the device and passes them on later, each as ``.item()`` at its step would have given it.
+    """Keeps scalars on the device and passes them on later, with the values that ``.item()`` would have returned.
 
-    ``.item()`` waits until the device has finished all its work. Here a step only enqueues a copy of each scalar into a
-    ring on the device. Every ``every`` steps one asynchronous copy brings the ring to page-locked memory. The sinks get
-    its values one interval later, or later still if the device is further behind. On the CPU the same happens with
-    synchronous copies.
+    ``.item()`` waits until the device has finished all its work. Here, a step only enqueues a copy of each scalar into
+    a buffer on the device. Once in ``every`` steps, an asynchronous copy moves the buffer to page-locked memory. The
+    sinks get its values one interval later, or later still if the device is further behind. On the CPU the same happens
+    with synchronous copies.
 
     Use it from one thread. If the current stream changes between two steps, the later stream must wait for the earlier
     one, as CUDA requires for any tensor that both use. Leaving the context, or :meth:`close`, passes on the rest.
@@ -48,7 +48,7 @@ class DeviceLog:
         *sinks: Called as ``sink(step, values)``, once for each step, in order: a :class:`CsvWriter` or any callable.
             Its methods ``flush`` and ``close``, if any, are called with the log's.
         every: Steps between two copies, 1 or more.
-        device: Device of the scalars; None for that of the first one.
+        device: Device of the scalars; None for the device of the first step's scalars.
 
     Raises:
         ArgumentError: if ``every`` is less than 1.
@@ -75,8 +75,8 @@ class DeviceLog:
 
         Args:
             step: The step's number, which the sinks get.
-            **values: By name: tensors of one element, or Python numbers. The same names, with the same dtypes, at every
-                step. Tensors on another device than the log's wait for it, as ``.item()`` does.
+            **values: By name: tensors of one element, or Python numbers, with the same names and dtypes at every step.
+                For a tensor on another device than the log's, the call waits, as ``.item()`` does.
 
         Raises:
             ArgumentError: if a value is not a scalar, names or dtypes are not the first step's, or the log is closed.
@@ -111,7 +111,7 @@ class DeviceLog:
             self._fetch()
 
     def flush(self) -> None:
-        """Passes on all that was written; waits for the device."""
+        """Passes on everything written so far; waits for the device."""
         if self._steps:
             self._fetch()
         while self._on_the_way:
@@ -136,7 +136,7 @@ class DeviceLog:
         self.close()
 
     def _begin(self, values: Mapping[str, Value | torch.Tensor]) -> None:
-        """Lays out the ring, a column for each device scalar."""
+        """Lays out the buffer, with a column for each device scalar."""
         self._names = tuple(values)
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         if self._device is None:
@@ -156,7 +156,7 @@ class DeviceLog:
         return memory[start : start + size_bytes].view(self._dtypes[name])
 
     def _fetch(self) -> None:
-        """Starts the copy of the ring, and passes on the values of earlier copies."""
+        """Starts the copy of the buffer, and passes on the values of earlier copies."""
         on_gpu = self._ring.device.type == "cuda"
         while self._on_the_way and (not on_gpu or self._on_the_way[0].done.query()):
             self._hand_over(self._on_the_way.popleft())
@@ -186,8 +186,8 @@ class CsvWriter:
 
     Args:
         path: The file; its folder must exist.
-        resume_at: None overwrites the file. A step keeps the rows before it and drops the others, which an interrupted
-            run wrote after its last checkpoint.
+        resume_at: None to overwrite the file. A step number to keep the rows before it and drop the others, which an
+            interrupted run wrote after its last checkpoint.
 
     Raises:
         ArgumentError: if the kept file has other columns than the values.
@@ -217,7 +217,7 @@ class CsvWriter:
 
     @staticmethod
     def _cut(path: str | os.PathLike[str], resume_at: int) -> list[str] | None:
-        """Drops the rows from a step on, and a truncated one; returns the header, None if there is none."""
+        """Drops a truncated row and the rows from a step on; returns the header, None if there is none."""
         try:
             with open(path, encoding="utf-8", newline="") as file:
                 whole = [line for line in file if line.endswith("\n")]

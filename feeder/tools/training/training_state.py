@@ -20,7 +20,7 @@ class Snapshot:
 
     Args:
         restore: Modules (with their gradients and training modes), and objects with state_dict and load_state_dict.
-        device: A device whose random state is kept besides that of the CPU.
+        device: A device whose random state is kept too, besides that of the CPU.
 
     Raises:
         ArgumentError: for anything else.

@@ -46,12 +46,12 @@ class Tuning:
     Attributes:
         outcome: The search's outcome.
         budget: The search's limits.
-        target: Images/s asked for, or None.
+        target: Requested images/s, or None.
         step_images_per_s: Rate of the step on one repeated batch; None without a step.
         keywords: The setting as arguments of :class:`feeder.DataLoader`; None if nothing could be measured.
         arguments: The caller's other arguments; None where the caller makes the loader.
         seconds: Duration of the search.
-        window_score: Mixing of the chosen windowed shuffle, relative to 1 for a full shuffle; None without one.
+        window_score: Score of the chosen windowed shuffle, 1 for a full shuffle; None without one.
     """
 
     outcome: Outcome
@@ -65,13 +65,13 @@ class Tuning:
 
     @property
     def call(self) -> str | None:
-        """The loader with this setting, as code to paste."""
+        """Code that makes the loader with this setting."""
         if self.keywords is None:
             return None
         given = {} if self.arguments is None else self.arguments
         parts = ["dataset"] if self.arguments is not None else ["..."]
-        needless = {("worker_threads", 1), ("prefetch_factor", 2)}
-        setting = {name: value for name, value in self.keywords.items() if (name, value) not in needless}
+        defaults = {("worker_threads", 1), ("prefetch_factor", 2)}
+        setting = {name: value for name, value in self.keywords.items() if (name, value) not in defaults}
         parts += [f"{name}={_literal(value)}" for name, value in {**given, **setting}.items()]
         return "\n".join(_filled("feeder.DataLoader(", parts, ")"))
 

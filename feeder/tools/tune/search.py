@@ -1,7 +1,7 @@
-"""The search for a setting: chooses which one to measure next and which one to take, and times nothing itself.
+"""The search for a setting: decides which one to measure next and which one to choose. Others do the timing.
 
 The rate of one core, known from the first runs, orders the search and excludes settings that can't win. The choice
-depends on measurements alone: the finalists run in turn, and a difference within the noise counts as none.
+depends on measurements alone: the finalists run in turn, and differences within the noise are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MARGIN", "Outcome", "Search", "Space"]
 
 # Uncertainty of a rate from a single run.
 _NEAR = 0.07
-# Error that the model may have before it excludes a setting.
+# Error that the model is assumed to have when it excludes settings.
 _OPTIMISM = 1.25
 # A run must exceed the target by this factor, as runs differ.
 MARGIN = 1.05
@@ -40,8 +40,8 @@ class Space:
         baseline: The setting to compare with.
         backends: Decode backends; empty for loaders without any.
         threads: True if the loader has threads inside workers.
-        window: Samples of the windowed shuffle to try where reading is slow; None: the shuffle is fixed.
-        in_caller: True if 0 workers may be chosen: measuring them is fair only if the caller's step runs too.
+        window: Samples of the windowed shuffle to try if reading is slow; None: the shuffle is fixed.
+        in_caller: True if 0 workers may be chosen, which is a fair choice only if the caller's step is run too.
         memory_bytes: Upper limit of the memory of workers and batches.
         refuse: Returns the reason why a setting can't be tried, or None.
     """
@@ -63,7 +63,7 @@ class Outcome:
     Attributes:
         points: Every setting that was tried or refused, in order.
         baseline: The setting that the others are compared with.
-        chosen: The setting to take; None if none could be measured.
+        chosen: The chosen setting; None if none could be measured.
         reached: True if it reaches the target; None without a target.
         rounds: Number of runs of each finalist in turn.
         gain: Gain of the chosen setting over the baseline; None without rounds, or if they are the same.
@@ -136,7 +136,7 @@ class Search:
         if backend is not None:
             self._try(Setting(0, backend=backend), "on one core")
         if self._target is not None and self._enough(backend) is not None:
-            return  # nothing costs less, so no faster setting is looked for
+            return  # no setting costs less, and a faster one is not needed
         best = self._knee(backend)
         if not best.usable:
             return

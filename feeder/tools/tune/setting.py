@@ -48,7 +48,7 @@ class TriedSetting:
         why: Reason for trying it.
         trials: Runs during the search.
         turns: Runs in turn with the other finalists, one per round.
-        problem: Reason why it can't be taken; None if it can.
+        problem: Reason why it can't be chosen; None if it can.
     """
 
     setting: Setting
@@ -59,7 +59,7 @@ class TriedSetting:
 
     @property
     def usable(self) -> bool:
-        """True if it was measured and can be taken."""
+        """True if it was measured and can be chosen."""
         return bool(self.runs) and self.problem is None
 
     @property
@@ -110,7 +110,7 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> Gain:
 
 
 def cheaper(a: TriedSetting, b: TriedSetting) -> bool:
-    """True if a costs less than b: cores first, then CPU time per image, memory, and the simpler setting."""
+    """Returns True if a costs less than b: cores first, then CPU time per image, memory, and simplicity."""
     if a.setting.cores != b.setting.cores:
         return a.setting.cores < b.setting.cores
     for name, noticeable in (("cpu_ms", 0.05), ("memory_bytes", 0.1)):

@@ -84,21 +84,22 @@ def tune(
     """Finds num_workers, worker_threads, prefetch_factor, backend and, for shards, the kind of shuffle.
 
     Settings are measured one by one, in the order that the rate of one core suggests. The best are measured again in
-    turn, and a difference within the noise counts as none. Of the settings that reach the target, or are as fast as the
+    turn, and differences within the noise are ignored. Of the settings that reach the target, or are as fast as the
     fastest, the cheapest is chosen: cores first, then CPU time and memory.
 
     Args:
         source: A dataset; or a function that makes a loader from ``num_workers``, ``prefetch_factor`` and, for
             feeder's datasets, ``worker_threads`` and ``backend``, all by keyword.
-        step: Called with each batch, as in the training loop; 0 workers are tried then too. Without a target, the
-            step's own rate is the target. The step really runs: give it a copy of a model that must not change.
+        step: Called with each batch, as in the training loop; 0 workers are then tried too. Without a target, the
+            step's own rate is the target. The step really trains: pass one with a copy of the model if the model must
+            not change.
         target: Images/s that are enough.
         cpus: Upper limit of workers times threads; None: the cores that this process may use.
         memory_bytes: Upper limit of the memory of workers and batches; None: what is available.
         seconds: Time limit.
         note: Called with a line about each run.
         arguments: With a dataset: arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
-            setting, which the result is compared with; the default is torch's, no worker. A ``backend`` other than
+            setting, with which the result is compared; the default is torch's, no workers. A ``backend`` other than
             "auto" is kept, as another one may change pixels.
 
     Raises:
@@ -138,7 +139,7 @@ def tune(
     chosen = outcome.chosen
     if chosen is None and not outcome.interrupted:
         problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
-        raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or take smaller batches")
+        raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
     score = None
     if chosen is not None and chosen.setting.window is not None:
         sizes = origin.dataset.reader.shard_sizes()
