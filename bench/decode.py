@@ -1,13 +1,13 @@
 """Decode, random resized crop to 224, flip and normalize to float32 NCHW on one core: feeder beside its rivals.
 
 Held equal: the images (in the page cache), the batch of 64, the distribution of crops, the output, and one core for
-each contestant with its threads. Contestants are processes that run in turn; those without a turn are stopped
+each contestant with its threads. Contestants are processes that run in turn; outside their turn they are stopped
 (SIGSTOP), so that no thread disturbs another contestant. First feeder's pixels are compared with the Pillow reference,
-and its planes with libjpeg-turbo's to the bit. The "keep" run decodes the original files, "seekable" their lossless
-transcode, "raw" uint8 arrays of at most 500 pixels a side. "uint8" is "seekable" without normalizing, as in tf.data's
-row. "avx2" and "portable" are "seekable" with fewer CPU features. The "entropy" rows only decode the Huffman codes of
-whole images. The yardstick is libjpeg-turbo alone, whole images to RGB. Ratios are of images per CPU-second, which on
-an otherwise idle core are images per second.
+and its planes with libjpeg-turbo's, which must be equal to the bit. The "keep" run decodes the original files,
+"seekable" their lossless transcode, "raw" uint8 arrays of at most 500 pixels on a side. "uint8" is "seekable" without
+normalizing, as in tf.data's row. "avx2" and "portable" are "seekable" with fewer CPU features. The "entropy" rows only
+decode the Huffman codes of whole images. The yardstick is libjpeg-turbo alone, decoding whole images to RGB. Ratios are
+of images per CPU-second, which on an otherwise idle core are images per second.
 
     python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
         [--tensorflow PYTHON] [--only NAMES] [--json OUT]
@@ -91,7 +91,7 @@ def prepare(source: Path, work: Path) -> dict[str, Path]:
 
 
 def check(folder: Path) -> float:
-    """Mean absolute difference of feeder's first batch from Pillow's, in levels.
+    """Returns the mean absolute difference of feeder's first batch from Pillow's, in levels.
 
     Raises:
         SystemExit: if it is more than 0.6.
@@ -149,7 +149,7 @@ def check_planes(folders: Iterable[Path]) -> dict[str, Any]:
 
 
 class Contestant:
-    """A rival's process, pinned to the core, and stopped outside its turn."""
+    """A rival's process, pinned to the core and stopped outside its turn."""
 
     def __init__(self, name: str, folder: Path, core: int, python: str, pillow_simd: str | None) -> None:
         script = str(Path(decode_rivals.__file__))
@@ -188,7 +188,7 @@ class Contestant:
         return found["images"] / found["cpu_seconds"]
 
     def close(self) -> None:
-        self._process.kill()  # it would not see the end of its input while it is stopped, and holds nothing to save
+        self._process.kill()  # while stopped it would not see the end of its input, and it has nothing to save
         self._process.communicate()
 
 
@@ -307,7 +307,7 @@ def main() -> int:
     ratios: list[dict[str, Any]] = []
     for name, rival, least in TARGETS:
         if name in found and rival in found:
-            # Of the runs of each turn, which shared the machine's moods; then the median.
+            # A ratio within each turn, whose runs saw the same load on the machine; then the median.
             ratio = statistics.median(a / b for a, b in zip(found[name], found[rival], strict=True))
             ratios.append({"name": name, "rival": rival, "ratio": ratio, "least": least})
     good = all(r["ratio"] >= r["least"] for r in ratios)

@@ -4,8 +4,8 @@ Held equal: the images and their lossless transcodes, the crops (random resized 
 NCHW), the batch of 64, one core. Each build has its own process, which sleeps outside its turn. Nothing is timed unless
 the pixels of both builds are equal at both fidelities.
 
-us_per_image   CPU time of the decode, one pass over all images in each turn: the least, and the median of the ratios
-stages_us      the same by stage: for each 16 images the least of all passes, with the time to read the clock
+us_per_image   CPU time of decoding, one pass over all images in each turn: the least, and the median of the ratios
+stages_us      the same by stage: the least of all passes for each 16 images, including the time to read the clock
 
     python -m bench.decode_builds --images IMAGES --before OLD/feeder/_native.*.so [--before-commit HASH]
         [--after feeder/_native.*.so] [--repeats 15] [--core 0] [--json OUT]
@@ -31,7 +31,7 @@ from feeder.tools.bench.result_file import save, spread
 __all__ = ["main", "markdown"]
 
 BATCH, SIZE = 64, 224
-# For the stages, whose clock runs on while others have the core: short enough to be left alone in one of the turns.
+# For the stages, which are timed by the wall clock: short enough to be undisturbed in one of the turns.
 SHORT_BATCH = 16
 LEVELS = ("avx512", "avx2", "portable")
 KINDS = ("seekable", "ordinary")
@@ -49,7 +49,7 @@ _BIAS = (-np.array([0.485, 0.456, 0.406]) / np.array([0.229, 0.224, 0.225])).ast
 
 
 class _Build:
-    """One native module with the work laid out for it."""
+    """One native module with its work prepared."""
 
     def __init__(self, path: str, core: int, files: dict[str, list[bytes]], boxes: Any, flips: Any) -> None:
         os.sched_setaffinity(0, {core})
@@ -77,7 +77,7 @@ class _Build:
             yield out
 
     def pixels(self, kind: str, fidelity: str) -> str:
-        """A hash of all of them."""
+        """Returns a hash of all pixels."""
         found = hashlib.sha256()
         for out in self._batches(kind, fidelity=fidelity):
             found.update(out.tobytes())
@@ -90,7 +90,7 @@ class _Build:
         return (time.process_time() - started) * 1e6 / len(self._boxes)
 
     def stages_ns(self, kind: str) -> list[dict[str, int]]:
-        """For each batch."""
+        """Returns nanoseconds by stage for each batch."""
         times: list[dict[str, int]] = []
         wanted: dict[str, int] = {}
         for _ in self._batches(kind, SHORT_BATCH, times=wanted):
@@ -122,7 +122,7 @@ class _Process:
 
 
 def _work(folder: Path) -> tuple[dict[str, list[bytes]], Any, Any]:
-    """The JPEGs that can be transcoded, as they are and seekable; crops and flips drawn for them."""
+    """Returns the JPEGs that can be transcoded, original and seekable, and the crops and flips drawn for them."""
     from feeder import _native
     from feeder.decoders.image_header import image_info
     from feeder.transforms import RandomHorizontalFlip, RandomResizedCrop, Recipe
@@ -156,7 +156,7 @@ def _least(passes: Sequence[list[dict[str, int]]], images: int) -> dict[str, flo
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """A result's two tables: the stages at the best SIMD level, and the whole decode at each."""
+    """Returns a result's two tables: the stages at the best SIMD level, and the whole decode at each level."""
     best = next(iter(found["stages_us"])).partition(",")[0]
     columns = [found["stages_us"][f"{best}, {kind}"][name] for kind in KINDS for name in ("before", "after")]
     sums = [sum(column.values()) for column in columns]

@@ -2,9 +2,9 @@
 
     python bench/decode_rivals.py NAME FOLDER [--pillow-simd DIR]
 
-It prepares itself and writes "ready". Each line that it reads is a number of seconds; it answers with a line of JSON:
-images, seconds and CPU seconds (of all its threads) of a run of at least that long, in whole passes through the folder.
-The line "stages" asks for the shares of the native decode instead.
+It prepares its work and writes "ready". Each line of its input is a number of seconds, which it answers with a line of
+JSON: images, seconds and CPU seconds (of all its threads) of a run of at least that long, in whole passes through the
+folder. The line "stages" asks for the stages of the native decode instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 __all__ = ["RIVALS", "main"]
 
 BATCH = 64
-STAGE_PASSES = 7  # the least of so many counts: on a busy machine the clock runs on while others work
+STAGE_PASSES = 7  # the least of these counts, as on a busy machine the wall clock includes the work of others
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -3,13 +3,13 @@
 Rows: a naive loop (no workers, float32, a folder of files, the loss read at every step); workers; pinned memory,
 copies without waits and feeder.DeviceLog; pre-shuffled shards; feeder's decoding; the batch size from find_batch_size;
 autocast. The last row uses the loader of the fourth, to show the gain of autocast without feeder's decoding. Equal in
-all rows: the images, RandomResizedCrop(224), flip and normalize to float32, a random order. The window of each row
-starts after its first batches, and has at least two whole rounds of its workers. The rows run in turn, `--repeats`
-times. The result is saved after every run; it names rows that failed, and the others go on.
+all rows: the images, RandomResizedCrop(224), flip and normalize to float32, a random order. Each row is measured after
+its first batches, for at least two batches of each worker. The rows run in turn, `--repeats` times. The result is saved
+after every run; it names rows that failed, and the others continue.
 
-The ladder does not show storage. After the first pass the images are in the page cache, both the 250 photos behind the
-documented table and the 2,000 that are made here. So the fourth row, pre-shuffled shards, gains nothing here; it pays
-if a data set does not fit into memory.
+The ladder does not show the cost of storage. After the first pass the images are in the page cache, both the 250 photos
+of the documented table and the 2,000 that are made here. So the fourth row, pre-shuffled shards, gains nothing here; it
+pays if a data set does not fit into memory.
 
 On a GPU this trains ResNet-50 and reads the utilisation from NVML. Without a GPU the device is bench/standin.py, whose
 rates are fixed from published figures, and every output says "simulated accelerator".
@@ -55,7 +55,7 @@ from feeder.tools.terminal import table
 from feeder.tools.training.batch_size import BatchSizeResult
 
 IMAGENET = 1_281_167
-# Of the GPU's memory, for the search: batches that are on their way there, and what a decoder takes, need the rest.
+# Share of the GPU's memory for the search: batches being copied there, and a decoder, need the rest.
 _SHARE = 0.8
 
 
@@ -159,7 +159,7 @@ def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
         path = shards if setup.sharded else images
         dataset = PillowDataset(path, BenchOptions(image_size=224, batch_size=batch_size))
     options: dict[str, Any] = {
-        # Permutation after permutation: the ends of short epochs must not count.
+        # Several permutations in one epoch, as the ends of short epochs would count too much.
         "sampler": torch.utils.data.RandomSampler(dataset, num_samples=IMAGENET),
         "num_workers": setup.workers,
         "pin_memory": not setup.waiting and torch.cuda.is_available(),
@@ -218,7 +218,7 @@ def _train(setup: Setup, loader: Any, batch_size: int, seconds: float) -> dict[s
     elif mean is not None:
         used = mean / 100
     else:
-        raise RuntimeError("NVML did not tell the GPU's utilisation")
+        raise RuntimeError("NVML did not report the GPU's utilisation")
     return {
         "images_per_s": rate,
         "epoch_min": IMAGENET / rate / 60,
@@ -238,7 +238,9 @@ def measure(images: str, shards: str, options: argparse.Namespace, result: Resul
     if not simulated:
         torch.cuda.init()
         if current_gpu_busy()() is None:
-            raise SystemExit("NVML does not tell the GPU's utilisation; the ladder needs it: pip install nvidia-ml-py")
+            raise SystemExit(
+                "the ladder needs the GPU's utilisation, which NVML does not report: pip install nvidia-ml-py"
+            )
     found = right_batch_size(options.maximum)
     print(f"{standin.NAME + ', ' if simulated else ''}right batch size: {found.batch_size}")
     result.add(
@@ -260,7 +262,7 @@ def measure(images: str, shards: str, options: argparse.Namespace, result: Resul
                 print(f"  {turn + 1}/{options.repeats} {setup.name}: {runs[setup.name][-1]['images_per_s']:.4g}")
             except Exception as error:
                 result.failed(setup.name, error)
-            if setup.name in result.errors:  # here, as the error held what the run had on the GPU
+            if setup.name in result.errors:  # freed here, as the error kept the run's memory on the GPU
                 gc.collect()
                 torch.cuda.empty_cache()
             result.add(rows=[_row(each, runs[each.name], result.errors.get(each.name)) for each in setups])

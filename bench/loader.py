@@ -6,8 +6,8 @@ decode     Images/s of 2 workers beside 2 processes that each run a plain decode
            a loader. Equal: samples, recipe, backend, reader, part size.
 outside    Share of a worker's busy time outside of drawing and decoding; the part of it spent reading; and, for
            comparison, the time of plain copies of as many bytes from memory in no cache.
-rows       A worker's time and bytes read per sample, if the index has the places of rows, beside the same shards with
-           an index without them, so that files are read whole; and time and bytes of reading with an empty page cache.
+rows       A worker's time and bytes read per sample with an index that has the places of rows, beside the same shards
+           with an index without them, where files are read whole; and the same for reading with an empty page cache.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path), with the order from a sampler; and CPU time
            of such a batch's ids in the loader's own order of 1,281,167 shuffled samples.
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
@@ -208,7 +208,7 @@ def outside(path: str, extent: Extent) -> dict[str, Any]:
             for _ in loader:
                 pass
         after = loader.stats()
-        if repeat == 0:  # opens the shards, and takes the memory that is used from then on
+        if repeat == 0:  # opens the shards and allocates the memory
             continue
         spent = {name: after[name] - before[name] for name in names}
         copy_ns = spent["samples"] * _copy_ns(memory, spent["encoded_bytes"] // spent["samples"])
@@ -262,7 +262,7 @@ def rows(path: str, extent: Extent) -> dict[str, Any]:
 
 
 def _cold_read(path: str, passes: int) -> tuple[float, float]:
-    """Returns microseconds of reading and bytes from the disk per sample, with the shards not in the page cache."""
+    """Returns microseconds and bytes of reading per sample, with the shards dropped from the page cache."""
     work = make_work(ShardDataset(path, RECIPE))
     count = len(work.reader)
     images, labels = np.empty((64, 3, 224, 224), np.uint8), np.empty(64, np.int64)
@@ -302,7 +302,7 @@ def index_without_rows(path: str, to: str) -> None:
 
 
 def _copy_ns(memory: np.ndarray[Any, Any], size: int) -> float:
-    """Nanoseconds to copy so many bytes from memory that is in no cache."""
+    """Returns the nanoseconds to copy that many bytes from memory that is in no CPU cache."""
     target = np.empty(size, np.uint8)
     places = np.random.default_rng(0).permutation(len(memory) // size - 1)[:500] * size
     started = time.perf_counter_ns()
@@ -347,7 +347,7 @@ class Small(Dataset[Any]):
 
 def first(path: str, extent: Extent) -> dict[str, Any]:
     def seconds(cls: Any, dataset: Any, method: str | None) -> float:
-        # A server that runs already would hide what the first loader of a script has to wait for.
+        # With a server already running, the wait of a script's first loader would not be measured.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
         ForkServer._close_shared()
         loader = cls(dataset, batch_size=16, num_workers=2, multiprocessing_context=method)

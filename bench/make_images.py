@@ -29,16 +29,16 @@ CONTRAST = (55.0, 12.0, 10.0)
 
 @functools.lru_cache(maxsize=2)
 def _fields(seed: int) -> np.ndarray:
-    """Noise with an amplitude spectrum of 1/f^1.4 (smooth) and 1/f^0.7 (texture): float32 [2, 6, F, F], deviation 1.
+    """Returns noise with a spectrum of 1/f^1.4 (smooth) and 1/f^0.7 (texture): float32 [2, 6, F, F], deviation 1.
 
-    Images are cut from these few, because a Fourier transform for each would take most of the time. They are
+    Images are cut from these fields, as a Fourier transform for each image would take most of the time. The fields are
     periodic, so a cut may start anywhere.
     """
     rng = np.random.default_rng([seed, 0])
     fy, fx = np.fft.fftfreq(FIELD_PX)[:, None], np.fft.rfftfreq(FIELD_PX)[None, :]
     frequency = np.hypot(fy, fx)
     frequency[0, 0] = np.inf  # no mean
-    # Nothing slower than a photo's width: it would be a constant there.
+    # No wavelengths beyond a photo's width, within which they would be nearly constant.
     frequency = np.maximum(frequency, 1 / 500)
     fields = np.empty((2, 6, FIELD_PX, FIELD_PX), np.float32)
     for kind, exponent in enumerate((1.4, 0.7)):
@@ -63,7 +63,7 @@ def make_image(index: int, *, seed: int = 0) -> np.ndarray:
     fields = _fields(seed)
     width, height = SIZES[rng.integers(len(SIZES))]
     roughness = rng.gamma(1.4, 0.17)
-    # Texture comes in patches, as grass and fur and walls do.
+    # Texture comes in patches, like grass, fur and walls.
     patches = np.exp(0.8 * _cut(rng, fields[0, rng.integers(6)], height, width))
     planes = np.empty((height, width, 3), np.float32)
     for channel, contrast in enumerate(CONTRAST):
@@ -97,7 +97,7 @@ def make_images(folder: Path, *, count: int = 300, classes: int = 10, seed: int 
     if count < 1 or classes < 1:
         raise ValueError(f"count and classes must be at least 1, got {count} and {classes}")
     if folder.exists():
-        raise FileExistsError(f"{folder} is there already: remove it, or name another folder")
+        raise FileExistsError(f"{folder} exists already: remove it, or name another folder")
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     for label in range(min(classes, count)):

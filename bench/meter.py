@@ -51,7 +51,7 @@ def main() -> None:
                 work.meter = meters[name]
                 started = time.process_time_ns()
                 work.run(0, SlotView.new(layout, Samples.of(ids, ids)))
-                if turn:  # the first turn opens files and takes memory
+                if turn:  # the first turn opens files and allocates memory
                     times[name].append((time.process_time_ns() - started) / _PART / 1000)
     calls = [_calls_us(work.decoder) for _ in range(options.repeats)]
     ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _calls_us(decoder: Any) -> float:
-    """Returns the CPU time per image of the calls for a part: waiting for it, reading, drawing, its images."""
+    """Returns the CPU time per image of the meters' calls for a part: waiting for it, reading, drawing, its images."""
     meter, count = Meter(), 200
     decoder.spent_ns = np.tile(np.array([[500_000, 100_000, 0]]), (_PART, 1))
     started = time.process_time_ns()

@@ -1,9 +1,8 @@
 """Measures the time to resume in the middle of an epoch.
 
-The time from loading the state to the first batch, in a new loader, at several places of an epoch, beside the way that
-torch's DataLoader leaves to its users: start the epoch again and discard the batches already seen. Both load the same
-images with the same work, with two workers by default. feeder's first batch after the resume is checked to be the right
-one.
+Measured is the time from loading the state to the first batch, in a new loader, at several places of an epoch. With
+torch's DataLoader, users have to start the epoch again and discard the batches already seen. Both load the same images
+with the same work, with two workers by default. feeder's first batch after the resume is checked.
 
     python -m bench.resume --shards SHARDS [--places 0,0.5,0.9] [--workers 2] [--repeats 5] [--json OUT]
 """
@@ -33,7 +32,7 @@ def feeder_loader(shards: str, workers: int) -> DataLoader[Any]:
 
 
 def resumed(shards: str, workers: int, state: dict[str, Any], expected: torch.Tensor) -> float:
-    """Returns the seconds from having a state to the next batch."""
+    """Returns the seconds from loading a state to the next batch."""
     loader = feeder_loader(shards, workers)
     began = time.perf_counter()
     loader.load_state_dict(state)
@@ -41,7 +40,7 @@ def resumed(shards: str, workers: int, state: dict[str, Any], expected: torch.Te
     took = time.perf_counter() - began
     loader.close()
     if not torch.equal(images, expected):
-        raise SystemExit("the batch after the resume is not the one that would have come")
+        raise SystemExit("the batch after the resume is not the one that would have followed")
     return took
 
 

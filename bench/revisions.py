@@ -22,7 +22,7 @@ from bench.smoke import ROOT, arguments
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
 
-# Benchmark, its parts, and of its figures those that are compared; True: more is better.
+# Benchmark, its parts, and the figures to compare; True: more is better.
 _RUNS: dict[str, tuple[str, dict[str, bool]]] = {
     "loader": (
         "decode,outside,trainer,first",
@@ -49,7 +49,7 @@ def measure(checkout: Path, options: Any) -> Iterator[tuple[str, float]]:
     subprocess.run([*command, "-c", "import feeder"], cwd=checkout, check=True)
     yield "import feeder, s", time.perf_counter() - started
     for name, (parts, figures) in _RUNS.items():
-        if options.smoke:  # the benchmarks are run there by themselves
+        if options.smoke:  # the smoke test runs these benchmarks separately
             parts = parts.partition(",")[0]
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             data = {"loader": ["--shards", options.shards], "decode": ["--images", options.images]}[name]

@@ -1,10 +1,10 @@
 """Measures the time of `feeder shard` beside `tar`, and its memory for a million samples.
 
-Speed: unchanged bytes, warm cache, at least 2 GB of JPEGs; in turn with `tar -cf` and fsync of the result on the same
-files. Equal: the files, the file system, and that everything is on disk at the end. feeder also checks each image,
+Speed: unchanged bytes, warm cache, at least 2 GB of JPEGs, in turn with `tar -cf` on the same files and fsync of its
+result. Equal: the files, the file system, and that everything is on disk at the end. feeder also checks each image,
 shuffles, and writes checksums and an index.
 Memory: a manifest of a million rows (hard links to a few tiny JPEGs, a label, one more column), sharded in a separate
-process, against the same with a thousand rows; per sample, beyond the paths themselves.
+process, against the same with a thousand rows; bytes per sample, without the paths themselves.
 
     python -m bench.shard --images IMAGES [--gigabytes 2] [--rows 1000000] [--repeats 5] [--scratch DIR] [--json OUT]
 """
@@ -34,7 +34,7 @@ print(json.dumps({"samples": summary.samples, "peak_kib": resource.getrusage(res
 
 
 def replicate(images: Path, folder: Path, size_bytes: int) -> tuple[int, int]:
-    """Copies a folder of images often enough to reach a size; returns files and bytes."""
+    """Copies a folder of images as often as it takes to reach a size; returns files and bytes."""
     files = sorted(path for path in images.rglob("*") if path.is_file())
     total = count = 0
     copy = 0
@@ -132,7 +132,7 @@ def main() -> None:
         lines.append([rival, *cells, f"{size_bytes / 1e6 / found['median']:.0f}"])
     print(table(lines))
     print(f"feeder / tar: {spread(ratios)['median']:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
-    print(f"memory beyond the paths: {extra / rows:.0f} bytes a sample ({large['rows']:,} rows)")
+    print(f"memory beyond the paths: {extra / rows:.0f} bytes per sample ({large['rows']:,} rows)")
     results = {"files": files, "bytes": size_bytes, "seconds": speed, "ratio": spread(ratios), "memory": memory}
     print(f"written to {save('shard', results, options.json)}")
 

@@ -2,8 +2,8 @@
 
 The set lists a few tiny images again and again: for feeder in an index, for torch's DataLoader in a Python list of
 (path, label), as in torchvision's ImageFolder. Equal: the images' bytes, decoding by Pillow, batches, workers, the
-number of batches taken at random. Each run has its own process; runs take turns. torch's list is made before its clock
-starts, as walking folders is another question.
+number of batches taken at random. Each run has its own process; runs take turns. torch's list is made before the clock
+starts, as the time to walk folders is another question.
 
     python -m bench.size [--samples 1000,1000000] [--workers 0,4] [--batches 200] [--repeats 5] [--json OUT]
 """
@@ -39,7 +39,7 @@ IMAGES = 50
 
 
 class Listed(Dataset[Any]):
-    """A dataset as people write it: a list of paths and labels, opened with Pillow."""
+    """A dataset of the usual kind: a list of paths and labels, opened with Pillow."""
 
     def __init__(self, folder: Path, samples: int) -> None:
         self.samples = [(str(folder / f"{i % IMAGES:03d}.jpg"), i % 1000) for i in range(samples)]

@@ -26,8 +26,8 @@ __all__ = ["arguments", "check", "main", "scripts"]
 FLAG = "--smoke"
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES, CLASSES = 64, 4
-_LIMIT_S = 600.0  # nearly a hundred times what the slowest takes: it ends what hangs
-# Measured on a folder: the command itself, at its least.
+_LIMIT_S = 600.0  # nearly a hundred times the slowest benchmark's time: only hangs reach it
+# Arguments for a run of the command itself at its smallest size.
 _COMMAND = ("--no-peers", "--workers", "0,1", "--image-size", "32", "--seconds", "0.05", "--repeats", "1", "-q")
 
 
@@ -44,7 +44,7 @@ def arguments(doc: str | None, name: str, smoke: Mapping[str, Any], **options: A
         kind = str if default is None else type(default)
         parser.add_argument(f"--{option.replace('_', '-')}", default=default, type=kind)
     parser.add_argument("--json", default=f"bench/results/{name}.json", metavar="OUT", help="default: %(default)s")
-    parser.add_argument(FLAG, metavar="DIR", help="run at the least size, on what bench.smoke made in DIR")
+    parser.add_argument(FLAG, metavar="DIR", help="run at the smallest size, on the data that bench.smoke made in DIR")
     found = parser.parse_args()
     if found.smoke is not None:
         made = {place: str(Path(found.smoke) / place) for place in ("images", "shards") if place in options}
@@ -100,7 +100,7 @@ def _figures(value: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], d
 
 
 def _run(name: str, command: list[str], out: Path) -> list[str]:
-    """Runs one and returns its faults."""
+    """Runs one benchmark and returns its faults."""
     began = time.perf_counter()
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT_S)

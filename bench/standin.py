@@ -4,22 +4,23 @@ Source of the rates: NVIDIA DeepLearningExamples, ResNet50 v1.5 for PyTorch, "Tr
 (8x A100 80GB)", one GPU: 938 images/s in TF32, 2,470 images/s in mixed precision, batch 256.
 https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/resnet50v1.5/README.md
 
-Smaller batches: there is no table of training by batch size, so the curve of inference on the same GPU stands for it
-(ResNet-50 v1.5 for MXNet, "Inference performance: NVIDIA DGX A100", mixed precision; TF32 is its speedup divided out),
+Smaller batches: there is no table of training by batch size, so the curve of inference on the same GPU is used
+(ResNet-50 v1.5 for MXNet, "Inference performance: NVIDIA DGX A100", mixed precision; for TF32, divided by its speedup),
 each relative to batch 256.
 https://github.com/NVIDIA/DeepLearningExamples/blob/master/MxNet/Classification/RN50v1.5/README.md
 
-Scale: a p4d.24xlarge pairs 8 A100 with 96 vCPUs, two to a core of its Xeon 8275CL: 6 cores a GPU.
+Scale: a p4d.24xlarge pairs 8 A100 with 96 vCPUs, two for each core of its Xeon 8275CL: 6 cores per GPU.
 https://aws.amazon.com/blogs/compute/amazon-ec2-p4d-instances-deep-dive/
-So a core must feed 938 / 6 = 156 images/s, or 2,470 / 6 = 412 in mixed precision; the stand-in takes that for each core
-of this machine. Cores differ in speed, so rows of a table compare with each other, and not with that instance. The
-kernel tells which CPUs are two threads of one core; on a virtual machine it knows only what the hypervisor tells it. If
-that shows hyperthreads as cores, the stand-in is up to twice as fast as its share would be.
+So a core must feed 938 / 6 = 156 images/s, or 2,470 / 6 = 412 in mixed precision; the stand-in takes that rate for each
+core of this machine. Cores differ in speed, so rows of a table compare with each other, and not with that instance. The
+kernel knows which CPUs are two threads of one core; on a virtual machine it knows only what the hypervisor reports. If
+hyperthreads are reported as cores, the stand-in is up to twice as fast as it should be.
 
-It acts on the loop as CUDA does. Work is queued and the host goes on. A copy that is not ``non_blocking``, and reading
-a value, wait until the queue is empty; the queue holds two steps. Steps sleep, because a GPU takes no CPU from the
-workers. A blocking copy really copies the memory, as the driver does from pageable memory. A non_blocking copy from
-pinned memory costs no CPU, and its time on the bus (some milliseconds per batch) is hidden by the previous step.
+Its effect on the training loop is that of CUDA. Work is queued and the host continues. A copy that is not
+``non_blocking``, and reading a value, wait until the queue is empty; the queue holds two steps. Steps sleep, because a
+GPU takes no CPU from the workers. A blocking copy really copies the memory, as the driver does from pageable memory. A
+non_blocking copy from pinned memory costs no CPU, and its time on the bus (some milliseconds per batch) is hidden by
+the previous step.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class StandIn:
         self.precision = precision
         self.scale = (physical_cores() if cores is None else cores) / GPU_CORES
         self.busy_s = 0.0
-        self._queue: deque[float] = deque()  # when each step that is queued will be done
+        self._queue: deque[float] = deque()  # the time at which each queued step will be done
         self._staging = torch.empty(0)
 
     def images_per_s(self, batch_size: int) -> float:
-        """Returns the rate at a batch size, on straight lines between the published ones."""
+        """Returns the rate at a batch size, interpolated between the published ones."""
         curve = CURVES[self.precision]
         right = min(bisect.bisect_left(_BATCHES, batch_size), len(_BATCHES) - 1)
         left = max(0, right - 1)

@@ -2,13 +2,13 @@
 
 products     Matrix products, small and large: on the CPU, on the GPU with the data there, and with both copies.
 copies       Host to GPU, 64 MiB, pageable, pinned, and pinned with non_blocking: the time until the copy is complete,
-             and until the host goes on. Without a GPU, the plain copy from memory to memory, which a copy to a GPU
+             and until the host continues. Without a GPU, the plain copy from memory to memory, which a copy to a GPU
              can't beat.
 log          1,000 products of 100x100 matrices and their norms: each norm fetched at its step, all fetched once at the
              end, and feeder.DeviceLog.
 at once      Two series of products on two streams (GPU) or two threads (CPU), against one after the other.
 
-Equal in each: the products and their data; results are compared before anything is timed. Without a GPU, the parts that
+Equal in each: the products and their data. Results are compared before anything is timed. Without a GPU, the parts that
 need one are left out, and the result says so.
 
     python -m bench.transfer [--repeats 7] [--json OUT]
@@ -39,7 +39,7 @@ def _synchronize() -> None:
 
 
 def _in_turn(rivals: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns milliseconds: ``ms`` until the device is done, and with a GPU ``host_ms`` until the host goes on.
+    """Returns milliseconds: ``ms`` until the device is done, and with a GPU ``host_ms`` until the host continues.
 
     The first run of each is not counted.
     """
@@ -81,7 +81,7 @@ def products(sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
             x, y = a.cuda(), b.cuda()
             ways["GPU, data there"] = lambda x=x, y=y: x @ y  # type: ignore[misc]
             ways["GPU, with copies"] = lambda a=a, b=b: (a.cuda() @ b.cuda()).cpu()  # type: ignore[misc]
-        # The sums are of as many products as the matrix has rows, in another order on each device.
+        # Each element is a sum of as many products as the matrix has rows, in another order on each device.
         must_agree(f"products {size}x{size}", {name: way() for name, way in ways.items()}, 1e-4, 1e-5 * size)
         rounds = max(1, min(1000, int(2e8 / size**3)))
         rivals = {name: (lambda way=way, n=rounds: [way() for _ in range(n)]) for name, way in ways.items()}
@@ -177,7 +177,7 @@ def at_once(size: int, count: int, repeats: int) -> dict[str, Any]:
             other = x.to("cuda:1")
             on_gpu["two devices"] = lambda: [series(each) for each in (x, other)]
         for name, run in on_gpu.items():
-            _synchronize()  # x is there for every stream
+            _synchronize()  # so that every stream can use x
             found = run()
             _synchronize()
             must_agree(f"at once, {name}", {"alone": x @ x, **dict(zip("12", found, strict=True))}, 1e-4, 1e-5 * size)
@@ -218,7 +218,7 @@ def render(result: dict[str, Any]) -> str:
     for device in ("CPU", "GPU"):
         add(f"{result['at once']['products']} products, {device}", result["at once"], f"{device} ")
     where = f"GPU: {result['gpu']['name']}" if on_gpu else "CPU only"
-    notes = "medians, until the device is done" + ("; host: ms until the host goes on" if on_gpu else "")
+    notes = "medians, until the device is done" + ("; host: ms until the host continues" if on_gpu else "")
     left_out = [f"left out, {why}: {name}" for name, why in result["left_out"].items()]
     return "\n".join([where, "", table(rows), "", notes, *left_out])
 

@@ -1,7 +1,7 @@
 """Counts the modules of feeder that a warm batch enters, in the trainer and in a worker.
 
-Python's profiling hook notes the module of every function called while a batch is made and returned, after the first
-few batches. Fewer modules are a shorter walk for readers of the code. The count says nothing about speed.
+Python's profiling hook records the module of every function called while a batch is made and returned, after the first
+few batches. The fewer modules, the less there is to read to follow a batch. The count says nothing about speed.
 
     python -m bench.walk --shards SHARDS [--json OUT]
 """
@@ -28,11 +28,11 @@ WARM = 3  # batches before the one that counts
 
 
 class Walk:
-    """Notes the modules whose functions are called.
+    """Records the modules whose functions are called.
 
     Args:
         gate: Only calls while this file exists count; None: all calls.
-        note: File that gets the names whenever there is a new one; None for no file.
+        note: File to which the names are written whenever there is a new one; None for no file.
     """
 
     def __init__(self, gate: Path | None = None, note: Path | None = None) -> None:
@@ -40,7 +40,7 @@ class Walk:
         self._gate, self._note = gate, note
 
     def start(self) -> None:
-        """Starts to note calls in this thread."""
+        """Starts recording calls in this thread."""
         sys.setprofile(self._see)
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:

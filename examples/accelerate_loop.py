@@ -10,7 +10,7 @@ import argparse
 import os
 from typing import Any
 
-import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
+import torch.distributed.nn  # before the process group is made, which its default arguments would keep alive
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
@@ -24,8 +24,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--checkpoint", help="saved after every step, and gone on from if it is there")
-    parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps")
+    parser.add_argument("--checkpoint", help="file saved after every step, and resumed from if it exists")
+    parser.add_argument("--max-steps", type=int, default=0, help="stop after this many steps")
     return parser.parse_args()
 
 
@@ -40,7 +40,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
     )
     set_seed(0)
     dataset = ShardDataset(args.dir, transform=recipe)
-    # Kept out of prepare(), which would replace it by torch's loader: feeder splits by rank and feeds the device.
+    # Not passed to prepare(), which would replace it by torch's loader: feeder splits by rank and feeds the device.
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=args.batch_size,
@@ -78,7 +78,7 @@ def train(accelerator: Accelerator, args: argparse.Namespace) -> None:
             if args.checkpoint:
                 state = {"model": accelerator.unwrap_model(model).state_dict(), "optimizer": optimizer.state_dict()}
                 state |= {"loader": loader.state_dict(), "epoch": epoch, "step": step}
-                if accelerator.is_main_process:  # complete or not at all, even if this is killed
+                if accelerator.is_main_process:  # the file appears whole or not at all, even if this is killed
                     torch.save(state, f"{args.checkpoint}.unfinished")
                     os.replace(f"{args.checkpoint}.unfinished", args.checkpoint)
             if step == args.max_steps:
@@ -92,7 +92,7 @@ def main() -> None:
     args = arguments()
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     train(accelerator, args)
-    # First the model, which holds the process group: the group's threads must end before the interpreter.
+    # The model first, as it holds the process group, whose threads must end before the interpreter does.
     accelerator.free_memory()
     accelerator.end_training()
 

@@ -43,8 +43,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--out", default="lightning-run", help="where checkpoints go")
-    parser.add_argument("--resume", help="a checkpoint to go on from")
+    parser.add_argument("--out", default="lightning-run", help="folder for checkpoints")
+    parser.add_argument("--resume", help="a checkpoint to resume from")
     args = parser.parse_args()
 
     recipe = transforms.Compose(

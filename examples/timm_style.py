@@ -68,7 +68,7 @@ def validate(model: Any, loader: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("dir", help="a folder that `feeder shard` wrote")
-    parser.add_argument("--val", help="another one to validate with (default: the same)")
+    parser.add_argument("--val", help="another such folder, for validation (default: DIR)")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)

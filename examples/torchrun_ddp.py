@@ -10,7 +10,7 @@ import gc
 import os
 from typing import Any
 
-import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
+import torch.distributed.nn  # before the process group is made, which its default arguments would keep alive
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
@@ -82,7 +82,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if has_gpu else "gloo")
     train(args, device)
-    gc.collect()  # the model, which holds the group: the group's threads must end before the interpreter
+    gc.collect()  # frees the model, which holds the group, whose threads must end before the interpreter does
     distributed.destroy_process_group()
 
 

@@ -7,8 +7,8 @@
 
 The same command again resumes with exactly the batch that would have followed the last checkpoint.
 --batch-size is that of the whole job: ddp gives each process, and dp each device, an equal part. The loss is the mean
-over the whole batch, so its curve is that of a single device, except for rounding. BatchNorm is different, as it takes
-its statistics from each part alone; --norm group has no such statistics.
+over the whole batch, so its curve is that of a single device, except for rounding. BatchNorm is an exception, as it
+takes its statistics from each part alone; --norm group has no such statistics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.nn  # before the process group, which its default arguments would keep for ever
+import torch.distributed.nn  # before the process group is made, which its default arguments would keep alive
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
@@ -37,7 +37,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("train", help="training images: a folder that `feeder shard` wrote, or one with a subfolder for each class")
-    add("val", help="images to validate with, likewise")
+    add("val", help="validation images, in the same form")
     add("--out", required=True, type=Path, help="folder for last.pt, best.pt and log.csv")
     add("--model", default="small", help="small, or a name of timm's or torchvision's models")
     add("--norm", choices=("batch", "group"), default="batch", help="of the small model")
@@ -59,7 +59,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--channels-last", action="store_true")
     add("--checkpoint-every", type=int, default=500, help="steps")
     add("--log-every", type=int, default=50, help="steps between two fetches of the metrics")
-    add("--patience", type=int, default=10, help="stop after so many epochs without a better model")
+    add("--patience", type=int, default=10, help="stop after this many epochs without a better model")
     add("--seed", type=int, default=0)
     return parser.parse_args(argv)
 
@@ -79,9 +79,9 @@ def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[A
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         seed=args.seed,
-        rank=None if training else rank(),  # validate() knows which samples pad batches
+        rank=None if training else rank(),  # validate() leaves out the samples that pad batches
         world_size=None if training else world_size(),
-        # dp copies each part of a batch to its own device, directly from the memory that workers decoded it to.
+        # dp copies each part of a batch to its own device, directly from the memory into which workers decoded it.
         device="cuda" if args.device == "cuda" and args.parallel != "dp" else None,
         pin_memory=args.device == "cuda",
     )
@@ -135,7 +135,7 @@ def make_model(args: argparse.Namespace, classes: int) -> Any:
 
 
 class ModelAndLoss(nn.Module):
-    """Returns (mean loss, number of right answers), so that each device computes the loss of its own part."""
+    """Returns (mean loss, number of correct answers), so that each device computes the loss of its own part."""
 
     def __init__(self, model: nn.Module, args: argparse.Namespace) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class ModelAndLoss(nn.Module):
 class DataParallel:
     """dp: one process, and on each device a replica that computes the loss of its part of the batch.
 
-    On the CPU, which torch's replicate and parallel_apply do not take, two replicas share the parameters.
+    On the CPU, which torch's replicate and parallel_apply do not support, two replicas share the parameters.
     """
 
     def __init__(self, module: ModelAndLoss, device: str) -> None:
@@ -179,7 +179,7 @@ class DataParallel:
             shared = {id(tensor): tensor for tensor in self.module.parameters()}
             replicas = [self.module, *(copy.deepcopy(self.module, dict(shared)) for _ in devices[1:])]
             outputs = [replica(*part) for replica, part in zip(replicas, inputs, strict=True)]
-        # Only these few numbers come to the first device.
+        # Only these few numbers are copied to the first device.
         shares = [len(part) / len(images) for part, *_ in parts]
         loss = sum(loss.to(devices[0]) * share for (loss, _), share in zip(outputs, shares, strict=True))
         return loss, sum(right.to(devices[0], non_blocking=True) for _, right in outputs)
@@ -341,7 +341,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     Trainer(args).run()
     if distributed.is_initialized():
-        gc.collect()  # the model, which holds the group: the group's threads must end before the interpreter
+        gc.collect()  # frees the model, which holds the group, whose threads must end before the interpreter does
         distributed.destroy_process_group()
 
 

@@ -49,7 +49,7 @@ Row = dict[str, Any]
 def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
     """Parses --json OUT and, by keyword, further options with their defaults (None: required)."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    parser.add_argument("--json", required=True, metavar="OUT", help="where the result goes")
+    parser.add_argument("--json", required=True, metavar="OUT", help="file for the result")
     for name, default in more.items():
         kind = str if default is None else type(default)
         parser.add_argument(f"--{name.replace('_', '-')}", default=default, type=kind, required=default is None)
@@ -57,7 +57,7 @@ def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, memory and driver of the GPU, and whether Triton's kernels run there."""
+    """Returns name, memory and driver of the GPU, and whether Triton's kernels run there."""
     properties = torch.cuda.get_device_properties(0)
     lacking, nvml = triton_lacks(), open_nvml()
     triton = importlib.metadata.version("triton") if _gpu.has_triton() else None
@@ -73,9 +73,9 @@ def gpu() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def triton_lacks() -> str | None:
-    """Runs one of Triton's kernels on the GPU, and returns the reason if it fails; None: it runs.
+    """Runs one of Triton's kernels on the GPU, and returns the reason if it fails; None if it runs.
 
-    Without them the loader takes the torch references, which are slower, and goes on.
+    Without the kernels the loader runs the torch references, which are slower.
     """
     try:
         device = torch.device("cuda")
@@ -84,17 +84,17 @@ def triton_lacks() -> str | None:
         image = torch.zeros((1, 3), dtype=torch.uint8, device=device)
         _gpu.normalize(image, (1, 1), scale=ones, bias=ones, dtype=torch.float16, channels_last=True, using="triton")
         torch.cuda.synchronize()
-    except Exception as error:  # whatever a compiler or a driver has to say
+    except Exception as error:  # compilers and drivers raise errors of any class
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
 
 
 class Result:
-    """A benchmark's findings, saved at each addition, so that a run that ends early keeps what it had.
+    """A benchmark's findings, saved at each addition, so that a run that ends early keeps those made so far.
 
     Args:
-        name: The benchmark's.
-        path: Where the result goes, as JSON.
+        name: The benchmark's name.
+        path: File for the result, JSON.
     """
 
     def __init__(self, name: str, path: str) -> None:
@@ -109,7 +109,7 @@ class Result:
         save(self._name, {**self._values, **errors}, self._path)
 
     def failed(self, what: str, error: Exception) -> None:
-        """Notes and prints that a part could not be measured."""
+        """Records and prints that a part could not be measured."""
         self.errors[what] = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"  {what} FAILED")
         traceback.print_exception(error, file=sys.stdout)
@@ -139,10 +139,10 @@ def on_gpu(name: str, path: str, measure: Callable[[Result], None]) -> int:
 
 
 def survives(what: str, statement: str, result: Result) -> bool:
-    """True if a statement runs in a process of its own without an error; a decoder may crash its process.
+    """Returns True if a statement runs without an error in a separate process, as a decoder may crash its process.
 
     Args:
-        what: Name of what can't be measured otherwise.
+        what: Name of the part that can't be measured if it fails.
         statement: The Python statement.
         result: Gets the reason if it fails.
     """
@@ -200,7 +200,7 @@ def interleaved(
 
 
 def recipe(dtype: str = "float16") -> T.Recipe:
-    """The work of all throughput rows."""
+    """Returns the recipe of all throughput rows."""
     ops: list[T.Op] = [T.RandomResizedCrop(224), T.RandomHorizontalFlip()]
     if dtype != "uint8":
         ops += [T.Normalize(MEAN, STD), T.ToDtype(dtype)]
@@ -216,7 +216,7 @@ def warm_up(workers: int, prefetch_factor: int = 2) -> int:
 
 
 def is_over(batches: int, workers: int, began: float, seconds: float) -> bool:
-    """True if a window may end: after its seconds, and at least two whole bursts of the workers' batches."""
+    """Returns True if a window may end: after its seconds, and at least two whole bursts of the workers' batches."""
     bursts, rest = divmod(batches, max(1, workers))
     return not rest and bursts >= 2 and time.perf_counter() - began >= seconds
 
@@ -244,7 +244,7 @@ def endless(loader: Any) -> Generator[Any, None, None]:
         ValueError: if an epoch has no batch.
     """
     if len(loader) == 0:
-        raise ValueError("there are fewer images than a batch has; give more")
+        raise ValueError("there are fewer images than a batch takes; give more")
     while True:
         yield from loader
 
@@ -259,7 +259,7 @@ def loader_feed(
     """
     lacking = triton_lacks()
     if lacking is not None:
-        raise RuntimeError(f"Triton's kernels don't run here, and their torch references are no measure: {lacking}")
+        raise RuntimeError(f"Triton's kernels don't run here, and their references aren't worth timing: {lacking}")
     loader = feeder.DataLoader(
         feeder.ShardDataset(shards, transform=recipe()),
         batch_size,
@@ -282,4 +282,4 @@ def loader_feed(
 
 
 if __name__ == "__main__":
-    sys.exit("this is no benchmark; run bench/gpu.sh")
+    sys.exit("this is not a benchmark; run bench/gpu.sh")

@@ -2,12 +2,12 @@
 
 Rows, each with N CPU workers or threads: feeder.DataLoader with DALI on seekable and on kept shards, and with feeder's
 CPU kernels (uint8 to the GPU, then kernel 1); a plain DALI pipeline at the best of several settings; torch's DataLoader
-with Pillow. Equal: the images, the work, the batch, and that it ends in its own memory on the GPU without a wait of the
-host.
+with Pillow. Equal: the images, the work, the batch, and that each batch ends up in its own memory on the GPU without
+making the host wait.
 Not equal: feeder's DALI rows have N worker processes and N DALI threads, the other loaders N processes. Plain DALI has
-only threads: at most N in one row, and in another row, if that is faster, at most 2 N, as many as feeder's processes
-and threads together. The table shows this, and the CPU that each took. Settings are searched by short runs: for plain
-DALI the decoder, hw_decoder_load, prefetch and threads, for feeder on each shard set hw_decoder_load.
+only threads: at most N in one row, and, if that is faster, at most 2 N in another row, as many as feeder's processes
+and threads together. The table shows this, and the CPU time of each. Settings are found by short runs: for plain DALI
+the decoder, hw_decoder_load, prefetch and threads; for feeder, on each shard set, hw_decoder_load.
 Goals: DALI on seekable shards at least 1.3 times either plain DALI, on kept shards at least 1.0 times; with 4 workers
 the best of feeder's rows 4 times torch's DataLoader.
 
@@ -54,7 +54,7 @@ class Settings(NamedTuple):
     num_threads: int
 
 
-# Of hw_decoder_load; the first is DALI's default, and feeder's.
+# Values of hw_decoder_load; the first is DALI's default, and feeder's.
 LOADS = (0.65, 0.0, 0.35, 0.85, 1.0)
 
 
@@ -139,7 +139,7 @@ def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dic
         for each in settings:
             if each not in rates:
                 try:
-                    # Its threads share a batch: no bursts to wait for.
+                    # Its threads share each batch, so there are no bursts to wait for.
                     rates[each] = rate(plain_dali(shards, *each), seconds, 1)["images_per_s"]
                 except Exception as error:
                     result.failed(f"plain DALI, {each}", error)
@@ -171,7 +171,7 @@ def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dic
 
 
 def plain_rows(best: Settings, more: Settings, threads: int, fused_runs: bool) -> dict[str, Settings]:
-    """Names of the plain rows: by their decoder, and by the number of threads that they could have had.
+    """Returns the plain rows by name, made of the decoder and the largest number of threads allowed.
 
     Args:
         best: Best settings with at most ``threads`` threads.

@@ -80,7 +80,7 @@ def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
         torch.testing.assert_close(found, expected, rtol=2.0**-7 if dtype == torch.bfloat16 else 2.0**-10, atol=1e-5)
         outputs = [torch.empty_like(found) for _ in range(count)]
         moved = images[0].numel() + found.numel() * found.element_size()
-        # A copy reads and writes half of the same bytes each.
+        # A copy reads half of the bytes and writes the other half.
         plain = [torch.empty(moved // 2, dtype=torch.uint8, device=device) for _ in range(2 * count)]
 
         def ours(k: int, outputs: list[torch.Tensor] = outputs, options: dict[str, Any] = options) -> torch.Tensor:

@@ -50,7 +50,7 @@ def summarize(folder: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Reads a JSON file; returns nothing if a step ended before it wrote one."""
+    """Reads a JSON file; returns an empty dict if a step ended before it wrote one."""
     try:
         found = json.loads(_text(path))
     except ValueError:
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """Reads the output of a process that was ended, perhaps in the middle of a character."""
+    """Reads the output of a process that may have been killed in the middle of a character."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""ResNet-50 training, AMP, channels_last, batch 256: fed by each backend against fed from one resident batch.
+"""Measures ResNet-50 training (AMP, channels_last, batch 256) fed by each backend, and from one resident batch.
 
 Goals: the best backend at least 0.98 of the resident batch's images/s; GPU utilisation at least 97 %. Equal: the model,
 the step, the batch. GPU utilisation is read from NVML ten times a second.
@@ -58,7 +58,7 @@ class Trainer:
         torch.backends.cudnn.benchmark = True
         self.model = resnet50().cuda()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-        # Fused, or GradScaler would wait for the GPU at each step, and then the GPU for the Python of the next batch.
+        # Fused: otherwise GradScaler would wait for the GPU at each step, and the GPU then for Python's next batch.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=True)
         self.scaler = torch.amp.GradScaler("cuda")
         self.labels = torch.randint(0, 1000, (BATCH,), device="cuda")
@@ -124,7 +124,7 @@ def measure(options: Any, result: Result) -> None:
 
 
 def reached(middle: Mapping[str, Row]) -> Row:
-    """Returns the fastest of the fed rows beside its goals; nothing if there is none."""
+    """Returns the figures of the fastest fed row that have goals; empty if there is no such row."""
     fed = {name: row for name, row in middle.items() if name != RESIDENT}
     if not fed or RESIDENT not in middle:
         return {}

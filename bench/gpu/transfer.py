@@ -1,9 +1,9 @@
 """Host to device: bandwidth from a page-locked slot beside a plain pinned copy, and the share hidden by computation.
 
 Bandwidth: the same bytes from memory that feeder maps (memfd) and page-locks like a slot, and from torch's own pinned
-memory, in turn. Goal: at least 0.95. Overlap: the loader's device feed runs under the profiler, beside a default stream
-that is busy for longer than a batch takes; measured is the share of the copies' time during its matrix products. Goal:
-at least 0.95.
+memory, in turn. Goal: at least 0.95. Overlap: the loader's device feed runs under the profiler while the default stream
+computes matrix products for longer than a batch takes; measured is the share of the copies' time that falls into these
+products. Goal: at least 0.95.
 
     python -m bench.gpu.transfer --seekable SHARDS --json OUT [--workers 8] [--repeats 10]
 """
@@ -87,7 +87,7 @@ def overlap(shards: str, workers: int) -> dict[str, Any]:
             torch.mm(matrix, matrix, out=product)
         images.float().mean()
         done.append(torch.cuda.current_stream().record_event())
-        if len(done) > 2:  # a training loop is not far ahead of its GPU either
+        if len(done) > 2:  # like a training loop, not far ahead of the GPU
             done.pop(0).synchronize()
 
     done: list[Any] = []
