@@ -8,24 +8,10 @@ import pytest
 
 from feeder.decoders.decoder import Decoder
 from feeder.decoders.registry import available_decoders, get_decoder
-from tests.support import conformance
+from tests.support.conformance import CHECKS
 
 # A new backend is one more name here.
 BACKENDS = ("pillow", "cpu", "dali")
-
-CHECKS = [
-    conformance.check_bad_images_stay_alone,
-    conformance.check_batches,
-    conformance.check_dtypes,
-    conformance.check_exact,
-    conformance.check_fidelity,
-    conformance.check_formats,
-    conformance.check_further_ops,
-    conformance.check_geometry,
-    conformance.check_limits,
-    conformance.check_orientations,
-    conformance.check_views,
-]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))

@@ -13,8 +13,8 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders.registry import decoder_names, get_decoder
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
-from tests.decoders.test_conformance import CHECKS
 from tests.support import ROOT
+from tests.support.conformance import CHECKS
 from tests.support.loader_data import write_shards
 
 

@@ -12,16 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from feeder import _gpu
 from feeder.errors import ArgumentError
 from tests.support import gpu_oracle as oracle
+from tests.support.gpu_oracle import BIAS, SCALE, USING
 
 SIZE = (19, 37)  # more pixels than fit one block with none to spare
-MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-SCALE, BIAS = (1 / 255 / STD).astype(np.float32), (-MEAN / STD).astype(np.float32)
 ULP = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
-
-USING = [
-    "torch",
-    pytest.param("triton", marks=pytest.mark.skipif(not _gpu.has_triton(), reason="Triton is not installed")),
-]
 
 
 def stored(turns: list[int], seed: int = 0) -> list[Any]:

@@ -16,9 +16,9 @@ from PIL import Image
 from feeder import _gpu
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from tests.gpu.test_normalize import BIAS, SCALE, USING
 from tests.support import gpu_oracle as oracle
 from tests.support.conformance import decode, encode, natural_image
+from tests.support.gpu_oracle import BIAS, SCALE, USING
 
 SIZE = (12, 17)
 IMAGES = [natural_image(k, *size) for k, size in enumerate(((40, 61), (9, 7), (64, 30), (13, 90), (1, 1)))]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import feeder
-from tests.scenarios import test_train_example as example
+from tests.support import train_example as example
 
 pytestmark = [
     pytest.mark.gpu,

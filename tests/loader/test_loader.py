@@ -9,7 +9,6 @@ import pickle
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +38,7 @@ from tests.support.batches import copied_epoch, same_batches, sample_ids
 from tests.support.late_torch import draw_late
 from tests.support.loader_data import CROP_AND_FLIP
 from tests.support.noise import add_noise
+from tests.support.processes import wait_until
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -367,8 +367,7 @@ def test_memory_limit_makes_fewer_slots_and_refuses_what_cannot_fit(shards: Path
 
 def _meet(folder: Path) -> None:
     """Lets no worker begin before two have left a file: one alone may have made all batches before another begins."""
-    while len(os.listdir(folder)) < 2:
-        time.sleep(0.001)
+    wait_until(lambda: len(os.listdir(folder)) >= 2)
 
 
 def test_worker_init_fn_runs_in_every_worker(shards: Path, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ from feeder.transforms import (
 )
 
 __all__ = [
+    "CHECKS",
     "check_bad_images_stay_alone",
     "check_batches",
     "check_dtypes",
@@ -456,3 +457,19 @@ def check_limits(decoder: Decoder) -> None:
     assert first is None, first
     assert isinstance(second, DecodeError)
     assert "9000" in second.reason
+
+
+# All of them; each takes a decoder.
+CHECKS = [
+    check_bad_images_stay_alone,
+    check_batches,
+    check_dtypes,
+    check_exact,
+    check_fidelity,
+    check_formats,
+    check_further_ops,
+    check_geometry,
+    check_limits,
+    check_orientations,
+    check_views,
+]

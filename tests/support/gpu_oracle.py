@@ -1,4 +1,4 @@
-"""Expected results of the fused ops, in float64 and one pixel at a time."""
+"""Expected results of the fused ops, in float64 and one pixel at a time, and the ways to run these ops."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
-__all__ = ["color", "finish", "resize", "turn"]
+from feeder import _gpu
+
+__all__ = ["BIAS", "SCALE", "USING", "color", "finish", "resize", "turn"]
 
 Pixels = npt.NDArray[Any]
+
+_MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+SCALE, BIAS = (1 / 255 / _STD).astype(np.float32), (-_MEAN / _STD).astype(np.float32)
+
+# Ways to run a fused op: its reference in torch, and its kernel.
+USING = [
+    "torch",
+    pytest.param("triton", marks=pytest.mark.skipif(not _gpu.has_triton(), reason="Triton is not installed")),
+]
 
 
 def turn(stored: Pixels, code: int) -> Pixels:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 
-__all__ = ["all_ended", "is_first", "returns_in_time"]
+__all__ = ["all_ended", "is_first", "returns_in_time", "wait_until"]
 
 
 def all_ended(pids: list[int]) -> bool:
@@ -41,3 +42,11 @@ def is_first(mark: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Returns once a condition holds, which another process or thread brings about; fails after a minute."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "waited for a minute"
+        os.sched_yield()

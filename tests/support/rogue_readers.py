@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from feeder.dataset.reader import Encoded, Wanted
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.transforms import RandomResizedCrop
+from tests.support.processes import wait_until
 
 __all__ = ["DyingAndWaitingReader", "RogueReader", "ToldReader", "WideReader", "die_if_told", "rogue_dataset"]
 
@@ -39,8 +39,7 @@ class RogueReader(ShardReader):
         if self.sample in ids:
             first = not self.mark
             if self.deed == "wait":
-                while not os.path.exists(self.mark):
-                    time.sleep(0.001)
+                wait_until(lambda: os.path.exists(self.mark))
             elif self.mark:
                 try:
                     os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
@@ -128,5 +127,4 @@ class DyingAndWaitingReader(ShardReader):
 
     def wait(self, name: str) -> None:
         """Waits for a mark."""
-        while not os.path.exists(os.path.join(self.marks, name)):
-            time.sleep(0.001)
+        wait_until(lambda: os.path.exists(os.path.join(self.marks, name)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
+from tests.support.processes import wait_until
 from tests.support.rogue_readers import WideReader, rogue_dataset
 
 RECIPE = RandomResizedCrop(16)
@@ -107,8 +107,7 @@ list(DataLoader(dataset, num_workers=1, multiprocessing_context="spawn"))
 def test_timeout_means_what_torchs_means(shards: Path) -> None:
     loader = DataLoader(rogue_dataset(shards, 5, "stop"), batch_size=4, num_workers=1, timeout=3)
     iterator = iter(loader)
-    while not loader.stats()["slots"]["ready"]:  # however long the worker takes to start
-        os.sched_yield()
+    wait_until(lambda: loader.stats()["slots"]["ready"])  # however long the worker takes to start
     next(iterator)
     with pytest.raises(RuntimeError, match=r"timed out after 3 seconds"):
         next(iterator)

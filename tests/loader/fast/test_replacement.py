@@ -18,7 +18,7 @@ import torch
 from feeder.errors import WorkerError
 from feeder.loader.dataloader import DataLoader
 from tests.support.batches import check_same, copied_epoch
-from tests.support.processes import returns_in_time
+from tests.support.processes import returns_in_time, wait_until
 from tests.support.rogue_readers import DyingAndWaitingReader, rogue_dataset
 
 
@@ -74,8 +74,7 @@ def test_a_loop_broken_off_in_a_part_that_does_not_end_keeps_its_workers(shards:
     dataset = rogue_dataset(shards, 9, "stop", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
     for _ in loader:
-        while not (tmp_path / "mark").exists():  # a worker is at it
-            os.sched_yield()
+        wait_until((tmp_path / "mark").exists)  # a worker is at it
         break
     assert len(loader.worker_pids()) == 2
     check_same(copied_epoch(loader), _expected(shards, 2, batch_size=8)[8:])

@@ -103,9 +103,26 @@ def test_workers_end_with_the_trainer_however_it_ends(shards: Path, options: str
     assert all_ended(pids)
 
 
+# Sample 21 stops its worker: the trainer has five batches, and waits for the sixth.
+_INTERRUPTED_WAIT = """
+from tests.support.processes import wait_until
+
+def waits():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return loader.stats()["batches"] == 5 and frame.f_code.co_filename.endswith(("supervisor.py", "fast/pool.py"))
+
+def interrupt():
+    wait_until(waits)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+for _ in iterator:
+    pass
+"""
+
+
 def test_interrupt_while_waiting_ends_promptly_and_leaves_nothing(shards: Path) -> None:
-    then = "threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\nfor _ in iterator: pass"
-    pids, err = _run_trainer(shards, "stop", "", then)
+    pids, err = _run_trainer(shards, "stop", "", _INTERRUPTED_WAIT)
     assert "KeyboardInterrupt" in err
     assert all_ended(pids)
 

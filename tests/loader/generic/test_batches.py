@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feeder.loader.dataloader import DataLoader
+from tests.support.processes import wait_until
 from tests.support.torch_datasets import Tensors, as_it_is, as_lists
 
 _TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
@@ -180,8 +180,8 @@ def test_batches_may_come_as_they_are_ready(tmp_path: Path) -> None:
             return 6
 
         def __getitem__(self, i: int) -> int:
-            while i == 0 and not mark.exists():
-                time.sleep(0.01)
+            if i == 0:
+                wait_until(mark.exists)
             return i
 
     mark = tmp_path / "mark"
