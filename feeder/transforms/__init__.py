@@ -27,13 +27,17 @@ from feeder.transforms.geometry import (
     RandomVerticalFlip,
     Resize,
 )
+from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
 from feeder.transforms.padding import Pad, RandomZoomOut
 from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
 from feeder.transforms.recipe import Compose, Draws, Recipe
+from feeder.transforms.scale_jitter import ScaleJitter
 from feeder.transforms.shortest_size import RandomShortestSize
 from feeder.transforms.sizes import BUCKET, ByEpoch
+from feeder.transforms.target_ops import ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints
+from feeder.transforms.targets import BoundingBoxes, KeyPoints, Mask
 from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = [
@@ -42,15 +46,20 @@ __all__ = [
     "AutoAugment",
     "AutoAugmentPolicy",
     "BatchOp",
+    "BoundingBoxes",
     "ByEpoch",
     "CenterCrop",
+    "ClampBoundingBoxes",
+    "ClampKeyPoints",
     "ColorJitter",
     "Compose",
     "ConvertImageDtype",
     "CutMix",
     "Draws",
     "GaussianBlur",
+    "KeyPoints",
     "Lambda",
+    "Mask",
     "MixUp",
     "MixedLabels",
     "Normalize",
@@ -69,6 +78,7 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomIoUCrop",
     "RandomPerspective",
     "RandomPosterize",
     "RandomResizedCrop",
@@ -79,6 +89,9 @@ __all__ = [
     "RandomZoomOut",
     "Recipe",
     "Resize",
+    "SanitizeBoundingBoxes",
+    "SanitizeKeyPoints",
+    "ScaleJitter",
     "ToDtype",
     "ToImage",
     "ToPureTensor",

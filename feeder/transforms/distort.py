@@ -56,10 +56,10 @@ class RandomRotation(Op):
         angle = _between(uniforms(1)[:, 0], self.degrees)
         if self.expand:
             pairs = zip(sizes.tolist(), angle.tolist(), strict=True)
-            sizes = np.array([self._expanded(h, w, a) for (h, w), a in pairs], np.int64).reshape(-1, 2)
+            sizes = np.array([self.expanded_size(h, w, a) for (h, w), a in pairs], np.int64).reshape(-1, 2)
         return Drawn({"angle": angle}, sizes)
 
-    def _expanded(self, height: int, width: int, angle: float) -> tuple[int, int]:
+    def expanded_size(self, height: int, width: int, angle: float) -> tuple[int, int]:
         """Returns the output's (height, width), by the arithmetic of Pillow's ``Image.rotate``."""
         angle %= 360.0
         if self.center is None and angle in (0.0, 90.0, 180.0, 270.0):

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.system.warning import warn
+from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
 from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
+
+if TYPE_CHECKING:
+    from feeder.transforms.boxes import SampleBoxes
 
 __all__ = ["Compose", "Draws", "Recipe"]
 
@@ -252,6 +256,11 @@ class Recipe:
         fixed = [size for size in sizes if size is not None]
         return max(fixed, key=lambda size: size[0] * size[1]) if len(fixed) == len(sizes) else None
 
+    @property
+    def draws_from_boxes(self) -> bool:
+        """True if an op's draws depend on the sample's boxes."""
+        return any(isinstance(op, RandomIoUCrop) for op in self.ops)
+
     @cached_property
     def output_dtype(self) -> str:
         """Name of the output's dtype: "uint8", "float16", "bfloat16" or "float32"."""
@@ -273,17 +282,25 @@ class Recipe:
         """(scale, bias), float32 [3] each: output = pixel (0-255) * scale + bias. None if pixels stay uint8."""
         return None if self.output_dtype == "uint8" else compose_affine(self.ops, is_float=False)
 
-    def draw(self, seed: int, epoch: int, sample_ids: npt.ArrayLike, sizes: npt.ArrayLike) -> Draws:
-        """Draws the parameters of N samples: a pure function of (seed, epoch, sample id) and the image's size.
+    def draw(
+        self,
+        seed: int,
+        epoch: int,
+        sample_ids: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        boxes: SampleBoxes | None = None,
+    ) -> Draws:
+        """Draws the parameters of N samples: a pure function of (seed, epoch, sample id), the image's size and boxes.
 
         Args:
             seed: 0 to 2**64-1.
             epoch: 0 to 2**32-1.
             sample_ids: integers [N].
             sizes: integers [N, 2], upright (height, width) in pixels.
+            boxes: Those of each sample; needed only if :attr:`draws_from_boxes`.
         """
         if self._variable:
-            return self.at(None, epoch).draw(seed, epoch, sample_ids, sizes)
+            return self.at(None, epoch).draw(seed, epoch, sample_ids, sizes, boxes)
         ids = np.asarray(sample_ids, np.int64)
         image_size = np.maximum(np.asarray(sizes, np.int64).reshape(-1, 2), 1)
         if len(ids) != len(image_size):
@@ -292,7 +309,12 @@ class Recipe:
         current = image_size
         drawn: list[Params] = []
         for stream, op in enumerate(self.ops):
-            params, current = op.draw(Uniforms(seed, epoch, ids, stream), current)
+            uniforms = Uniforms(seed, epoch, ids, stream)
+            if isinstance(op, RandomIoUCrop) and boxes is not None:
+                now = boxes.after(self.ops[:stream], tuple(drawn), image_size)
+                params, current = op.draw_from(uniforms, current, now)
+            else:
+                params, current = op.draw(uniforms, current)
             drawn.append(params)
             if stream < self.base_length:
                 base.apply(params)

@@ -13,7 +13,7 @@ import pytest
 
 from feeder import transforms
 from feeder.dataset.folders import FolderDataset
-from tests.golden import torchvision_arrays
+from tests.golden import target_arrays, torchvision_arrays
 from tests.support.images import encode, pixels
 from tests.support.loader_data import write_shards
 from tests.support.with_torchvision import run_with_torchvision
@@ -24,16 +24,18 @@ from pathlib import Path
 import torchvision
 from torchvision.transforms import v2
 from feeder import transforms
-from tests.golden import make_torchvision
+from tests.golden import make_targets, make_torchvision
 from tests.scenarios.test_torchvision import parameters
 
 folder = Path(sys.argv[1])
 make_torchvision.main(str(folder / "golden.npz"))
+make_targets.main(str(folder / "targets.npz"))
 ops = {name: getattr(v2, name) for name in transforms.__all__ if inspect.isclass(getattr(v2, name, None))}
 found = torchvision.datasets.ImageFolder(str(folder / "tree"))
 resize = transforms.Resize((8, 8), v2.InterpolationMode.BICUBIC)
 theirs = {
     "golden": str(folder / "golden.npz"),
+    "targets": str(folder / "targets.npz"),
     "parameters": {name: parameters(op) for name, op in ops.items()},
     "tree": str(folder / "tree"),
     "classes": found.classes,
@@ -89,10 +91,21 @@ def test_golden_file_is_what_this_torchvision_gives(theirs: dict[str, Any]) -> N
         assert one == (pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other)
 
 
+def test_golden_targets_are_what_this_torchvision_gives(theirs: dict[str, Any]) -> None:
+    with np.load(theirs["targets"]) as arrays:
+        found, expected = dict(arrays), target_arrays()
+    assert found.keys() == expected.keys()
+    for name in found.keys() - {"cases", "draws"}:
+        np.testing.assert_allclose(found[name].astype(float), expected[name], rtol=1e-5, atol=1e-5)
+    for name in ("cases", "draws"):
+        assert json.loads(str(found[name])) == json.loads(str(expected[name]))
+
+
 def test_parameters_and_defaults_are_those_of_this_torchvision(theirs: dict[str, Any]) -> None:
     assert len(theirs["parameters"]) > 30
     without = {"Lambda": ["types"], "MixUp": ["labels_getter"], "CutMix": ["labels_getter"]}
     further = {"Resize": [["cover", "False", "KEYWORD_ONLY"]]}
+    without |= {"SanitizeBoundingBoxes": ["labels_getter"], "SanitizeKeyPoints": ["labels_getter"]}
     for name, expected in theirs["parameters"].items():
         kept = [each for each in expected if each[0] not in without.get(name, ())]
         assert parameters(getattr(transforms, name)) == kept + further.get(name, []), name

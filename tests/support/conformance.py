@@ -21,6 +21,7 @@ from feeder.errors import BackendError, DecodeError
 from feeder.tools.parity.differences import BOUNDS, BUCKETS, Differences, crop_ratio
 from feeder.transforms import (
     CenterCrop,
+    ClampBoundingBoxes,
     ColorJitter,
     Draws,
     GaussianBlur,
@@ -37,6 +38,7 @@ from feeder.transforms import (
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomIoUCrop,
     RandomPerspective,
     RandomResizedCrop,
     RandomRotation,
@@ -44,8 +46,11 @@ from feeder.transforms import (
     RandomZoomOut,
     Recipe,
     Resize,
+    SanitizeBoundingBoxes,
+    ScaleJitter,
     ToDtype,
 )
+from feeder.transforms.boxes import Boxes, SampleBoxes
 
 __all__ = [
     "CHECKS",
@@ -301,6 +306,9 @@ def check_further_ops(decoder: Decoder) -> None:
             RandomChoice([RandomInvert(), RandomVerticalFlip(), GaussianBlur(5)]),
             RandomInvert(0.3),
         ],
+        [RandomIoUCrop(), RandomHorizontalFlip(), Resize((64, 60)), SanitizeBoundingBoxes(), Normalize(MEAN, STD)],
+        [RandomResizedCrop(64), ColorJitter(0.2), ClampBoundingBoxes(), Normalize(MEAN, STD), SanitizeBoundingBoxes()],
+        [ScaleJitter((300, 250), (0.4, 1.2)), CenterCrop(64)],
         [RandomZoomOut(9, (1.0, 2.0)), RandomResizedCrop(64), RandomHorizontalFlip()],
         [RandomResizedCrop(64), RandomPerspective(0.5, 0.8), RandomAdjustSharpness(0.5, 0.7), Normalize(MEAN, STD)],
     ]
@@ -314,7 +322,8 @@ def check_further_ops(decoder: Decoder) -> None:
         if refusal:
             assert type(recipe.rest[0]).__name__ in refusal, refusal
             continue
-        draws = recipe.draw(3, 4, np.arange(len(buffers)), sizes_of(buffers, orientations))
+        boxes = SampleBoxes([Boxes(np.array([[20, 30, 90, 80]], np.float32))] * len(buffers))
+        draws = recipe.draw(3, 4, np.arange(len(buffers)), sizes_of(buffers, orientations), boxes)
         found, expected = (
             decode(each, buffers, recipe, draws, orientations).astype(np.float64) for each in (decoder, pillow)
         )

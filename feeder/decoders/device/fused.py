@@ -22,6 +22,7 @@ from feeder.transforms import (
 )
 from feeder.transforms.op import Params
 from feeder.transforms.photometric import COLOR_STEPS
+from feeder.transforms.target_ops import TargetOp
 from feeder.transforms.values import compose_affine
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def split_for_device(recipe: Recipe) -> DeviceSplit | None:
     else:
         kept = list(range(values.index(True) if any(values) else len(values)))
         fuses_rest = False
-        if not any(values) or not all(values[len(kept) :]):
+        pixel_ops = [value for value, op in zip(values, recipe.ops, strict=True) if not isinstance(op, TargetOp)]
+        if not any(values) or False in pixel_ops[pixel_ops.index(True) :]:
             return None
     cpu = Recipe(tuple(recipe.ops[number] for number in kept))
     return DeviceSplit(cpu, tuple(kept), fuses_rest)
@@ -127,7 +129,8 @@ def split_for_device(recipe: Recipe) -> DeviceSplit | None:
 def fused_from(ops: Sequence[Op]) -> int:
     """Returns the number of the first op from which on kernel 1, and erasing after it, can run all.
 
-    These are color without hue, with at most one change of contrast, then erasing; flips and value ops anywhere.
+    These are color without hue, with at most one change of contrast, then erasing; flips, value ops and ops on
+    targets alone anywhere.
 
     Args:
         ops: A recipe's :attr:`~feeder.transforms.Recipe.rest`.
@@ -144,7 +147,7 @@ def fused_from(ops: Sequence[Op]) -> int:
         elif isinstance(op, RandomErasing):
             runs = not colors
         else:
-            runs = type(op) in (RandomHorizontalFlip, ToDtype, Normalize)
+            runs = type(op) in (RandomHorizontalFlip, ToDtype, Normalize) or isinstance(op, TargetOp)
         if not runs:
             return number + 1
     return 0
@@ -181,7 +184,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
                 _mirror(erasing, params["flip"], width)
         elif isinstance(op, RandomErasing):
             erasings.append(_erase(op, params, ops[number + 1 :], is_float))
-        else:
+        elif not isinstance(op, TargetOp):
             is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
     in_kernel = int(bool(erasings) and erasings[0].value is not None)
     return FusedParameters(

@@ -33,8 +33,8 @@ def warp(
     Args:
         images: uint8 [N, 3, H, W].
         rows: The images' rows, [R].
-        matrices: float64 [R, 6], each a :data:`feeder.decoders.op_math.Matrix`, or [R, 8] of
-            :func:`feeder.decoders.op_math.perspective_matrix`.
+        matrices: float64 [R, 6], each a :data:`feeder.transforms.matrices.Matrix`, or [R, 8] of
+            :func:`feeder.transforms.matrices.perspective_matrix`.
         interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
         fill: RGB of pixels from outside the image.
     """

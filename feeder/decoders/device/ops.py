@@ -18,10 +18,11 @@ from feeder.decoders.device import color, geometry
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import fused_from, fused_parameters
 from feeder.decoders.device.rows import change_rows, per_image
-from feeder.decoders.op_math import Matrix, affine_matrix, augmentation_affine, perspective_matrix, rotation_matrix
+from feeder.decoders.op_math import augmentation_affine
 from feeder.errors import BackendError
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
+from feeder.transforms.matrices import Matrix, affine_matrix, perspective_matrix, rotation_matrix
 from feeder.transforms.op import Extent, Params, ProbabilityOp
 from feeder.transforms.photometric import COLOR_STEPS
 
@@ -51,7 +52,7 @@ def _problem(op: T.Op, extent: Extent, is_batched: bool) -> str | None:
     """Returns why an op can't run on images of this extent; None if it can."""
     if isinstance(op, T.Lambda):
         return "it is a function of one image, for a worker to call"
-    if isinstance(op, T.RandomZoomOut):
+    if isinstance(op, (T.RandomIoUCrop, T.RandomZoomOut, T.ScaleJitter)):
         return "its images are of different sizes"
     if type(op) not in (*DEVICE_OPS, T.Normalize):
         return "it is no op of feeder.transforms"
@@ -255,7 +256,7 @@ def _resize(images: torch.Tensor, op: T.Resize | T.RandomResizedCrop, params: Pa
     return geometry.resize(images, windows, size)
 
 
-def _nothing(images: torch.Tensor, op: T.ToDtype, params: Params) -> torch.Tensor:
+def _nothing(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tensor:
     return images
 
 
@@ -263,6 +264,8 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.CenterCrop: _crop,
+    T.ClampBoundingBoxes: _nothing,
+    T.ClampKeyPoints: _nothing,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
     T.Pad: _pad,
@@ -285,6 +288,8 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
     T.RandomVerticalFlip: _if_drawn(lambda some, _: some.flip(2)),
     T.Resize: _resize,
+    T.SanitizeBoundingBoxes: _nothing,
+    T.SanitizeKeyPoints: _nothing,
     T.ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
     T.TrivialAugmentWide: _augment,
 }

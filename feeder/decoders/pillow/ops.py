@@ -13,11 +13,12 @@ import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
 from feeder import transforms as T
-from feeder.decoders.op_math import affine_matrix, augmentation_affine, blur_weights, perspective_matrix
+from feeder.decoders.op_math import augmentation_affine, blur_weights
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.random import uniform
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
+from feeder.transforms.matrices import affine_matrix, perspective_matrix
 from feeder.transforms.photometric import COLOR_STEPS
 
 __all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row"]
@@ -62,7 +63,7 @@ def _random_resized_crop(image: Image.Image, op: T.RandomResizedCrop, row: Row) 
     return _resize(_window(image, row), op.interpolation, row)
 
 
-def _resize_op(image: Image.Image, op: T.Resize, row: Row) -> Image.Image:
+def _resize_op(image: Image.Image, op: T.Resize | T.ScaleJitter, row: Row) -> Image.Image:
     return _resize(image, op.interpolation, row)
 
 
@@ -121,7 +122,7 @@ def _random_affine(image: Image.Image, op: T.RandomAffine, row: Row) -> Image.Im
 
 
 def _affine(image: Image.Image, interpolation: str, fill: tuple[int, int, int], **options: Any) -> Image.Image:
-    """Warps an image, with the options of :func:`feeder.decoders.op_math.affine_matrix`."""
+    """Warps an image, with the options of :func:`feeder.transforms.matrices.affine_matrix`."""
     matrix = affine_matrix(image.width, image.height, **options)
     return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=_WARPS[interpolation], fillcolor=fill)
 
@@ -300,6 +301,11 @@ def _branch(image: Image.Image, op: Branches, row: Row) -> Image.Image:
     return image
 
 
+def _nothing(image: Any, op: T.Op, row: Row) -> Any:
+    """Leaves the image to an op on targets alone."""
+    return image
+
+
 def _flip_array(array: FloatImage, op: T.RandomHorizontalFlip, row: Row) -> FloatImage:
     return array[:, :, ::-1] if row["flip"] else array
 
@@ -308,6 +314,8 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.CenterCrop: _center_crop,
+    T.ClampBoundingBoxes: _nothing,
+    T.ClampKeyPoints: _nothing,
     T.ColorJitter: _color_jitter,
     T.GaussianBlur: _blur,
     T.Lambda: _as_array(_call_array),
@@ -323,6 +331,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomErasing: _as_array(_erase_array),
     T.RandomGrayscale: _if_drawn(lambda image, _: _grayscale(image)),
     T.RandomHorizontalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+    T.RandomIoUCrop: lambda image, _, row: _window(image, row),
     T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
     T.RandomPerspective: _perspective,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
@@ -332,11 +341,18 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
     T.RandomZoomOut: _zoom_out,
     T.Resize: _resize_op,
+    T.SanitizeBoundingBoxes: _nothing,
+    T.SanitizeKeyPoints: _nothing,
+    T.ScaleJitter: _resize_op,
     T.TrivialAugmentWide: _augment,
 }
 
 ARRAY_OPS: dict[type[T.Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
+    T.ClampBoundingBoxes: _nothing,
+    T.ClampKeyPoints: _nothing,
     T.Lambda: _call_array,
     T.RandomErasing: _erase_array,
     T.RandomHorizontalFlip: _flip_array,
+    T.SanitizeBoundingBoxes: _nothing,
+    T.SanitizeKeyPoints: _nothing,
 }

@@ -1,0 +1,215 @@
+"""Masks: a PNG's class numbers, and a recipe's moves on them as torchvision v2 does them, to the nearest pixel.
+
+Crops, resizes, flips and padding only choose rows and columns, so a mask is cut once, at the end, by two arrays of
+numbers; warps take a number per pixel, in torch's float32 arithmetic.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from feeder.decoders.decoder import MAX_PIXELS, Buffer
+from feeder.errors import DecodeError
+from feeder.transforms.matrices import affine_matrix
+from feeder.transforms.moves import Border, Mirror, Move, Moves, Scaling, Swap, Tilt, Warp, Window
+from feeder.transforms.target_ops import TargetOp
+
+__all__ = ["decode_mask", "move_mask"]
+
+MaskArray = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
+_Places = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float32]
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_GRAY, _PALETTE = 0, 3
+_COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
+_OUTSIDE = -1
+
+_MODES = {"edge": "edge", "reflect": "reflect", "symmetric": "symmetric"}
+
+
+def decode_mask(data: Buffer, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskArray:
+    """Decodes a mask.
+
+    Args:
+        data: A PNG: 8-bit grayscale, bilevel or palette; with "int32" also 16-bit grayscale.
+        dtype: "uint8" or "int32".
+        max_pixels: Larger masks are refused.
+
+    Returns:
+        Its class numbers, uint8 or int32 [H, W].
+
+    Raises:
+        DecodeError: saying what else it is, and what to do.
+    """
+    head = bytes(data[:26])
+    if len(head) < 26 or head[:8] != _PNG or head[12:16] != b"IHDR":
+        raise DecodeError(f"a mask must be a PNG; this member starts with {head[:8]!r}")
+    width, height, depth, color = struct.unpack(">IIBB", head[16:26])
+    if color in _COLORS:
+        raise DecodeError(
+            f"the mask is a PNG of {_COLORS[color]} colors, which are no class numbers; write one number per pixel, "
+            "as 8-bit grayscale or with a palette, before sharding"
+        )
+    if depth == 16 and dtype != "int32":
+        raise DecodeError("the mask is a 16-bit PNG, which needs T.Mask(dtype=torch.int32)")
+    if color == _GRAY and depth in (2, 4):
+        raise DecodeError(
+            f"the mask is a {depth}-bit grayscale PNG, whose numbers readers scale to 0-255; write it with 8 bits"
+        )
+    if width * height > max_pixels:
+        raise DecodeError(f"the mask has {width}x{height} pixels, more than max_pixels={max_pixels}; make it smaller")
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            numbers = np.array(image)
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise DecodeError(f"the mask: Pillow: {str(error) or type(error).__name__}") from None
+    return cast(MaskArray, numbers.astype(dtype, copy=False))
+
+
+def move_mask(mask: MaskArray, fill: int, moves: Moves) -> MaskArray:
+    """Moves a mask.
+
+    Args:
+        mask: uint8 or int32 [H, W].
+        fill: Number for area from outside the image.
+        moves: The moves.
+
+    Returns:
+        The mask after the moves, C-contiguous; it may be the given one.
+    """
+    cut = _Cut(mask, fill)
+    for move, canvas in moves:
+        if isinstance(move, (Warp, Tilt)):
+            cut = _Cut(_warped(cut.pixels(), fill, move, canvas), fill)
+        elif not isinstance(move, TargetOp):
+            cut.move(move, canvas)
+    return cut.pixels()
+
+
+class _Cut:
+    """Rows and columns chosen of a mask, ``_OUTSIDE`` for those to fill; None for all."""
+
+    def __init__(self, mask: MaskArray, fill: int) -> None:
+        self._mask = mask
+        self._fill = fill
+        self._rows: _Places | None = None
+        self._columns: _Places | None = None
+
+    def move(self, move: Move, canvas: tuple[int, int]) -> None:
+        height, width = canvas
+        if isinstance(move, Swap):
+            self._mask, self._rows, self._columns = self._mask.T, self._columns, self._rows
+        elif isinstance(move, Mirror):
+            if move.is_vertical:
+                self._rows = _along(self._rows, height)[::-1]
+            else:
+                self._columns = _along(self._columns, width)[::-1]
+        elif isinstance(move, Window):
+            self._rows = _window(_along(self._rows, height), move.top, move.height)
+            self._columns = _window(_along(self._columns, width), move.left, move.width)
+        elif isinstance(move, Border):
+            self._rows = _padded(_along(self._rows, height), move.top, move.bottom, move.mode)
+            self._columns = _padded(_along(self._columns, width), move.left, move.right, move.mode)
+        elif isinstance(move, Scaling):
+            if move.height != height:
+                self._rows = _along(self._rows, height)[_nearest(height, move.height, move.is_exact)]
+            if move.width != width:
+                self._columns = _along(self._columns, width)[_nearest(width, move.width, move.is_exact)]
+
+    def pixels(self) -> MaskArray:
+        """Cuts the mask."""
+        mask: npt.NDArray[Any] = self._mask
+        # An outside number takes the last row or column, which is then filled.
+        for axis, places in ((0, self._rows), (1, self._columns)):
+            if places is not None:
+                mask = mask.take(places, axis=axis)
+        if self._rows is not None and (self._rows < 0).any():
+            mask[self._rows < 0] = self._fill
+        if self._columns is not None and (self._columns < 0).any():
+            mask[:, self._columns < 0] = self._fill
+        return cast(MaskArray, np.ascontiguousarray(mask))
+
+
+def _along(places: _Places | None, length: int) -> _Places:
+    return np.arange(length) if places is None else places
+
+
+def _window(places: _Places, start: int, length: int) -> _Places:
+    end = start + length
+    if start >= 0 and end <= len(places):
+        return places[start:end]
+    inside = places[max(start, 0) : max(end, 0)]
+    before = min(max(-start, 0), length)
+    return np.pad(inside, (before, length - before - len(inside)), constant_values=_OUTSIDE)
+
+
+def _padded(places: _Places, before: int, after: int, mode: str) -> _Places:
+    if mode == "constant":
+        return np.pad(places, (before, after), constant_values=_OUTSIDE)
+    around: Any = _MODES[mode]
+    return np.pad(places, (before, after), mode=around)
+
+
+def _nearest(length: int, new_length: int, is_exact: bool) -> _Places:
+    """Returns where torch's "nearest" or "nearest-exact" takes each pixel from, in its float32 arithmetic."""
+    pixels = np.arange(new_length, dtype=np.float32) + np.float32(0.5 if is_exact else 0.0)
+    places = np.floor(pixels * (np.float32(length) / np.float32(new_length))).astype(np.int64)
+    inside: _Places = np.minimum(places, length - 1)
+    return inside
+
+
+def _warped(mask: MaskArray, fill: int, move: Warp | Tilt, canvas: tuple[int, int]) -> MaskArray:
+    """Does torch's ``grid_sample`` with the mode "nearest"."""
+    if isinstance(move, Warp) and move.turns >= 0:
+        return cast(MaskArray, np.ascontiguousarray(np.rot90(mask, move.turns)))
+    height, width = canvas
+    x, y = _affine_grid(move, canvas) if isinstance(move, Warp) else _perspective_grid(move, canvas)
+    with np.errstate(invalid="ignore"):
+        x = np.rint(((x + np.float32(1)) * np.float32(width) - np.float32(1)) / np.float32(2))
+        y = np.rint(((y + np.float32(1)) * np.float32(height) - np.float32(1)) / np.float32(2))
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    place = np.where(inside, y, 0).astype(np.int64) * width + np.where(inside, x, 0).astype(np.int64)
+    return cast(MaskArray, np.where(inside, mask.reshape(-1)[place], mask.dtype.type(fill)))
+
+
+def _affine_grid(move: Warp, canvas: tuple[int, int]) -> tuple[_Floats, _Floats]:
+    """Returns each output pixel's source, x and y from -1 to 1 across the mask."""
+    height, width = canvas
+    center = move.options["center"]
+    middle = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
+    matrix = affine_matrix(width, height, **(move.options | {"center": middle}))
+    theta = np.array(matrix, np.float32).reshape(2, 3) / np.array([[0.5 * width], [0.5 * height]], np.float32)
+    x, y = _middles(move.width, -0.5 * move.width), _middles(move.height, -0.5 * move.height)
+    return _linear(theta[0], x, y), _linear(theta[1], x, y)
+
+
+def _perspective_grid(move: Tilt, canvas: tuple[int, int]) -> tuple[_Floats, _Floats]:
+    height, width = canvas
+    matrix = np.array([*move.matrix, 1.0], np.float32).reshape(3, 3)
+    theta = matrix[:2] / np.array([[0.5 * width], [0.5 * height]], np.float32)
+    x, y = _middles(width, 0.0), _middles(height, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distance = _linear(matrix[2], x, y)
+        return (
+            _linear(theta[0], x, y) / distance - np.float32(1),
+            _linear(theta[1], x, y) / distance - np.float32(1),
+        )
+
+
+def _middles(length: int, start: float) -> _Floats:
+    """Returns the middles of pixels in a row."""
+    middles: _Floats = np.arange(length, dtype=np.float32) + np.float32(start + 0.5)
+    return middles
+
+
+def _linear(row: _Floats, x: _Floats, y: _Floats) -> _Floats:
+    """Returns row . (x, y, 1) for each pixel, [H, W], rounded as fused float32 multiplications do, which torch uses."""
+    total: _Floats = (row[0] * x + (row[1].astype(np.float64) * y)[:, None]).astype(np.float32) + row[2]
+    return total

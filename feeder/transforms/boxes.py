@@ -1,0 +1,183 @@
+"""Bounding boxes in float32, moved as torchvision v2 does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.transforms.matrices import forward_matrix
+from feeder.transforms.moves import Border, Mirror, Move, Moves, Scaling, Swap, Tilt, Warp, Window, drawn_moves
+from feeder.transforms.op import IntArray, Op, Params
+from feeder.transforms.target_ops import ClampBoundingBoxes, SanitizeBoundingBoxes, TargetOp
+
+__all__ = ["Boxes", "Floats", "SampleBoxes", "move_boxes", "tilted", "to_xyxy", "warped"]
+
+Floats = npt.NDArray[np.float32]
+
+# The four corners, clockwise from the upper left, in the columns of a box.
+_CORNERS = [[0, 1], [2, 1], [2, 3], [0, 3]]
+
+
+class Boxes(NamedTuple):
+    """A sample's boxes.
+
+    Attributes:
+        values: float32 [K, 4], pixels.
+        format: "xyxy", "xywh" or "cxcywh".
+        clamping_mode: "soft", "hard" or None; see :class:`feeder.transforms.BoundingBoxes`.
+    """
+
+    values: Floats
+    format: str = "xyxy"
+    clamping_mode: str | None = "soft"
+
+
+class SampleBoxes(NamedTuple):
+    """The boxes of N samples, in upright pixels, for ops that draw from them."""
+
+    boxes: Sequence[Boxes]
+
+    def after(self, ops: tuple[Op, ...], drawn: tuple[Params, ...], sizes: IntArray) -> list[Floats]:
+        """Returns them after a recipe's first ops.
+
+        Args:
+            ops: The ops.
+            drawn: Their drawn parameters, N rows each.
+            sizes: int64 [N, 2], upright (height, width) of the images.
+
+        Returns:
+            N arrays float32 [K, 4], (left, top, right, bottom).
+        """
+        moved = []
+        for row, (boxes, (height, width)) in enumerate(zip(self.boxes, sizes.tolist(), strict=True)):
+            now, _ = move_boxes(boxes, drawn_moves(ops, drawn, row, (height, width)))
+            moved.append(to_xyxy(now.values, now.format))
+        return moved
+
+
+def move_boxes(boxes: Boxes, moves: Moves) -> tuple[Boxes, npt.NDArray[np.int64]]:
+    """Moves boxes; returns those that are left, and their numbers before, int64 [K]."""
+    kept = np.arange(len(boxes.values))
+    for move, canvas in moves:
+        if isinstance(move, SanitizeBoundingBoxes):
+            valid = _valid(boxes, canvas, move)
+            boxes, kept = boxes._replace(values=boxes.values[valid]), kept[valid]
+        elif isinstance(move, ClampBoundingBoxes):
+            mode = boxes.clamping_mode if move.clamping_mode == "auto" else move.clamping_mode
+            boxes = boxes._replace(values=_clamped(boxes.values, boxes.format, canvas, mode))
+        elif not isinstance(move, TargetOp):
+            boxes = boxes._replace(values=_moved(boxes, move, canvas))
+    return boxes, kept
+
+
+def to_xyxy(values: Floats, format: str) -> Floats:
+    """Returns (left, top, right, bottom) of boxes."""
+    if format == "xyxy":
+        return values
+    start, size = values[:, :2], values[:, 2:]
+    if format == "cxcywh":
+        start = start - size / np.float32(2)
+    return np.concatenate([start, start + size], axis=1)
+
+
+def _from_xyxy(values: Floats, format: str) -> Floats:
+    if format == "xyxy":
+        return values
+    start, size = values[:, :2], values[:, 2:] - values[:, :2]
+    return np.concatenate([(start * 2 + size) / 2 if format == "cxcywh" else start, size], axis=1)
+
+
+def _clamped(values: Floats, format: str, canvas: tuple[int, int], mode: str | None) -> Floats:
+    if mode is None:
+        return values
+    height, width = canvas
+    edges = np.array([width, height, width, height], np.float32)
+    return _from_xyxy(np.clip(to_xyxy(values, format), 0, edges), format)
+
+
+def _valid(boxes: Boxes, canvas: tuple[int, int], op: SanitizeBoundingBoxes) -> npt.NDArray[np.bool_]:
+    xyxy = to_xyxy(boxes.values, boxes.format)
+    width, height = (xyxy[:, 2:] - xyxy[:, :2]).T
+    edges = np.array([canvas[1], canvas[0]] * 2, np.float32)
+    inside = ((xyxy >= 0) & (xyxy <= edges)).all(axis=1)
+    large = (width >= op.min_size) & (height >= op.min_size) & (width * height >= op.min_area)
+    valid: npt.NDArray[np.bool_] = inside & large
+    return valid
+
+
+def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
+    values, format, mode = boxes
+    if not len(values):
+        return values
+    if isinstance(move, Window):
+        by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
+        cropped = _clamped(values - by, format, (move.height, move.width), mode)
+        if move.keeps_centers:
+            cropped[~_has_center(to_xyxy(values, format), move)] = 0
+        return cropped
+    if isinstance(move, Scaling):
+        if (move.height, move.width) == canvas:
+            return values
+        return values * np.array([move.width / canvas[1], move.height / canvas[0]] * 2, np.float32)
+    if isinstance(move, Mirror):
+        return _mirrored(values, format, int(move.is_vertical), np.float32(canvas[0 if move.is_vertical else 1]))
+    if isinstance(move, Swap):
+        return values[:, [1, 0, 3, 2]]
+    if isinstance(move, Border):
+        by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
+        size = canvas[0] + move.top + move.bottom, canvas[1] + move.left + move.right
+        return _clamped(values + by, format, size, mode)
+    corners = to_xyxy(values, format)[:, _CORNERS].reshape(-1, 2)
+    if isinstance(move, Warp):
+        corners, size = warped(corners, move, canvas), (move.height, move.width)
+    else:
+        corners, size = tilted(corners, move), canvas
+    around = corners.reshape(-1, 4, 2)
+    xyxy = np.concatenate([around.min(axis=1), around.max(axis=1)], axis=1)
+    return _from_xyxy(_clamped(xyxy, "xyxy", size, mode), format)
+
+
+def _mirrored(values: Floats, format: str, axis: int, length: np.float32) -> Floats:
+    mirrored: Floats = values.copy()
+    if format == "xyxy":
+        mirrored[:, [axis, axis + 2]] = length - values[:, [axis + 2, axis]]
+    elif format == "xywh":
+        mirrored[:, axis] = length - (values[:, axis] + values[:, axis + 2])
+    else:
+        mirrored[:, axis] = length - values[:, axis]
+    return mirrored
+
+
+def _has_center(xyxy: Floats, window: Window) -> npt.NDArray[np.bool_]:
+    x, y = (np.float32(0.5) * (xyxy[:, :2] + xyxy[:, 2:])).T
+    right, bottom = window.left + window.width, window.top + window.height
+    has: npt.NDArray[np.bool_] = (window.left < x) & (x < right) & (window.top < y) & (y < bottom)
+    return has
+
+
+def warped(points: Floats, warp: Warp, canvas: tuple[int, int]) -> Floats:
+    """Returns points after an affine map, float32 [P, 2]; canvas is the image's (height, width) before it."""
+    height, width = canvas
+    matrix = np.array(forward_matrix(width, height, **warp.options), np.float32).reshape(2, 3).T
+    moved: Floats = _homogeneous(points) @ matrix
+    if warp.expands:
+        frame = np.array([[0, 0], [0, height], [width, height], [width, 0]], np.float32)
+        moved -= (_homogeneous(frame) @ matrix).min(axis=0)
+    return moved
+
+
+def tilted(points: Floats, tilt: Tilt) -> Floats:
+    """Returns points after a perspective, float32 [P, 2]."""
+    matrix = np.array([*tilt.matrix, 1.0]).reshape(3, 3)
+    # The adjugate is the inverse up to a factor, which the division takes out, and exists where the inverse does not.
+    adjugate = np.cross(matrix[[1, 2, 0]], matrix[[2, 0, 1]])
+    moved = _homogeneous(points).astype(np.float64) @ adjugate
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (moved[:, :2] / moved[:, 2:]).astype(np.float32)
+
+
+def _homogeneous(points: Floats) -> Floats:
+    return np.concatenate([points, np.ones((len(points), 1), np.float32)], axis=1)

@@ -1,0 +1,156 @@
+"""Declares the targets that follow an image's geometry: masks, boxes and keypoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feeder.errors import ArgumentError
+from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.augmix import AugMix
+from feeder.transforms.autoaugment import AutoAugment
+from feeder.transforms.choice import Branches
+from feeder.transforms.iou_crop import RandomIoUCrop
+from feeder.transforms.op import Op
+from feeder.transforms.recipe import Recipe
+
+__all__ = ["BoundingBoxes", "KeyPoints", "Mask", "Target", "check_targets"]
+
+_MASK_DTYPES = {"uint8": 255, "int32": 2**31 - 1}
+_FORMATS = ("xyxy", "xywh", "cxcywh")
+_CLAMPING_MODES = ("soft", "hard", None)
+_CANVASES = ("stored", "upright", None)
+
+
+@dataclass(frozen=True, init=False)
+class Target:
+    """A member of each sample that the geometry of the recipe moves with the image.
+
+    Attributes:
+        canvas: Pixels in which the member is given, where the image has an EXIF orientation other than 1: "stored" for
+            those of the file, which are then turned with the image, "upright" for those of the image as it is seen;
+            None refuses such images.
+    """
+
+    canvas: str | None
+
+    def _set(self, **fields: object) -> None:
+        """Sets the fields of a frozen dataclass while it is made."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        if self.canvas not in _CANVASES:
+            raise ArgumentError(f"canvas must be 'stored', 'upright' or None, got {self.canvas!r}")
+
+
+@dataclass(frozen=True, init=False)
+class Mask(Target):
+    """A segmentation mask: a PNG of the image's size that holds a class number per pixel.
+
+    An 8-bit grayscale, bilevel or palette PNG gives its numbers or indices; one of 16 bits needs ``dtype=torch.int32``.
+    Resizes take the nearest pixel, as torchvision's ``resize_mask``; ops on colors and RandomErasing leave it alone. A
+    batch has it as a tensor [N, H, W].
+
+    Args:
+        fill: Class number of area that an op brings in from outside the image.
+        dtype: uint8 or int32, as a torch or numpy dtype or by name.
+        canvas: See :class:`Target`.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    fill: int
+    dtype: str
+
+    def __init__(self, fill: int = 0, dtype: object = "uint8", *, canvas: str | None = None) -> None:
+        name = (getattr(dtype, "__name__", None) or str(dtype)).removeprefix("torch.")
+        if name not in _MASK_DTYPES:
+            raise ArgumentError(f"dtype of a Mask must be uint8 or int32, got {dtype!r}")
+        if not isinstance(fill, int) or isinstance(fill, bool) or not 0 <= fill <= _MASK_DTYPES[name]:
+            raise ArgumentError(f"fill of a Mask of {name} must be an int from 0 to {_MASK_DTYPES[name]}, got {fill!r}")
+        self._set(fill=fill, dtype=name, canvas=canvas)
+
+
+@dataclass(frozen=True, init=False)
+class BoundingBoxes(Target):
+    """Boxes around objects: JSON ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``.
+
+    A batch has a list of N dicts: "boxes" float32 [K, 4] in ``format``, "labels" int64 [K], and the further lists,
+    which must have K elements too; values that are no lists stay as they are. Boxes are moved and clamped as in
+    torchvision v2, and dropped, each with its elements of the lists, only by :class:`SanitizeBoundingBoxes`.
+
+    Args:
+        format: Of the four numbers, in pixels: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) or
+            "cxcywh" (center, width, height); also as torchvision's ``BoundingBoxFormat``.
+        clamping_mode: "soft" or "hard" to cut boxes at the image's edges, which are the same for boxes that are not
+            rotated; None to leave them.
+        canvas: See :class:`Target`.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    format: str
+    clamping_mode: str | None
+
+    def __init__(
+        self, format: object = "xyxy", clamping_mode: str | None = "soft", *, canvas: str | None = None
+    ) -> None:
+        name = str(getattr(format, "value", format)).lower()
+        if name not in _FORMATS:
+            raise ArgumentError(f"format must be one of {', '.join(_FORMATS)}, not rotated, got {format!r}")
+        if clamping_mode not in _CLAMPING_MODES:
+            raise ArgumentError(f"clamping_mode must be 'soft', 'hard' or None, got {clamping_mode!r}")
+        self._set(format=name, clamping_mode=clamping_mode, canvas=canvas)
+
+
+@dataclass(frozen=True, init=False)
+class KeyPoints(Target):
+    """Points: JSON ``{"keypoints": [[x, y], ...] or [[[x, y], ...], ...], <further lists>}``.
+
+    A batch has a list of N dicts: "keypoints" float32 [K, 2] or, for K groups of P points, [K, P, 2], in pixels;
+    "labels", if there are any, int64 [K]; and the further lists of K elements. Points are moved as in torchvision v2,
+    which lets them leave the image: see :class:`ClampKeyPoints` and :class:`SanitizeKeyPoints`. Mirroring does not
+    exchange left and right parts of a body.
+
+    Args:
+        canvas: See :class:`Target`.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    def __init__(self, *, canvas: str | None = None) -> None:
+        self._set(canvas=canvas)
+
+
+def check_targets(recipe: Recipe, targets: tuple[Target, ...]) -> None:
+    """Refuses a recipe with an op that can't be done to some targets, where torchvision v2 refuses it too.
+
+    Raises:
+        ArgumentError: naming the op and the target.
+    """
+    boxes = [target for target in targets if isinstance(target, BoundingBoxes)]
+    for op in recipe.ops:
+        for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
+            _check_op(each, targets)
+        if isinstance(op, RandomIoUCrop) and len(boxes) != 1:
+            raise ArgumentError(
+                f"RandomIoUCrop draws from a sample's boxes, so it needs one T.BoundingBoxes among the targets; there "
+                f"are {len(boxes)}"
+            )
+
+
+def _check_op(op: Op, targets: tuple[Target, ...]) -> None:
+    name = type(op).__name__
+    if targets and isinstance(op, (AugMix, AutoAugment, RandAugment, TrivialAugmentWide)):
+        raise ArgumentError(
+            f"{name} can't be used with targets, as in torchvision v2: its augmentations move the image alone; give "
+            "RandomAffine and ColorJitter, or RandomChoice of several ops, in its place"
+        )
+    points = [type(target).__name__ for target in targets if not isinstance(target, Mask)]
+    mode = getattr(op, "padding_mode", "constant")
+    if points and mode != "constant":
+        raise ArgumentError(
+            f"{name}(padding_mode={mode!r}) can't be used with {points[0]}, as in torchvision v2; use "
+            "padding_mode='constant'"
+        )
