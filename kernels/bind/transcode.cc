@@ -48,7 +48,7 @@ nb::bytes transcode(nb::handle data, bool keep_metadata, int orientation, int se
     return nb::bytes(out.data(), out.size());
 }
 
-// True if the last segment ends with the right marker, or if the rows behind it, and so the marker, were left out.
+// True if the last segment ends with the right marker, or if the rows after it, and so the marker, were left out.
 bool ends_rightly(ByteSpan file, const JpegHeader& header, int file_row, const std::vector<Segment>& segments) {
     const size_t marker = segments.back().end;
     if (marker + 1 >= file.size()) return true;

@@ -29,7 +29,7 @@ class Bytes {
     size_t capacity() const { return capacity_; }
     ByteSpan span() const { return {data_, size_}; }
 
-    // Grows to `capacity` bytes, and keeps the content. False: no memory.
+    // Grows to `capacity` bytes and keeps the contents. False: no memory.
     [[nodiscard]] bool reserve(size_t capacity) {
         if (capacity <= capacity_) return true;
         void* grown = std::realloc(data_, capacity);

@@ -166,7 +166,7 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
     if (file_row < 0) return {Status::corrupt, kWrongRows};
     if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, file_row, pixels_, planes, times)) return {};
 
-    // All that our own decoder does not do, or finds damaged.
+    // Everything that our own decoder does not support, or finds damaged.
     Lap lap(times);
     Outcome outcome;
     CutPlace place;
@@ -232,8 +232,8 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
         for (const size_t view : group.views) store(job, planes, view, times);
     }
     outcome.slow = options.fidelity == Fidelity::fast && !has_resizable_planes(header);
-    // A truncated file is damaged wherever the box is: an image's status must not depend on the crop. A file from which
-    // rows were picked was complete when it was indexed; later damage to its other rows is not seen.
+    // A truncated file is damaged wherever the box is, as an image's status must not depend on the crop. A file of which
+    // only some rows were read was complete when it was indexed; later damage to its other rows is not seen.
     if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};
     return outcome;
 }
@@ -263,7 +263,7 @@ void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, in
         try {
             helpers.emplace_back([&] { decode_from_queue(jobs, options, next, outcomes); });
         } catch (const std::system_error&) {
-            break;  // no more threads available: the others do its share
+            break;  // no more threads available: the others do the work
         }
     }
     decode_from_queue(jobs, options, next, outcomes);

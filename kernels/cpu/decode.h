@@ -28,9 +28,9 @@ struct View {
 // One encoded image and its views. Views that lie close together are decoded together, see group_views(); their pixels
 // are those of one view alone.
 //
-// Of a seekable JPEG the header and the MCU rows of the support boxes are enough. The rows then begin at pixel row
-// `first_row`, with the marker in front of it (the first row of all has none), and end with the marker behind the last
-// one. If they can't be decoded, the image counts as corrupt, and the whole file shows what is wrong.
+// Of a seekable JPEG, the header and the MCU rows of the support boxes are enough. The rows then begin at pixel row
+// `first_row`, with the marker before it (the image's first row has none), and end with the marker after the last one. If
+// they can't be decoded, the image counts as corrupt; decoding the whole file then gives the reason.
 struct ImageJob {
     ByteSpan file;
     int first_row = kWhole;
@@ -48,7 +48,7 @@ struct DecodeOptions {
     int64_t max_pixels = 0;  // of the whole stored image; 0: no limit
 };
 
-// Decodes one image after the other and keeps its buffers. One per thread. Its state never changes a pixel.
+// Decodes one image after the other and keeps its buffers. One per thread. Earlier images never affect pixels.
 class ImageDecoder {
   public:
     Outcome decode(const ImageJob& job, const DecodeOptions& options, StageTimes* times = nullptr);

@@ -31,9 +31,9 @@ struct Plane {
 // has full resolution then, and one luma sample covers s x s pixels.
 //
 // The window starts at a multiple of every plane's sample size, so plane i has
-// ceil(window_width * h_factor[i] / h_max) columns, or more. It must hold every pixel of the support box, and one
-// subsampled chroma sample beside it on each side, within the image: libjpeg's smooth chroma upsampling, which the
-// resize reproduces, reads that far.
+// ceil(window_width * h_factor[i] / h_max) columns, or more. It must hold every pixel of the support box and, within
+// the image, one subsampled chroma sample more on each side: libjpeg's smooth chroma upsampling, which the resize
+// reproduces, reads that far.
 struct Planes {
     Plane plane[4];
     int count = 0;

@@ -1,6 +1,6 @@
-// Our own entropy decoder against libjpeg, at every SIMD level: what it accepts must have libjpeg's samples, and must
-// have been good for libjpeg too, wherever both read the same bytes. What it refuses is libjpeg's to judge, so there is
-// nothing to compare.
+// Our own entropy decoder against libjpeg, at every SIMD level: what it accepts must have libjpeg's samples, and libjpeg
+// must accept it too, wherever both read the same bytes. What it refuses is left to libjpeg, so there is nothing to
+// compare.
 //
 // The input's last 5 bytes choose the box, whether it is the whole image instead, and the level; the rest is the file.
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Any bytes through the transcode: what it takes must be good for libjpeg too, and what comes out must be a seekable JPEG
-// that decodes to the same planes.
+// Any bytes through the transcode: what it accepts, libjpeg must accept too, and the output must be a seekable JPEG that
+// decodes to the same planes.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

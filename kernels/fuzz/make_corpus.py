@@ -17,7 +17,7 @@ SIZES = ((1, 1), (7, 9), (17, 33), (40, 24))
 # What the last bytes of an input choose: a box, orientation, flip, fidelity, SIMD level. The baseline target's whole
 # image at each level, and a box.
 CHOICES = tuple(bytes([1, 0, 5, 0, 3, 0, 40, 2, 3, 30, 20, level]) for level in (0x80, 0x81, 0x82, 0x01))
-# A box low down, in the fast and in the exact way.
+# A box near the bottom, at both fidelities.
 LOW = tuple(bytes([0, fidelity, 1, 0, 80, 0, 9, 0, 12, 0, 20, 30]) for fidelity in (2, 3))
 
 
@@ -30,14 +30,14 @@ def picture(width: int, height: int) -> Image.Image:
 
 
 def encoded(image: Image.Image, **options: Any) -> bytes:
-    """The image as a JPEG, without Pillow's JFIF header."""
+    """Returns the image as a JPEG, without Pillow's JFIF header."""
     buffer = io.BytesIO()
     image.save(buffer, "jpeg", **options)
     return buffer.getvalue()
 
 
 def segment(data: bytes, code: int, number: int = 0) -> tuple[int, int]:
-    """Offsets of the FF of the number-th marker segment with this code, and of its end."""
+    """Returns the offsets of the FF and of the end of the number-th marker segment with this code."""
     at = 2
     while True:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -49,7 +49,7 @@ def segment(data: bytes, code: int, number: int = 0) -> tuple[int, int]:
 
 
 def upright(data: bytes) -> bytes:
-    """A 4:2:2 file as 4:4:0: its pairs of blocks stand up. Pillow writes no 4:4:0."""
+    """Turns a 4:2:2 file into a 4:4:0 one, in which pairs of blocks are vertical. Pillow writes no 4:4:0."""
     frame, _ = segment(data, 0xC0)
     width, height = data[frame + 7 : frame + 9], data[frame + 5 : frame + 7]
     return data[: frame + 5] + width + height + data[frame + 9 : frame + 11] + b"\x12" + data[frame + 12 :]
@@ -63,7 +63,7 @@ def with_quant16(data: bytes) -> bytes:
 
 
 def with_long_codes(data: bytes) -> bytes:
-    """A grayscale file whose Huffman codes are 9 to 16 bits long: one that no lookup table has whole."""
+    """Returns a grayscale file whose Huffman codes are 9 to 16 bits long, more than a lookup table holds."""
     frame, frame_end = segment(data, 0xC0)
     dc_bits, dc_symbols = [0] * 8 + [1] * 8, [0, 1, 2, 3, 4, 5, 6, 7]
     ac_bits, ac_symbols = [0] * 8 + [1] * 8, [0x00, 0x01, 0x02, 0x11, 0xF0, 0x03, 0x51, 0x0A]

@@ -40,7 +40,7 @@ def lacks() -> str | None:
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "a C compiler, which Triton needs: install gcc"
     scheme = sysconfig.get_default_scheme()
-    # As Triton does it: Debian's own scheme names a folder without headers.
+    # As in Triton: Debian's own scheme names a folder without headers.
     folder = sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
     if not os.path.exists(os.path.join(folder, "Python.h")):
         return f"Python's headers, which Triton needs, in {folder}: install python3-dev"
@@ -49,7 +49,7 @@ def lacks() -> str | None:
 
 @lru_cache(maxsize=1)
 def say_once(lacking: str) -> None:
-    _log.warning("the GPU kernels' torch references run in their place, and slower; missing is %s", lacking)
+    _log.warning("the GPU kernels' torch references run in their place, more slowly; missing is %s", lacking)
 
 
 def runs_triton(device: torch.device, using: str) -> bool:

@@ -35,7 +35,7 @@ def normalize(
 
     Tolerance: for outputs of the usual size (under 5), the kernel and the reference are both within 1e-6, and half a
     unit in the last place of ``dtype``, of exact arithmetic. With ``color``, a blend on the edge between two levels may
-    take the other.
+    be rounded to either.
 
     Args:
         images: uint8, contiguous, N images of ``size`` as stored (see Note [Turns]), each of 3 * H * W bytes.
@@ -89,12 +89,13 @@ def gray_mean(
 ) -> torch.Tensor:
     """Returns the gray level that each image's contrast step blends with: float32 [N], whole numbers.
 
-    The kernel's numbers are the reference's, except after earlier steps with a level on the edge between two.
+    The kernel's numbers are the reference's, unless an earlier step had a blend on the edge between two levels.
 
     Args:
         images: As in :func:`normalize`.
         size: As in :func:`normalize`.
-        color: Steps before the contrast are applied first; for images without contrast the number has no meaning.
+        color: The steps. Those before the contrast are applied first; for images without contrast the result means
+            nothing.
         layout: As in :func:`normalize`.
         using: As in :func:`normalize`.
     """
@@ -103,7 +104,7 @@ def gray_mean(
 
         with launching_on(images.device):
             return launch_gray_mean(images, size, color, layout)
-    # A turn moves pixels and leaves the mean as it is.
+    # A turn moves pixels and does not change the mean.
     pixels = stored_reference(images, size, layout)
     mean = torch.zeros(len(pixels), device=images.device)
     for column in range(color.steps.shape[1]):
@@ -115,9 +116,9 @@ def gray_mean(
 
 
 def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the rounded mean, halves up, float32, of whole numbers with these sums (int64).
+    """Returns the mean of ``count`` whole numbers with these sums (int64), rounded half up, float32.
 
-    Computed in whole numbers: on a GPU torch divides through the reciprocal, and some halves would come out lower.
+    Computed in whole numbers: on a GPU torch multiplies by the reciprocal, so that some halves would be rounded down.
     """
     return torch.div(2 * sums + count, 2 * count, rounding_mode="floor").float()
 

@@ -25,10 +25,10 @@ __all__ = [
 ]
 
 _BLOCK = 1024
-# Four a thread: with more, a warp's loads of NHWC's bytes touch more lines each, and registers run out.
+# Four per thread: with more, each of a warp's loads of NHWC bytes touches more cache lines, and registers run out.
 _PIXELS = 512
-# Images whose same elements a program of the elements' kernel does: work that depends on the place alone is a third of
-# its instructions for one image.
+# Images per program of the elements' kernel, which does the same elements of each: work that depends on the place alone
+# is a third of its instructions for one image.
 _IMAGES = 4
 # a * b + c may be rounded once. Set at every launch, as the default changes between versions of Triton.
 COMPILE: dict[str, Any] = {"enable_fp_fusion": True}
@@ -116,7 +116,7 @@ def store_pixel(out, image, pixel, pixels, mask, red, green, blue, CHANNELS_LAST
     kind = out.dtype.element_ty
     start = image.to(tl.int64) * pixels * 3
     if CHANNELS_LAST:
-        # Channels side by side in a warp: a store for each of them would write the same lines three times and more.
+        # Channels side by side in a warp: a store per channel would write the same cache lines at least three times.
         fourth = tl.zeros(red.shape, kind)
         channels = tl.join(tl.join(red.to(kind), blue.to(kind)), tl.join(green.to(kind), fourth))
         channel = tl.arange(0, 4)[None, :]
@@ -185,7 +185,7 @@ def _pixels_kernel(
     store_pixel(out, image, pixel, HEIGHT * WIDTH, mask, red, green, blue, CHANNELS_LAST)
 
 
-# An epoch's last batch has another count, and must not cause another compilation.
+# The last batch of an epoch has another count, which must not cause another compilation.
 @triton.jit(do_not_specialize=["count"])
 def _elements_kernel(
     images, out, count, scale, bias, turns, boxes, erase_value,
@@ -249,7 +249,7 @@ def _gray_sum_kernel(
 
 
 def on_device(values: torch.Tensor | None, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor | None:
-    """The values as the kernels take them: contiguous, of a dtype, on the device of the images."""
+    """Returns the values as the kernels take them: contiguous, of a dtype, on the device of the images."""
     if values is None:
         return None
     if like.device.type == "cuda" and values.device.type == "cpu":
@@ -320,7 +320,7 @@ def launch(
 
 
 def launch_gray_mean(images: torch.Tensor, size: tuple[int, int], color: Color, layout: str) -> torch.Tensor:
-    """Launches the reduction before a contrast step. Sums are whole numbers, so their order is no matter."""
+    """Launches the reduction before a contrast step. Sums are whole numbers, so their order does not matter."""
     pixels = size[0] * size[1]
     sums = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     _gray_sum_kernel[(triton.cdiv(pixels, _BLOCK), len(images))](

@@ -12,8 +12,8 @@ __all__ = ["BRIGHTNESS", "CONTRAST", "DTYPES", "SATURATION", "Color", "Erase", "
 
 # Note [Turns]
 #     An image is stored as in its file, and turned at the output: bit 0 of its turn mirrors the stored image
-#     left to right, bit 1 top to bottom, and bit 2 then swaps rows and columns. Every EXIF orientation with or without
-#     a flip is one of these eight. With bit 2 the stored image is as high as the output is wide.
+#     left to right, bit 1 top to bottom, and bit 2 then swaps rows and columns. Every EXIF orientation, with or without
+#     a flip, is one of these eight turns. With bit 2 the stored image is as high as the output is wide.
 
 BRIGHTNESS, CONTRAST, SATURATION = 1, 2, 3
 
@@ -28,7 +28,7 @@ class Color:
     image's mean gray level for contrast, and the pixel's own gray level for saturation.
 
     Args:
-        steps: integers [N, K]: 0 (none), BRIGHTNESS, CONTRAST or SATURATION; at most one CONTRAST a sample.
+        steps: integers [N, K]: 0 (none), BRIGHTNESS, CONTRAST or SATURATION; at most one CONTRAST per sample.
         factors: float32 [N, K]; 1 changes nothing.
         has_contrast: True if any step may be CONTRAST; False saves the pass for the means.
     """

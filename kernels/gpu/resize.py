@@ -18,11 +18,11 @@ __all__ = ["Ragged", "crop_resize", "crop_resize_reference"]
 
 @dataclass(frozen=True)
 class Ragged:
-    """Images of different sizes, in place. They must stay there until the queued kernels have read them.
+    """Images of different sizes, used in place. They must not move before the queued kernels have read them.
 
     Args:
         images: N images uint8 [H, W, 3], dense, all on one device: tensors, or objects with DLPack. Only the
-            reference uses them: 256 tensors by DLPack take 1.5 ms of Python, their addresses 0.1 ms.
+            reference uses them, as 256 tensors by DLPack take 1.5 ms of Python, and their addresses 0.1 ms.
         addresses: int64 [N], on the CPU: each image's address in the device's memory.
         sizes: integers [N, 2], on the CPU: (height, width) of each.
         device: The images' device.
@@ -38,7 +38,7 @@ class Ragged:
 
     @classmethod
     def of(cls, images: Sequence[torch.Tensor]) -> Ragged:
-        """Makes one of N tensors uint8 [H, W, 3] on one device, N at least 1.
+        """Makes an instance from N tensors uint8 [H, W, 3] on one device, N at least 1.
 
         Raises:
             ArgumentError: naming the first tensor that does not fit.
@@ -59,7 +59,7 @@ class Ragged:
 
         Args:
             source: float [N, 4], (left, top, right, bottom).
-            support: integers [N, 4], likewise.
+            support: integers [N, 4], (left, top, right, bottom).
 
         Raises:
             ArgumentError: naming the first image that does not fit.
@@ -154,7 +154,7 @@ def crop_resize_reference(
     turn: torch.Tensor | None,
     erase: Erase | None,
 ) -> None:
-    """Runs the reference of :func:`crop_resize` in torch ops on any device: the filter is two matrices an image."""
+    """Runs the reference of :func:`crop_resize` in torch ops on any device: the filter is two matrices per image."""
     pixels = torch.empty((len(images), *size, 3), device=images.device)
     codes = [0] * len(images) if turn is None else turn.tolist()
     boxes = zip(source.tolist(), support.tolist(), codes, strict=True)

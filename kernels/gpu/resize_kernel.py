@@ -126,7 +126,7 @@ def launch(
     turns = on_device(turn, torch.int32, out)
     boxes = on_device(None if erase is None else erase.boxes, torch.int32, out)
     erase_value = on_device(None if erase is None else erase.value, torch.float32, out)
-    # Relative to the support's corner, in float64 until here, so that float32 keeps the boxes' fractions.
+    # Relative to the support's corner, computed in float64, so that float32 keeps the boxes' fractions.
     corner, widths = support[:, :2].long(), images.sizes[:, 1].long()
     starts = images.addresses + 3 * (corner[:, 1] * widths + corner[:, 0])
     places = torch.column_stack([starts, widths, support[:, 2:].long() - corner])

@@ -41,6 +41,6 @@ def as_samples(
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copies an array to a device; the copy is queued on the current stream and not waited for."""
+    """Copies an array to a device without waiting: the copy is queued on the current stream."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

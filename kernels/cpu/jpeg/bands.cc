@@ -8,11 +8,11 @@
 namespace feeder {
 namespace {
 
-// About ten kilobytes of a photo; leaving out less is not worthwhile.
+// About ten kilobytes of a photo; leaving out fewer bytes is not worthwhile.
 constexpr int kBandPixels = 32;
 // The chroma sample beside the crop, which is needed too, covers at most this many pixels.
 constexpr int64_t kMarginPixels = 4;
-// In front of every band but the first.
+// Before every band but the first.
 constexpr int64_t kMarkerBytes = 2;
 
 }  // namespace

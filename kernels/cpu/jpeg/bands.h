@@ -10,15 +10,15 @@
 
 namespace feeder {
 
-// Bands of whole MCU rows: the height of one in pixels, the offset of each, and that of the end of the last one's
-// marker. False, and nothing in `places`, where the file is not seekable, has damage among its markers, or is of 4 GiB
-// or more.
+// Bands of whole MCU rows: the height of one in pixels, the offset of each, and the offset of the end of the last one's
+// marker. False, and nothing in `places`, if the file is not seekable, has damage among its markers, or has 4 GiB or
+// more.
 bool find_bands(ByteSpan file, const JpegHeader& header, std::vector<uint32_t>& places);
 
 // The MCU row that starts with this row of pixels; -1 if none does.
 int mcu_row_at(const JpegHeader& header, int row_px);
 
-// The first `header` bytes of a file, and those from `begin` to `end`. These start with the marker in front of the band
+// The first `header` bytes of a file, and those from `begin` to `end`. The latter start with the marker before the band
 // of `first_row`, in pixels; for row 0 they start with the file, and `header` is 0.
 struct BandExtent {
     static constexpr int64_t kWhole = -1;
@@ -31,7 +31,7 @@ struct BandExtent {
 
 // The bytes needed for the rows from `top` to `bottom`, in pixels as stored, of a file of `length` bytes. `places` comes
 // from find_bands(), but may be damaged: if it is invalid, or saves too little, the result is the whole file. Gaps of
-// fewer bytes than `worth` are read along, which takes no longer than leaving them out.
+// fewer than `worth` bytes are read too, as leaving them out would take as long.
 BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t top, int64_t bottom,
                        int64_t worth = 8192);
 

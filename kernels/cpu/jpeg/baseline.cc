@@ -58,7 +58,7 @@ bool BaselineDecoder::prepare(ByteSpan file, const JpegHeader& original, JpegHea
     if (!original.huffman_sequential() || original.precision_bits != 8 || !original.interleaved_scan) return false;
     if (original.components == 4 || original.arithmetic_tables) return false;
     header = original;
-    if (header.components == 1) {  // an MCU is one block, whatever the factors say
+    if (header.components == 1) {  // an MCU is one block, regardless of the factors
         header.component[0].h = header.component[0].v = 1;
         header.h_max = header.v_max = 1;
     }

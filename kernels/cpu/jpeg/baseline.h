@@ -16,8 +16,8 @@
 namespace feeder {
 
 // Decodes only the restart segments that overlap the box, each only up to the last MCU needed, several segments at a
-// time, and does the inverse DCT only inside the box. It gives up on everything unusual: the caller then asks libjpeg,
-// which has the last word on damaged files. Keeps tables and buffers; one per thread.
+// time, and does the inverse DCT only inside the box. It gives up on everything unusual: the caller then uses libjpeg,
+// which decides about damaged files. Keeps tables and buffers; one per thread.
 class BaselineDecoder {
   public:
     // True: `planes` point into `pixels`. False: another kind of JPEG, a damaged one, or no memory. `file_row` is the MCU

@@ -8,11 +8,10 @@
 namespace feeder {
 
 // Note [seekable JPEG]
-// Restart markers make every restart interval independent: byte-aligned, with its DC prediction starting at zero. Where
-// the interval divides the MCU columns, intervals form a grid of segments, and any rectangle of that grid is a JPEG of
-// its own: the tables as they were, height and width changed in the frame header, the chosen segments, their RSTn
-// renumbered. Only segments at the image's right and bottom edge may hold partial MCUs, and there they stay at the
-// edge.
+// Restart markers make every restart interval independent: byte-aligned, with its DC prediction starting at zero. If the
+// interval divides the MCU columns, intervals form a grid of segments, and any rectangle of that grid can be made a JPEG:
+// the same tables, another height and width in the frame header, the chosen segments, their RSTn renumbered. Only
+// segments at the image's right and bottom edge may hold partial MCUs, and in the new JPEG they are at the edge too.
 
 // The place of the cut in the stored image.
 struct CutPlace {

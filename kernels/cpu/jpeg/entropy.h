@@ -10,8 +10,8 @@ namespace feeder {
 
 // Note [interleaved segments]
 // A code's length decides where the next code starts, so one segment is a chain of table load, shift, table load: eight
-// cycles a symbol, with most of the core idle. Segments between restart markers do not depend on each other. The loop
-// takes a symbol of each of several streams in turn, and the chains overlap.
+// cycles per symbol, with most of the core idle. Segments between restart markers do not depend on each other. The loop
+// takes a symbol of each of several streams in turn, so that their chains overlap.
 //
 // A stream's state between two symbols is a word of bits, the place of the next byte to load, the number of bits taken,
 // and the place in the block; the last two are in one word, to which a table entry is added. See Note [Huffman
@@ -33,9 +33,9 @@ struct McuPlan {
 // One segment in progress. A run is as many of its MCUs as the caller has memory for.
 struct EntropyStream {
     const uint8_t* begin = nullptr;  // of the unstuffed segment
-    int64_t end_bit = 0;             // where it ends; up to kReadAheadBytes beyond that are read
+    int64_t end_bit = 0;             // the segment's end; up to kReadAheadBytes beyond it are read
     int16_t (*block)[64] = nullptr;  // of the block at work, natural order; all zero before
-    uint8_t* last = nullptr;         // its entry for the zigzag index that no coefficient of it is beyond
+    uint8_t* last = nullptr;         // the block's entry for the zigzag index of its last coefficient, or a later one
     int step = 1;                    // to the next block's; 0 to skip blocks that are not needed
     int mcus_left = 0;               // of the run
     bool bad = false;

@@ -124,7 +124,7 @@ FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
 
 // Handles a place of 64 or more. False: the stream's run is over, or it is bad.
 FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
-    // Keeps the compiler from computing anything below ahead of the branch, at every symbol.
+    // Keeps the compiler from computing anything below before the branch, for every symbol.
     asm("" : "+r"(h.state));
     if (h.place() >= AcTable::kUnusual) {
         if (!read_unusual(h, plan.block[s.block_in_mcu].ac->codes)) [[unlikely]] {
@@ -144,7 +144,7 @@ FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
     if (++s.block_in_mcu == plan.blocks) {
         s.block_in_mcu = 0;
         h.save(s);
-        // One check an MCU: until here at most kReadAheadBytes beyond the end were read.
+        // One check per MCU: up to here, at most kReadAheadBytes beyond the end have been read.
         s.bad = s.position() > s.end_bit;
         if (s.bad || --s.mcus_left == 0) return false;
     }
@@ -174,7 +174,7 @@ int run(EntropyStream* const* streams, const McuPlan& plan) {
         for (int i = 0; i < kStreams; ++i) hot[i].refill();
 #pragma GCC unroll 8
         for (int round = 0; round < kRounds; ++round) {
-            // A branch for each stream: where one for all is mispredicted, the next one, which tells them apart, is too.
+            // A branch for each stream: were one branch for all mispredicted, the next, which tells them apart, would be too.
             hot[0].step();
             if ((hot[0].state & kStop) != 0) goto pass_0;
             if constexpr (kStreams > 1) {

@@ -5,7 +5,7 @@
 
 namespace feeder {
 
-// The shortest APP1 payload that says this orientation: 32 bytes.
+// The shortest APP1 payload with this orientation: 32 bytes.
 void write_exif_orientation(int orientation, uint8_t payload[32]);
 
 }  // namespace feeder

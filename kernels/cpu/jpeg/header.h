@@ -72,14 +72,14 @@ class MarkerWalker {
     bool done_ = false;
 };
 
-// True where a decoder does without the segment: comments and APPn, but for JFIF's and Adobe's, which decide the color
+// True if a decoder does not need the segment: comments and APPn, except JFIF's and Adobe's, which decide the color
 // space.
 bool is_metadata(const MarkerSegment& segment, ByteSpan file);
 
 // Writes a marker segment. The caller has reserved the memory.
 void append_segment(Bytes& out, uint8_t code, const uint8_t* payload, size_t length);
 
-// The same for the JFIF segment with this payload of 14 bytes or more, without the thumbnail that may be in it.
+// Writes the JFIF segment with this payload of 14 bytes or more, without the thumbnail that may be in it.
 void append_jfif(Bytes& out, const uint8_t* payload);
 
 // True if the bytes start like a JPEG.

@@ -77,8 +77,8 @@ struct AcTable {
 // The number in `size` extra bits (JPEG's EXTEND).
 inline int extend(int bits, int size) { return bits < (1 << (size - 1)) ? bits - (1 << size) + 1 : bits; }
 
-// Reads bits, most significant first, from bytes without stuffing. At least 8 bytes must be readable at any place that it
-// reaches; position() shows if that is beyond the end.
+// Reads bits, most significant first, from bytes without stuffing. At least 8 bytes must be readable at every position
+// that it reaches; position() shows if that is beyond the end.
 class BitReader {
   public:
     explicit BitReader(const uint8_t* begin) : begin_(begin), next_(begin) {}

@@ -13,9 +13,9 @@ namespace feeder {
 // sums that wrap, 32-bit sums of products, saturation when they are packed. A vector holds one block in each of its
 // 128-bit lanes, so one source serves one and two blocks at a time, and no operation crosses lanes.
 //
-// libjpeg-turbo takes a short cut where a block has nothing but its first row, and there wraps at 16 bits what
-// otherwise saturates. No real image gets there: a first row with so large a value is detected before, and libjpeg's own
-// function transforms that block.
+// libjpeg-turbo takes a short cut for a block with nothing but its first row, in which values wrap at 16 bits that
+// otherwise saturate. Only large values differ, which no real image has: such a first row is detected, and libjpeg's own
+// function transforms the block.
 
 // A block to transform: 64 coefficients in natural order, aligned to 16 bytes, and the address of its top left sample.
 struct IdctBlock {
@@ -43,7 +43,7 @@ const IdctKernels& avx2_idct();
 inline const IdctKernels* idct_kernels() {
 #if defined(__x86_64__)
     switch (simd_level()) {
-        case SimdLevel::avx512:  // vectors of 512 bits slow down the entropy decoding that they take turns with
+        case SimdLevel::avx512:  // vectors of 512 bits would slow down the entropy decoding in between
         case SimdLevel::avx2: return &avx2_idct();
         case SimdLevel::portable: return &sse2_idct();
     }

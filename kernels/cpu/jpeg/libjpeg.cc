@@ -43,9 +43,9 @@ void format_message(j_common_ptr cinfo, char* buffer) {
     std::longjmp(errors.jump, 1);
 }
 
-// Which warnings mean that pixels are wrong. Unknown JFIF versions and Adobe transforms do not, nor do stray bytes in
-// front of a marker other than RSTn, which many encoders write, nor a spectral selection in the scan header of a
-// sequential JPEG, which some phones write and no decoder uses.
+// True for warnings that mean wrong pixels. Unknown JFIF versions and Adobe transforms do not, nor do stray bytes before
+// a marker other than RSTn, which many encoders write, nor a spectral selection in the scan header of a sequential JPEG,
+// which some phones write and no decoder uses.
 bool means_damage(const jpeg_error_mgr& base) {
     switch (base.msg_code) {
         case JWRN_HIT_MARKER:

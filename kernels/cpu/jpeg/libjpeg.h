@@ -10,8 +10,8 @@
 #include "cpu/bytes.h"
 #include "cpu/status.h"
 
-// Of jpegint.h, which not every system installs: the beginning of the struct behind `cinfo.idct`, which has been the same
-// in all versions of libjpeg and libjpeg-turbo; 3.0 added to its end.
+// From jpegint.h, which not every system installs: the beginning of the struct that `cinfo.idct` points to. It is the same
+// in all versions of libjpeg and libjpeg-turbo; 3.0 added members at its end.
 using inverse_DCT_method_ptr = void (*)(j_decompress_ptr cinfo, jpeg_component_info* component, JCOEFPTR coefficients,
                                         JSAMPARRAY rows, JDIMENSION column);
 struct jpeg_inverse_dct {

@@ -127,7 +127,7 @@ class Decompressor {
         reset_scan_limit(limit_);
         cinfo_.progress = &limit_.base;
         jpeg_read_header(&cinfo_, TRUE);
-        errors_.damaged = false;  // stray bytes in front of the scan, which take nothing from the image
+        errors_.damaged = false;  // stray bytes before the scan, which do not harm the image
         // Buffers are laid out by our own parser's sizes: libjpeg must have read the same ones.
         headers_disagree_ = static_cast<int>(cinfo_.image_width) != header.width ||
                             static_cast<int>(cinfo_.image_height) != header.height ||

@@ -18,7 +18,7 @@ namespace feeder {
 Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity fidelity,
                             Bytes& pixels, Planes& planes);
 
-// Only the entropy decoding of the whole image, whose result is discarded: the yardstick of our own.
+// Only the entropy decoding of the whole image, with its result discarded: the yardstick for our own decoder.
 Outcome read_with_libjpeg(ByteSpan file, const JpegHeader& header);
 
 }  // namespace feeder

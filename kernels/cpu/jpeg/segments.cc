@@ -92,7 +92,7 @@ size_t find_marker(ByteSpan file, size_t from) {
     const size_t size = file.size();
     const __m128i ones = _mm_set1_epi8(static_cast<char>(0xFF));
     const __m128i zero = _mm_setzero_si128();
-    // 64 bytes a step, and one branch: most stuffed bytes would be mispredicted by a look for FF alone.
+    // 64 bytes and one branch per step. A branch at each FF would be mispredicted at most stuffed bytes.
     while (from + 65 <= size) {
         const __m128i* const here = reinterpret_cast<const __m128i*>(data + from);
         const __m128i* const next = reinterpret_cast<const __m128i*>(data + from + 1);

@@ -19,7 +19,7 @@ struct PixelBox {
 };
 
 // An MCU is (8 * h_max) x (8 * v_max) pixels in an interleaved scan, and one 8x8 block in a scan of one component,
-// whatever that component's sampling factors say.
+// regardless of that component's sampling factors.
 struct McuGrid {
     int mcu_width_px = 0;
     int mcu_height_px = 0;
@@ -62,18 +62,18 @@ struct Segment {
 };
 
 enum class MarkerScan {
-    complete,      // all asked for were found, in order
-    out_of_order,  // a marker that is not the next one: damage, for a decoder with resynchronization
-    truncated,     // the file, or its entropy-coded data, ended before
+    complete,      // all requested segments were found, in order
+    out_of_order,  // a marker that is not the next one: damage, left to a decoder that can resynchronize
+    truncated,     // the file, or its entropy-coded data, ended before the last one
 };
 
-// Finds `count` segments from number `first` on. When truncated, `segments` holds those that begin in the file, the last
-// one perhaps cut short. If `first` is not 0, `file` lacks the segments before it, but for the marker that ends them.
+// Finds `count` segments from number `first` on. If truncated, `segments` holds those that begin in the file, the last
+// one perhaps cut short. If `first` is not 0, `file` lacks the segments before it, except for the marker that ends them.
 MarkerScan find_segments(ByteSpan file, size_t entropy_offset, size_t first, size_t count,
                          std::vector<Segment>& segments);
 
-// The position of the next marker (its 0xFF, with a byte other than 00 and FF behind it) at or after `from`;
-// file.size() when there is none.
+// The position of the next marker (its 0xFF, followed by a byte other than 00 and FF) at or after `from`; file.size() if
+// there is none.
 size_t find_marker(ByteSpan file, size_t from);
 // The same, byte by byte: the reference, which also runs without SSE2.
 size_t find_marker_portable(ByteSpan file, size_t from);

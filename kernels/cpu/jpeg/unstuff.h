@@ -1,4 +1,4 @@
-// Entropy-coded bytes without the zeros that JPEG stuffs behind every 0xFF.
+// Entropy-coded bytes without the zeros that JPEG stuffs after every 0xFF.
 #pragma once
 
 #include <cstddef>

@@ -28,7 +28,7 @@ AxisKey::Component component(const Planes& planes, int i, bool horizontal, bool 
 template <typename Table, typename Make>
 void prepare_axis(AxisTables<Table>& axis, const AxisKey& key, const Make& make) {
     if (key == axis.key) return;
-    axis.key = AxisKey{};  // should memory run out on the way
+    axis.key = AxisKey{};  // in case memory runs out below
     triangle_filter(key.in_size, key.in0, key.in1, key.outputs, axis.full);
     place_filter(key.mirrored, key.base, axis.full);
     for (int i = 0; i < key.components; ++i) {

@@ -42,7 +42,7 @@ struct ResizeTables {
     AxisTables<RowTable> vertical;
     TableMaker maker;
 
-    // Makes the tables of an axis anew where its key is not the one they were made for.
+    // Rebuilds the tables of an axis if they were built for another key.
     void prepare(const AxisKey& x, const AxisKey& y);
 };
 

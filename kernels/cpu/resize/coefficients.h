@@ -9,9 +9,9 @@
 
 namespace feeder {
 
-// For each output, the inputs [first, first + count) and their weights, which add up to 1. Tables are built anew for
-// nearly every image, so the loops over weights run to `capacity`, the same for every output: a count that changes
-// from output to output is mispredicted, which costs more than the sums. Beside its weights an output has zeros.
+// For each output, the inputs [first, first + count) and their weights, which add up to 1. Tables are rebuilt for nearly
+// every image, so loops over weights run to `capacity`, the same for every output: branches on a count that changes from
+// output to output are mispredicted, which costs more than the sums. The other weights of an output are zeros.
 struct Filter {
     static constexpr int kPadding = 4;  // zeros on each side
 
@@ -59,7 +59,7 @@ struct RowTable {
     std::vector<int32_t> low;
 };
 
-// The storage behind a ColumnTable. Column pairs count from `begin`.
+// The storage of a ColumnTable. Column pairs count from `begin`.
 struct ColumnTableData {
     int begin = 0;  // all columns read are in [begin, end)
     int end = 0;

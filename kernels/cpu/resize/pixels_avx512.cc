@@ -115,7 +115,7 @@ void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32
     }
 }
 
-// Byte i of channel c is byte 3 * i + c of the 192 at hand: the first 128 by one permutation, the rest by a second.
+// Byte i of channel c is byte 3 * i + c of 192: the first 128 come by one permutation, the rest by a second.
 struct alignas(64) Deinterleave {
     uint8_t first[3][64];
     uint8_t second[3][64];

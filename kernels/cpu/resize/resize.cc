@@ -167,7 +167,7 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     const int width_in = region.right - region.left, height_in = region.bottom - region.top;
     const int channels = planes.color == ColorModel::gray ? 1 : 3;
 
-    // Interleaved RGB is separated a stripe at a time, in the loop; other steps and orientations beforehand.
+    // Interleaved RGB is separated stripe by stripe, in the loop; other steps and orientations before it.
     Planes separate = planes;
     if (planes.count == 4) {
         const Region stored = frame.transposed ? Region{region.top, region.left, region.bottom, region.right} : region;

@@ -203,7 +203,7 @@ class Reader {
     uint32_t frequency_[(kTables + 1) << 8] = {};
 };
 
-// Writes bits, most significant first, with a zero stuffed behind every 0xFF. The caller has reserved the memory.
+// Writes bits, most significant first, with a zero stuffed after every 0xFF. The caller has reserved the memory.
 class BitWriter {
   public:
     explicit BitWriter(uint8_t* out) : out_(out) {}

@@ -16,10 +16,10 @@ struct RewriteOptions {
 };
 
 // Note [rewriting symbols]
-// In a sequential Huffman-coded scan, restart markers change nothing but the DC differences of the first block of each
-// component behind them. So the coefficients need not be made at all: the AC symbols and their extra bits go through as they
-// are, DC differences are recomputed, symbols are counted meanwhile, and a second pass over them writes the codes.
-// That is three times as fast as libjpeg's way over coefficient arrays.
+// In a sequential Huffman-coded scan, restart markers change nothing but the DC differences of each component's first
+// block after them. So coefficients are not needed: AC symbols and their extra bits are copied, DC differences are
+// recomputed, symbols are counted on the way, and a second pass over them writes the codes. That is three times as fast as
+// libjpeg's path through coefficient arrays.
 //
 // False unless the file is whole and sequential with 8 bits in one interleaved scan; `out` is undefined then.
 bool rewrite_jpeg(ByteSpan file, const JpegHeader& header, const RewriteOptions& options, Bytes& out);

@@ -82,7 +82,7 @@ class Transcoder {
         jpeg_save_markers(&source_, JPEG_COM, 0xFFFF);
         for (int i = 0; i < 16; ++i) jpeg_save_markers(&source_, JPEG_APP0 + i, 0xFFFF);
         jpeg_read_header(&source_, TRUE);
-        errors_.damaged = false;  // stray bytes in front of the scan, which take nothing from the image
+        errors_.damaged = false;  // stray bytes before the scan, which do not harm the image
         jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source_);
         incomplete_ = lacks_scans();
         if (incomplete_ || memory_.ran_out || errors_.damaged) return true;

@@ -7,8 +7,8 @@
 namespace feeder {
 
 struct TranscodeOptions {
-    bool keep_metadata = true;  // false: of all APPn and COM only what decides color stays
-    int orientation = 1;        // the EXIF orientation, 1-8, that is written in place of the metadata that go
+    bool keep_metadata = true;  // false: of all APPn and COM, only those that decide color are kept
+    int orientation = 1;        // the EXIF orientation, 1-8, to write in place of the metadata left out
     int segment_px = 64;        // wanted width of a segment; see choose_segment_mcus
     int64_t max_pixels = 0;     // 0: no limit
 };
