@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # another way ask for it by name.
 multiprocessing.set_start_method("fork", force=True)
 
-# The same examples in every run, however slow the machine is: what fails does so for who changed something.
+# The same examples in every run, however slow the machine is: a failure comes from a change, not from chance.
 with contextlib.suppress(ImportError):  # bench/gpu.sh does without
     from hypothesis import HealthCheck, settings
 
@@ -28,7 +28,7 @@ with contextlib.suppress(ImportError):  # bench/gpu.sh does without
 
 @pytest.fixture
 def hide_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes ``from feeder import _native`` fail, as where it is not built, for what does it from then on."""
+    """Makes every later ``from feeder import _native`` fail, as if the native module was not built."""
 
     def hide() -> None:
         import feeder

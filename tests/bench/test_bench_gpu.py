@@ -24,7 +24,7 @@ from tests.support import ROOT
 
 
 def test_no_step_of_the_measured_training_asks_for_what_the_scaler_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for the GPU, which then waits for the next batch's Python in every row."""
+    """A wait in the loop would make the GPU idle while Python prepares the next batch, in every row."""
     integers = torch.randint
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
     monkeypatch.setattr(train, "resnet50", lambda: torch.nn.Linear(2, 2))
@@ -61,7 +61,7 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
     assert common.on_gpu("gpu-x", str(path), measure) == 1
     # Each run was saved before the next.
     assert [sum(len(v["images_per_s"]["all"]) for v in state.values()) for state in states] == list(range(6))
-    # What ends in the middle has what the rounds before it say of the goals.
+    # A run that ends in the middle states the goals by the rounds before.
     assert reached == [False, False, True, True, True, True]
     found = json.loads(path.read_text())
     assert found["errors"] == {

@@ -53,7 +53,7 @@ def expected(rows: Any, names: tuple[str, ...]) -> torch.Tensor:
 
 
 def unlabelled(folder: Path, texts: list[bytes], extra: dict[str, bytes] | None = None) -> Path:
-    """An index with -1 for all, as indexes of text labels were, of one tar with these ``cls`` fields."""
+    """An index of one tar with these ``cls`` fields and the label -1 for each, as old ones of text labels are."""
     fields: dict[str, Callable[[int], bytes]] = {"png": encode, "cls": lambda i: texts[i]}
     fields |= {name: lambda i, data=data: data for name, data in (extra or {}).items()}  # type: ignore[misc]
     members = [(f"{i}.{name}", data(i)) for i in range(len(texts)) for name, data in fields.items()]

@@ -14,7 +14,7 @@ class Owner:
 
 
 class Event:
-    """One that comes when it is told to, or waited for; until then a reader needs what it is for."""
+    """An event that comes when it is told to, or when it is waited for; until then its memory is being read."""
 
     def __init__(self, alive: weakref.ref[Owner] | None = None) -> None:
         self.come = self.waited_for = False

@@ -60,7 +60,7 @@ def damaged(data: bytes) -> dict[str, bytes]:
     }
 
 
-# What DALI makes the best of and says nothing of.
+# Damage that DALI conceals without an error.
 CONCEALED = {"zeros in the data", "bytes lost"}
 
 

@@ -73,7 +73,7 @@ def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
 
 
 def decode_whole_images(decoder: DaliDecoder) -> None:
-    """As on a GPU, where DALI does not crop."""
+    """Makes a decoder on the CPU decode whole images, as DALI does on a GPU."""
     decoder._queue.options = dataclasses.replace(decoder._queue.options, crops=False)
 
 
@@ -175,7 +175,7 @@ def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
 def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
     on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU: its hardware engine would get as few images of every run. What is under way is not lost."""
+    """On a GPU, the hardware engine would get as few images of every later run. What is under way is not lost."""
     built: list[int] = []
     build = dali_pipeline.build_pipeline
 
@@ -241,7 +241,7 @@ def test_an_earlier_batch_is_never_written_again() -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, hide_native: Callable[[], None]) -> None:
-    """In parts, too."""
+    """Whole batches, and batches in parts."""
     if not native:
         hide_native()
     buffers = [jpeg(k) for k in range(6)]
@@ -257,7 +257,7 @@ def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, hide_native
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2)])
 @pytest.mark.parametrize("broken", [None, 0, 1, 2])
 def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, ...], broken: int | None) -> None:
-    """In whichever order, and although a failure loses what DALI had under way."""
+    """In any order, also after a failure that loses DALI's batches under way."""
     decoder, plain = DaliDecoder(), DaliDecoder()
     buffers = [[jpeg(10 * number + k) for k in range(3)] for number in range(4)]
     if broken is not None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 HEIGHT, WIDTH, COUNT = 29, 37, 20
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# pillow-simd's blends round differently, by a level, of which what comes next may make several, in few places.
+# pillow-simd's blends differ by a level, which later ops may make larger in a few places.
 EXACT = 0 if "post" not in PIL.__version__ else 12
 
 

@@ -36,7 +36,7 @@ def test_no_step_waits_and_values_are_what_item_gives(no_waiting: None) -> None:
     log = DeviceLog(sink, every=8)
     other = torch.cuda.Stream()
     for step in range(200):
-        # A log that is used on one stream after the other, as around a graph's capture, is none the worse for it.
+        # A log may be used on one stream after the other, as around a graph's capture.
         other.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(other if step // 20 % 2 else torch.cuda.current_stream()):
             log.write(step, loss=losses[step], count=torch.full((), step, device="cuda"))

@@ -126,7 +126,7 @@ def test_the_rank_that_is_left_of_two_resumes_what_both_had_not_seen(tmp_path: P
     assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL], err
     left, dead = json.loads(out), json.loads((tmp_path / "note-1").read_text())
     assert all_ended(dead["workers"])
-    # The rank that is left had the batch in hand that it could not reduce any more: of both ranks that counts as seen.
+    # The rank that is left had taken a batch that it could not reduce: of both ranks that batch counts as seen.
     loader = DataLoader(ShardDataset(shards, RandomResizedCrop(8), fields=("index",)), 4, shuffle=True)
     loader.load_state_dict(left["state"])
     rest = [i for _, _, index in loader for i in index.tolist()]

@@ -82,7 +82,7 @@ def test_shards_replaced_in_an_epoch_are_an_error_that_names_them(
     replace(other, shards)
     with pytest.raises(FormatError, match=REPLACED):
         found.extend(images.clone() for images, _ in iterator)
-    # What was read before it happened, or of what was opened, is right, and nothing is wrong.
+    # Batches from before, and from files that were open, are right; none is wrong.
     for batch, right in zip(found, expected, strict=False):
         assert torch.equal(batch, right[0])
 

@@ -41,7 +41,7 @@ def rest(recipe: T.Recipe, draws: T.Draws) -> Any:
 
 
 def check_alike(found: npt.NDArray[Any], expected: npt.NDArray[Any], level: int = 8) -> None:
-    """To what two decoders may differ by."""
+    """Fails if two decoders' pixels differ by more than they may."""
     difference = np.abs(found.astype(int) - expected)
     assert difference.mean() <= 0.6
     assert np.quantile(difference, 0.999) <= level

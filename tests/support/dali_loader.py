@@ -15,7 +15,7 @@ RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), Normalize([0.5]
 
 
 class DaliLoader(DataLoader[Any]):
-    """For feeder's datasets with this backend unless another is asked for."""
+    """A loader that takes DALI for feeder's datasets unless another backend is asked for."""
 
     def __init__(self, dataset: Any, *arguments: Any, backend: str = "dali", **options: Any) -> None:
         ours = isinstance(dataset, (ShardDataset, FolderDataset))

@@ -26,7 +26,14 @@ def rogue_dataset(shards: Path, sample: int = -1, deed: str = "", mark: str = ""
 
 
 class RogueReader(ShardReader):
-    """Does something to its own process when it reads a given sample; or waits until another reads the fifth after."""
+    """Does a deed to its own process when it reads a given sample.
+
+    Args:
+        index: Path of the index file.
+        sample: The sample.
+        deed: "kill", "stop", "abort", "raise" or "exit"; "wait": until another process reads the fifth sample after.
+        mark: Path of a file that is made then, after which the deed is not done again; "" for every time.
+    """
 
     def __init__(self, index: str, sample: int, deed: str, mark: str = "") -> None:
         super().__init__(index)
@@ -81,7 +88,7 @@ def die_if_told(word: str) -> None:
 
 
 class ToldReader(ShardReader):
-    """Dies at work when told."""
+    """Kills its process in a read once the file ``word`` is there."""
 
     def __init__(self, index: str, word: str) -> None:
         super().__init__(index)

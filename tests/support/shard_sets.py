@@ -77,7 +77,7 @@ def header_of(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def with_header(data: bytes, header: dict[str, Any], *, checksums: bool = True) -> bytes:
-    """An index file with another header, of the same length, and with checksums that match, or with none as of old."""
+    """An index file with another header of the same length, and checksums that match; or none, as old files have."""
     length = int.from_bytes(data[8:16], "little")
     columns = header["columns"].items() if isinstance(header["columns"], dict) else ()
     for name, entry in columns:

@@ -258,11 +258,11 @@ step(2)
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
-# In large steps, so that it is a tensor that finds no room, and not what little is needed all the time.
+# In large steps, so that a tensor is what runs out of memory, and not one of the many small allocations.
 found = find_batch_size(step, restore=(model,), steps=1, multiple_of=64, device="cpu")
 failed = [trial for trial in found.trials if not trial.fits]
 assert failed and all("out of memory" in trial.reason for trial in failed), found
-# Half of it: whether a large piece of the address space is in one piece changes from run to run.
+# Half of it: how much address space is free in one piece changes from run to run.
 step(found.largest // 2)
 print(found.largest, max(trial.batch_size for trial in found.trials))
 """

@@ -180,7 +180,7 @@ def test_the_model() -> None:
     assert fit.predict(workers=40) == fit.ceiling == pytest.approx(1900)
     assert fit.predict(scale={"decode": 0.75}) == pytest.approx(1240 * 32 / 26)
     assert _fit(cores=6).predict(workers=8) == pytest.approx(1500)  # 6 cores / 4 ms
-    assert _fit(cores=2).predict(workers=8) == pytest.approx(1240)  # what it gets it can get
+    assert _fit(cores=2).predict(workers=8) == pytest.approx(1240)  # a rate that was measured is possible
     assert _fit(workers=0).predict() == pytest.approx(1 / (1 / 1900 + 0.0032))
     assert _fit(waited_share=0.0).predict() == pytest.approx(1300)
     assert _fit(busy_share=0.8).steady_rate() == pytest.approx(1550)

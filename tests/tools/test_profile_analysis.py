@@ -176,7 +176,7 @@ def test_a_feeder_folder_dataset_is_known_by_its_root(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("wait_ms", "is_told"), [(30.0, True), (0.1, False)])
 def test_a_loop_that_waits_for_files_in_class_folders_is_told_of_shards(wait_ms: float, is_told: bool) -> None:
-    """Beside more workers, which may help, too."""
+    """The advice stands beside that to take more workers, which may help, too."""
     record = loader([wait_ms] * 21, 10, workers=2, fetches=fetches(21, 70, 1.0, 0.0, workers=2), folder="photos")
     titles = [advice.title for advice in analyse(process(record, cores=3.0), cores=8).advice]
     assert ("feeder shard photos, and feeder.DataLoader on the shards" in titles) is is_told

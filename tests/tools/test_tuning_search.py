@@ -84,7 +84,7 @@ def test_the_fewest_workers_for_a_target() -> None:
     assert chosen(outcome) == Setting(5, backend="cpu")  # 4 do 2,000, without a margin
     assert outcome.gain is not None
     assert outcome.gain.median == pytest.approx(5)
-    # The time of an image told how many: nothing far from it was tried, and nothing after it held.
+    # One image's time gave the number of workers: no number far from it was tried.
     assert {setting.num_workers for setting in machine.asked} <= {0, 4, 5, 6}
 
 

@@ -39,7 +39,7 @@ def test_batches_made_without_workers_are_pinned_too(shards: Path, monkeypatch: 
 
 
 def test_slots_are_page_locked_by_the_gpu_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On another one it would make a context: with eight ranks, seven on the first GPU that nobody uses."""
+    """Page-locking on another GPU would make a context there: with eight ranks, seven on the first GPU, all unused."""
     current, locked = [0], []
 
     @contextlib.contextmanager
@@ -85,7 +85,7 @@ def test_a_slot_let_go_during_the_capture_of_a_graph_is_used_again_after_it(monk
     capturing = False
 
     class Event:
-        """As CUDA has it: one on a captured stream can't be asked, and asking any ends a capture."""
+        """An event as CUDA has it: one of a captured stream can't be queried, and any query ends a capture."""
 
         def __init__(self) -> None:
             self.captured = capturing
@@ -108,7 +108,7 @@ def test_a_slot_let_go_during_the_capture_of_a_graph_is_used_again_after_it(monk
 
 
 class _Stream:
-    """Whose work is done once it is said to be."""
+    """A stream whose work is done once ``is_done`` is set."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -177,7 +177,7 @@ def test_memory_that_cannot_be_page_locked_is_refused_and_nothing_else() -> None
 
 
 class _LateGuard:
-    """Copies that are done only after they were asked about so many times."""
+    """A guard whose copies are done after so many calls of ``done``."""
 
     def __init__(self, asked: int) -> None:
         self._asked = asked

@@ -67,7 +67,11 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
 
 
 def _interrupted_anew(seen: set[tuple[str, int]], function: Callable[[], object]) -> bool:
-    """True if an interrupt came in a function, at a first line of those that hand batches and slots on."""
+    """Interrupts a function at the first line not yet in ``seen`` of the modules that pass batches and slots on.
+
+    Returns:
+        False if it ran to its end, as all of its lines were seen.
+    """
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         place = frame.f_code.co_filename, frame.f_lineno

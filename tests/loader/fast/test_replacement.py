@@ -49,7 +49,7 @@ def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
         batches = copied_epoch(loader)
     check_same(batches, _expected(shards, batch_size=8, shuffle=True))
     events = loader.stats()["replaced_workers"]
-    if deed != "stop":  # what stands still for so long, as the whole machine may, is silent too
+    if deed != "stop":  # else a machine that stands still may make other workers silent, too
         assert len(events) == 1
     assert any(cause in event["cause"] and "00000021" in event["keys"] for event in events)
     assert cause in caplog.text
@@ -74,7 +74,7 @@ def test_a_loop_broken_off_in_a_part_that_does_not_end_keeps_its_workers(shards:
     dataset = rogue_dataset(shards, 9, "stop", str(tmp_path / "mark"))
     loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
     for _ in loader:
-        wait_until((tmp_path / "mark").exists)  # a worker is at it
+        wait_until((tmp_path / "mark").exists)  # a worker reads the sample
         break
     assert len(loader.worker_pids()) == 2
     check_same(copied_epoch(loader), _expected(shards, 2, batch_size=8)[8:])
@@ -92,7 +92,7 @@ def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:
             batches.append(tuple(x.clone() for x in batch))
             pids = loader.worker_pids()
             if pids and chance.random() < 0.4:
-                with contextlib.suppress(ProcessLookupError):  # killed before, and not missed yet
+                with contextlib.suppress(ProcessLookupError):  # killed before, and not replaced yet
                     os.kill(chance.choice(pids), signal.SIGKILL)
                     killed += 1
     check_same(batches, expected)
@@ -186,7 +186,7 @@ def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shard
         board._locked().__enter__()
         os.kill(os.getpid(), signal.SIGSTOP)
     os.waitpid(stopped, os.WUNTRACED)
-    board._patience_s = 0.1  # as long as a worker may be silent, which is longer
+    board._patience_s = 0.1  # in the place of the time for which a worker may be silent
 
     def go_on() -> None:
         batches.extend(tuple(x.clone() for x in batch) for batch in iterator)
@@ -222,7 +222,7 @@ def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error_and_the_loop_can_b
             consume(batches, iterator)
 
     assert returns_in_time(refused)
-    assert engine.ring is ring  # nobody was waited for in vain: who is known to have ended writes into no slot
+    assert engine.ring is ring  # the slots are kept: a worker that is known to have ended writes into none
     loader.load_state_dict(loader.state_dict())
     consumed = batches + copied_epoch(loader)
     check_same(consumed, _expected(shards, batch_size=4))

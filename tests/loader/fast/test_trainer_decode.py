@@ -101,7 +101,7 @@ def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
 def test_an_interrupt_at_any_place_mixes_nothing_up(
     shards: Path, owner: type, name: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If DALI had, or gave, a batch that nobody has recorded yet, all later ones would be another's."""
+    """A batch that DALI has and nobody recorded would be taken for the next one, and so on to the end."""
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
     loader = DaliLoader(dataset, batch_size=8, shuffle=True)
     expected = list(loader)
@@ -131,7 +131,7 @@ def test_an_interrupt_at_any_place_mixes_nothing_up(
 def test_what_only_dali_fails_on_is_kept(
     shards: Path, mix: Any, on_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the CPU can decode it: the same samples at the same places, whatever the backend."""
+    """The CPU decodes the batch instead: the same samples at the same places, whatever the backend."""
     dataset = ShardDataset(shards, RECIPE, fields=("index",))
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 2, "mix": mix, "device": "cpu"}
     expected = list(DaliLoader(dataset, **options))
@@ -187,7 +187,7 @@ def test_what_dali_makes_is_page_locked_if_wanted_and_what_it_reads_is_not(
 def test_a_slot_that_dali_keeps_until_it_is_fed_again_is_reckoned_with(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU it does; the caller would get a warning for it."""
+    """DALI keeps slots on a GPU: if they were not counted, the caller would be warned of batches that it holds."""
     kept: list[Any] = []
     submit = DaliPipeline.submit
 
@@ -271,7 +271,7 @@ def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) ->
 
 
 def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
-    """Over so many batches of one sample, all of them at hand."""
+    """A feed of so many batches of one sample, all of them finished."""
     work: Any = types.SimpleNamespace(recipe=types.SimpleNamespace(draw_rest=lambda *_: ()), seed=0, keys=lambda _: ())
     one = np.zeros(1, np.int64)
     finished = []

@@ -26,7 +26,7 @@ from tests.support.processes import all_ended
 from tests.support.rogue_readers import RogueReader
 from tests.support.torch_datasets import Tensors
 
-_FIRST_STUCK = 8  # of the samples: no batch comes from there on
+_FIRST_STUCK = 8  # the first sample that never comes
 
 
 def _fast(folder: Path) -> Any:
@@ -59,7 +59,7 @@ def _pids(loader: Any, iterator: Any) -> list[int]:
 
 @pytest.fixture(params=[(_fast, True), (_fast, False), (_generic, True), (_generic, False)])
 def loader(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # So soon it is looked at whether there was a call to end, and workers are ended that don't end.
+    # Seconds until a waiting loader looks for a call of close(), and until workers that don't end are killed.
     monkeypatch.setattr(workers, "LOOK_S", 0.1)
     monkeypatch.setattr(worker_processes, "POLL_MS", 100)
     monkeypatch.setattr(torch_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)

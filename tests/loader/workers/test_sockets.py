@@ -82,7 +82,7 @@ def test_a_worker_has_the_end_that_is_handed_over_to_it_and_its_children_have_no
 def test_a_workers_end_is_seen_though_a_process_that_it_forked_lives_on() -> None:
     mine, theirs = socket.socketpair()
     child = os.fork()
-    if child == 0:  # a worker that got its socket otherwise than by being forked
+    if child == 0:  # a worker whose socket was sent to it
         mine.close()
         end_with_trainer(theirs)
         left = os.fork()
