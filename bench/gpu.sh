@@ -2,11 +2,11 @@
 # Runs the tests and benchmarks that need a GPU, from a checkout, and writes what they find to a folder.
 #   bench/gpu.sh OUTDIR [WHEELS] [--only PART,PART...]
 #   WHEELS      a folder of wheels, installed to OUTDIR/site over what the Python has; feeder-data's may be among them
-#   --only      these parts alone, in the order of --help's list; results of others in OUTDIR stay
+#   --only      only these parts, in the order of --help's list; results of others in OUTDIR stay
 #   PYTHON      the Python to use; else .venv's, else python3 on the path
 #   IMAGES      photos in class folders; else made      SECONDS_PER_RUN (5)  REPEATS (3)
-# Fetches nothing from a network. Without a GPU everything is skipped, and the summary says so. Stopped by Ctrl-C or TERM
-# it sums up what there is; results are saved as they come.
+# Downloads nothing. Without a GPU everything is skipped, and the summary says so. Results are saved as they come; after
+# Ctrl-C or TERM the summary is made of those so far.
 #
 # Needs, beside an NVIDIA GPU and its driver:
 #   in the Python  torch for CUDA, triton, NVIDIA DALI and Pillow; pytest for the tests, nvidia-ml-py for the GPU's
@@ -16,7 +16,7 @@
 # Or an image of the Dockerfile, which has all but pytest: see bench/README.md.
 set -euo pipefail
 parts=(tests tests-rest data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
-# Seconds after which a part's steps are ended; what they had found stays.
+# Seconds after which a part's steps are ended; their results so far are kept.
 declare -A limit_s=(
     [tests]=560 [tests-rest]=560 [data]=480 [parity]=560 [kernels]=200 [transfer]=120 [feed-4]=560 [feed-8]=560
     [feed-16]=560 [train]=400 [ladder]=560 [lessons]=400
@@ -29,7 +29,7 @@ declare -A what=(
     [train]="ResNet-50 beside one resident batch" [ladder]="from a naive loop to a busy GPU, step by step"
     [lessons]="when a GPU pays, what a copy and a wait cost"
 )
-# What has the goals, and then the rest, for when time is short.
+# Parts that have goals, and then the others, by importance when time is short.
 first=(data kernels transfer feed-4 train) later=(parity tests-rest feed-8 feed-16 tests ladder lessons)
 usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 wrong() {
@@ -100,7 +100,7 @@ if [ -n "$wheels" ] && ! ls -s "$wheels" | cmp -s - "$out/site/wheels.txt"; then
         echo '__path__ = __import__("pkgutil").extend_path(__path__, __name__)' >"$out/site/nvidia/__init__.py"
 fi
 [ ! -d "$out/site" ] || export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
-# A checkout that was copied without its history has none to name.
+# A checkout that was copied without its history has no commit to name.
 say "commit $(git describe --always --exclude '*' --abbrev=40 --dirty 2>/dev/null || echo unknown)"
 # The benchmarks and tests come from the checkout; the native module from it too where it is built for this Python, else
 # from where feeder is installed; else it is built now.
@@ -169,7 +169,7 @@ step() {
     local name="$1" limit_s="$2" began=$SECONDS
     shift 2
     say "$name"
-    # In the background, as bash attends to a signal only when what it waits for that way has ended.
+    # In the background, as bash handles a signal only after a foreground command has ended.
     timeout --kill-after=10 "$limit_s" "$@" >"$out/$name.log" 2>&1 &
     if wait $!; then
         say "$name: $((SECONDS - began)) s"
@@ -185,7 +185,7 @@ run_tests() { # NAME LIMIT_S SELECTION...
     step "$1" "$2" "$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" \
         -o filterwarnings=default --junitxml="$out/$1.xml" "${@:3}"
 }
-# Each file in a process of its own, as a decoder's crash would take the others' results along; all in ten minutes.
+# Each file in a separate process, as a decoder's crash would lose the others' results; all in ten minutes.
 run_marked_tests() {
     local file files left began=$SECONDS
     mapfile -t files < <(grep -rl 'mark\.gpu' tests --include='test_*.py' | sort)
@@ -235,7 +235,7 @@ make_images() {
         "$python" bench/make_images.py "$made/$number" --count 250 --seed "$number" &
         pids+=($!)
     done
-    # Where the caller looks at the status, nothing in here ends by itself when it fails.
+    # If the caller tests the status, set -e has no effect in here.
     for number in "${pids[@]}"; do wait "$number" || return 1; done
     link_images "$made"/*
 }

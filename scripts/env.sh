@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the virtualenv, or brings it up to date. What is done already is not done again: each step leaves a key of
-# all that it depends on in $VENV/.feeder, so the second call takes a fraction of a second.
+# Makes the virtualenv, or brings it up to date. Finished steps are not repeated: each leaves a key of everything that it
+# depends on in $VENV/.feeder, so a second call takes a fraction of a second.
 # Usage: [VENV=.venv] [PYTHON=python3] [TORCH_INDEX=URL] scripts/env.sh run|test
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

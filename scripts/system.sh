@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks what the virtualenv needs from the system: Python, a C++ compiler, headers. As root on Debian or Ubuntu it
-# installs what is missing; anyone else is told what to install. Prints the path of the Python to use.
+# installs what is missing; otherwise it lists what to install. Prints the path of the Python to use.
 # Usage: scripts/system.sh [PYTHON]      FEEDER_NO_INSTALL=1: only say what is missing, as root too
 set -euo pipefail
 

@@ -1,9 +1,9 @@
 """``feeder profile``: runs a training script as it is and shows how long it waits for data, why, and what would help.
 
-sampler            measures the script's processes and the GPU; :mod:`feeder.tools.instrument` measures the loaders
-times, analysis    measurements -> times of each loader, verdict
-advice             verdict -> advice
-text, page, trace  text, HTML, Chrome trace
+sampler                          measures the script's processes and the GPU; :mod:`feeder.tools.instrument` the loaders
+times, analysis                  measurements -> times of each loader, verdict
+advice                           verdict -> advice
+text_report, html_report, trace  verdict -> text, HTML, Chrome trace
 """
 
 from __future__ import annotations

@@ -97,13 +97,13 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
 
 
 def _of_rank(path: str, rank: str) -> str:
-    """Returns the path, with the rank before its ending for all ranks but the first."""
-    root, ending = os.path.splitext(path)
-    return f"{root}.rank{rank}{ending}" if rank.isdigit() and int(rank) > 0 else path
+    """Returns the path, with the rank before its extension for all ranks but the first."""
+    root, extension = os.path.splitext(path)
+    return f"{root}.rank{rank}{extension}" if rank.isdigit() and int(rank) > 0 else path
 
 
 def _share_machine(analyses: list[Analysis], usable: int) -> None:
-    """Gives the first process's samples of the machine to its children if only they train."""
+    """Gives the first process's samples of the machine to its children, if only these train."""
     first = analyses[0]
     if first.main is None:
         for at, found in enumerate(analyses[1:], 1):

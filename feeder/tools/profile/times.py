@@ -1,4 +1,4 @@
-"""Times of each loader in a run, and the machine's load meanwhile.
+"""Times of each loader in a run, and the machine's load during it.
 
 Note [Times of a step]
     The step is the time between two calls of ``next()``. Loops over other loaders inside a step, usually evaluation,

@@ -203,7 +203,7 @@ class Search:
         return high
 
     def _alone_ms(self, backend: str | None) -> float | None:
-        """Returns the milliseconds that an image takes on a core that is not shared; None if unknown."""
+        """Returns the milliseconds that an image takes on a core that nothing else uses; None if unknown."""
         if backend == "dali":
             return None  # decodes in the caller's process: workers only read
         alone = self._points.get(Setting(0, backend=backend))
@@ -221,7 +221,7 @@ class Search:
         return self._better(best, self._like(best, window=window), "reads in shard order")
 
     def _threads(self, best: TriedSetting) -> TriedSetting:
-        """Tries threads in fewer processes, which take less memory for the same cores."""
+        """Tries fewer processes with several threads, which take less memory on the same cores."""
         threads, workers = 2, best.setting.num_workers
         while self._space.threads and workers // threads >= 1 and workers % threads == 0:
             point = self._try(
@@ -287,7 +287,7 @@ class Search:
         for point in [ordered[0], fastest, *ordered[1:]]:
             if point not in chosen and len(chosen) < _FINALISTS:
                 chosen.append(point)
-        # One run may have been unlucky: the next fastest gets another chance.
+        # A single run may have been slowed down by chance: the next fastest settings get another run.
         few = 0 if any(map(self._holds, measured)) else _FEWEST_FINALISTS
         for point in sorted(measured, key=lambda point: -point.rate):
             if point not in chosen and len(chosen) < few:
@@ -324,7 +324,7 @@ class Search:
         if point is not None:
             return point
         problem = self._space.refuse(setting)
-        # At least one setting with workers is measured, however short the time: there must be one to recommend.
+        # At least one setting with workers is measured even if time is short, so that there is one to recommend.
         first = setting.num_workers > 0 and not any(p.usable and s.num_workers for s, p in self._points.items())
         if problem is None and not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
             raise _OutOfTime

@@ -20,11 +20,11 @@ class Setting:
     """One setting of a loader.
 
     Attributes:
-        num_workers: Worker processes; 0: the caller's process makes the batches.
+        num_workers: Worker processes; with 0, the caller's process makes the batches.
         worker_threads: Threads of the backend in each worker.
         prefetch_factor: Batches ahead for each worker.
         backend: Decode backend; None for loaders without one.
-        window: Samples of a windowed shuffle; None: the shuffle asked for.
+        window: Samples of a windowed shuffle; None for the requested shuffle.
     """
 
     num_workers: int
