@@ -42,6 +42,7 @@ from feeder.transforms import (
     RandomPerspective,
     RandomResizedCrop,
     RandomRotation,
+    RandomShortestSize,
     RandomVerticalFlip,
     RandomZoomOut,
     Recipe,
@@ -219,6 +220,8 @@ def check_geometry(decoder: Decoder) -> None:
     recipes: list[list[Op]] = [
         [Resize(128), CenterCrop(112)],
         [Resize((96, 160))],
+        [Resize((140, 100), cover=True), RandomCrop((140, 100))],
+        [RandomShortestSize([110, 150, 190]), RandomHorizontalFlip(), CenterCrop(100)],
         [Resize(140), RandomCrop((100, 120)), RandomHorizontalFlip()],
         [Resize(140), RandomHorizontalFlip(), RandomCrop((100, 120))],
         [RandomResizedCrop((96, 128)), RandomHorizontalFlip(1.0)],
@@ -309,6 +312,7 @@ def check_further_ops(decoder: Decoder) -> None:
         [RandomIoUCrop(), RandomHorizontalFlip(), Resize((64, 60)), SanitizeBoundingBoxes(), Normalize(MEAN, STD)],
         [RandomResizedCrop(64), ColorJitter(0.2), ClampBoundingBoxes(), Normalize(MEAN, STD), SanitizeBoundingBoxes()],
         [ScaleJitter((300, 250), (0.4, 1.2)), CenterCrop(64)],
+        [RandomShortestSize([60, 80], max_size=90), CenterCrop(64)],
         [RandomZoomOut(9, (1.0, 2.0)), RandomResizedCrop(64), RandomHorizontalFlip()],
         [RandomResizedCrop(64), RandomPerspective(0.5, 0.8), RandomAdjustSharpness(0.5, 0.7), Normalize(MEAN, STD)],
     ]

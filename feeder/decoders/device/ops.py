@@ -52,7 +52,7 @@ def _problem(op: T.Op, extent: Extent, is_batched: bool) -> str | None:
     """Returns why an op can't run on images of this extent; None if it can."""
     if isinstance(op, T.Lambda):
         return "it is a function of one image, for a worker to call"
-    if isinstance(op, (T.RandomIoUCrop, T.RandomZoomOut, T.ScaleJitter)):
+    if isinstance(op, (T.RandomIoUCrop, T.RandomShortestSize, T.RandomZoomOut, T.ScaleJitter)):
         return "its images are of different sizes"
     if type(op) not in (*DEVICE_OPS, T.Normalize):
         return "it is no op of feeder.transforms"

@@ -63,7 +63,7 @@ def _random_resized_crop(image: Image.Image, op: T.RandomResizedCrop, row: Row) 
     return _resize(_window(image, row), op.interpolation, row)
 
 
-def _resize_op(image: Image.Image, op: T.Resize | T.ScaleJitter, row: Row) -> Image.Image:
+def _resize_op(image: Image.Image, op: T.Resize | T.RandomShortestSize | T.ScaleJitter, row: Row) -> Image.Image:
     return _resize(image, op.interpolation, row)
 
 
@@ -337,6 +337,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
     T.RandomResizedCrop: _random_resized_crop,
     T.RandomRotation: _rotate,
+    T.RandomShortestSize: _resize_op,
     T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
     T.RandomZoomOut: _zoom_out,
