@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from feeder.loader.dataloader import DataLoader
+    from feeder.order.buckets import Buckets
     from feeder.order.sample_order import Window
     from feeder.shard.write.sharding import write_shards
     from feeder.tools.headroom.headroom import headroom
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "Buckets",
     "CsvWriter",
     "DataLoader",
     "DecodeError",
@@ -45,6 +47,7 @@ __all__ = [
     "FolderDataset",
     "FormatError",
     "LockedError",
+    "PadToBatch",
     "ShardDataset",
     "ShardError",
     "SourceError",
@@ -60,10 +63,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Buckets": "feeder.order.buckets",
     "CsvWriter": "feeder.tools.training.device_log",
     "DataLoader": "feeder.loader.dataloader",
     "DeviceLog": "feeder.tools.training.device_log",
     "FolderDataset": "feeder.dataset.folders",
+    "PadToBatch": "feeder.transforms.pad_to_batch",
     "ShardDataset": "feeder.dataset.shards",
     "Window": "feeder.order.sample_order",
     "decode": "feeder.decoders.images",

@@ -82,7 +82,7 @@ class SampleDecoder:
         Raises:
             DecodeError: for the first bad sample, naming it.
         """
-        reader, recipe = self._reader, self._recipe
+        reader, recipe = self._reader, self._recipe.at(None, epoch)
         counts: DecodeCounts | None = getattr(_counting, "counts", None)
         values = [[_read(extra, reader, i) for i in ids.tolist()] for extra in self._extras]
         encoded = reader.read(ids)

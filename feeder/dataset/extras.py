@@ -102,13 +102,15 @@ class NamedField(Extra):
         return int(value[0]) if self.columns else value
 
 
-def named_fields(names: Sequence[str]) -> tuple[NamedField, ...]:
+def named_fields(names: Sequence[str]) -> tuple[Extra, ...]:
     """Returns the fields of these names.
 
     Raises:
         ArgumentError: for a name that is none, or whose format can run code.
     """
-    return tuple(map(NamedField, check_fields(names)))
+    from feeder.dataset.drawn_fields import DRAWN_FIELDS
+
+    return tuple(DRAWN_FIELDS.get(name) or NamedField(name) for name in check_fields(names))
 
 
 def sample_entries(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import named_fields
+from feeder.dataset.extras import NamedField, named_fields
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 
@@ -51,4 +51,4 @@ class FolderDataset(FeederDataset):
         if target_transform is not None:
             transform_labels([reader], target_transform)
         super().__init__(reader, transform, named_fields(fields))
-        self._check_known(*self.fields)
+        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, NamedField)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import named_fields
+from feeder.dataset.extras import NamedField, named_fields
 from feeder.dataset.field_index import index_of_field
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (
@@ -86,7 +86,7 @@ class ShardDataset(FeederDataset):
             transform_labels(readers, target_transform)
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
         super().__init__(reader, transform, named_fields(fields))
-        self._check_known(*self.fields)
+        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, NamedField)))
         for each in readers:
             each.index.check_fields(self.fields)
 

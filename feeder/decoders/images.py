@@ -89,7 +89,7 @@ def decode_named(
     """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error."""
     from feeder._gpu.tensors import as_tensor
 
-    recipe = Recipe.of(transform)
+    recipe = Recipe.of(transform).at(None, epoch)
     decoder = _decoder(backend, recipe, threads, fidelity)
     buffers = _buffers(images)
     orientations, sizes = _headers(buffers, at)

@@ -34,10 +34,12 @@ from feeder.loader.options import (
 from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
 from feeder.loader.samplers import follow_sampler, show_order, tell_epoch
+from feeder.order.buckets import Buckets
 from feeder.order.sample_order import Window
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 from feeder.transforms import BatchOp
+from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["DataLoader"]
 
@@ -45,7 +47,19 @@ _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
 # Attributes that the fast path reads once, when it is made.
 _FIXED = frozenset(
-    {"backend", "batch_sampler", "channels_last", "collate_fn", "fidelity", "mix", "on_error", "sampler", "seed"}
+    {
+        "backend",
+        "batch_sampler",
+        "buckets",
+        "channels_last",
+        "collate_fn",
+        "fidelity",
+        "mix",
+        "on_error",
+        "pad",
+        "sampler",
+        "seed",
+    }
 )
 
 
@@ -109,6 +123,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
             equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
             of the partners, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
+        buckets: A :class:`feeder.Buckets`: the images of a batch have the size of one bucket, all ranks the same one,
+            and ``T.BUCKET`` in the recipe stands for it. Each sample comes in the bucket that is nearest to its aspect
+            ratio; what the buckets have left over at the end of an epoch shares the last batches with its neighbours.
+        pad: A :class:`feeder.PadToBatch`: images of different sizes are padded to one for each batch, and their own
+            sizes, int64 [N, 2], follow the labels. It takes the place of a recipe of fixed output size.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: half of the available memory.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, with a backend
             that decodes there. Larger batches are decoded in parts, and a batch is decoded ahead only where both fit.
@@ -169,6 +188,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         channels_last: bool = False,
         static_buffers: bool = False,
         mix: BatchOp | Sequence[BatchOp] | None = None,
+        buckets: Buckets | None = None,
+        pad: PadToBatch | None = None,
         memory_limit_bytes: int | None = None,
         gpu_memory_limit_bytes: int | None = None,
         hw_decoder_load: float | None = None,
@@ -186,6 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_batches=batch_size is not None or batch_sampler is not None,
             own_order=sampler is None and batch_sampler is None,
             collates=collate_fn not in DEFAULT_COLLATES,
+            sizes=buckets is not None or pad is not None,
         )
         if seed is None and (path.is_fast or path.is_split_generic):
             seed = 0 if generator is None else draw_seed(generator)
@@ -197,6 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             on_error=on_error,
             channels_last=channels_last,
             mix=mix,
+            buckets=buckets,
+            pad=pad,
             gpu_memory_limit_bytes=gpu_memory_limit_bytes,
             hw_decoder_load=hw_decoder_load,
             collate_fn=collate_fn,
@@ -209,6 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.hang_timeout_s = _HANG_TIMEOUT_S if hang_timeout_s is None and path.is_fast else hang_timeout_s
         self.on_error, self.fidelity, self.snapshot_every_n_steps = on_error, fidelity, snapshot_every_n_steps
         self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
+        self.buckets, self.pad = buckets, pad
         self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
         self._workers_choice: WorkersChoice | None = None
@@ -333,7 +358,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {given!r}")
         arguments, is_fast = {"worker_init_fn": init, "multiprocessing_context": context}, self._path_choice.is_fast
         if is_fast:
-            names = ("backend", "fidelity", "memory_limit_bytes", "worker_threads")
+            names = ("backend", "buckets", "fidelity", "memory_limit_bytes", "pad", "worker_threads")
             arguments |= {name: getattr(self, name) for name in names}
         if not is_fast or collate_fn not in DEFAULT_COLLATES:
             arguments["collate_fn"] = collate_fn

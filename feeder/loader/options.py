@@ -12,9 +12,11 @@ import torch
 import torch.utils.data
 
 from feeder.errors import ArgumentError
+from feeder.order.buckets import Buckets
 from feeder.order.sample_order import Window
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
+from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["DEFAULT_COLLATES", "CopyStream", "DeviceOptions", "EpochOptions", "FixedOptions", "checked_device"]
 
@@ -31,6 +33,7 @@ class FixedOptions:
         seed: Seed of order and augmentation, 0 to 2**64-1; None: not given.
         backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load, worker_init_fn: See
             :class:`feeder.DataLoader`.
+        buckets, pad: See :class:`feeder.DataLoader`.
         batch_sampler: The explicit sampler's batches; None: feeder's own order.
         collate_fn: The user's function; None, also in place of torch's: batches are ``(images, labels, *fields)``.
 
@@ -47,6 +50,8 @@ class FixedOptions:
     mix: BatchOp | Sequence[BatchOp] | None = None
     gpu_memory_limit_bytes: int | None = None
     hw_decoder_load: float | None = None
+    buckets: Buckets | None = None
+    pad: PadToBatch | None = None
     batch_sampler: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     worker_init_fn: Callable[[int], None] | None = None
@@ -61,6 +66,10 @@ class FixedOptions:
         if self.collate_fn in DEFAULT_COLLATES:
             object.__setattr__(self, "collate_fn", None)
         check_mix(self.mix)
+        for name, kind in (("buckets", Buckets), ("pad", PadToBatch)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ArgumentError(f"{name} must be a feeder.{kind.__name__}, got {value!r}")
 
     def for_the_fast_path(self) -> list[str]:
         """Returns the names of the given options that torch's path does not have."""

@@ -115,7 +115,13 @@ class PathChoice:
 
 
 def choose_path(
-    dataset: Any, *, shuffle: bool | Window | None, in_batches: bool, own_order: bool, collates: bool
+    dataset: Any,
+    *,
+    shuffle: bool | Window | None,
+    in_batches: bool,
+    own_order: bool,
+    collates: bool,
+    sizes: bool = False,
 ) -> PathChoice:
     """Returns the path for a loader.
 
@@ -125,16 +131,25 @@ def choose_path(
         in_batches: False if the loader gives single samples.
         own_order: True without an explicit sampler.
         collates: True with the user's ``collate_fn``, which can put together images of different sizes.
+        sizes: True if the loader has buckets, or pads batches to one size.
+
+    Raises:
+        ArgumentError: if the recipe has sizes that the path can't give it.
     """
     source = as_feeder(dataset, stored_order=isinstance(shuffle, Window))
     reason = None
     if source is None:
         reason = _foreign(dataset)
-    elif source.recipe.output_size is None and not (in_batches and collates):
+    elif source.recipe.output_size is None and not sizes and not (in_batches and collates):
         way_out = "end the geometry of the recipe with a crop, or Resize((height, width)), or give a collate_fn"
         reason = _Reason("images have sizes of their own", way_out)
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
+    if source is not None and reason is not None and source.recipe.is_variable:
+        raise ArgumentError(
+            "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
+            + ("give buckets=feeder.Buckets(...)" if source.recipe.has_bucket and not sizes else str(reason))
+        )
     return PathChoice(source, own_order, is_feeders(dataset), reason)
 
 

@@ -75,6 +75,11 @@ class BucketTable:
     def __len__(self) -> int:
         return len(self.members)
 
+    @property
+    def buckets(self) -> int:
+        """Number of buckets."""
+        return len(self.starts) - 1
+
     def bucket_at(self, positions: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """Returns the buckets that positions, integers [N] in [0, samples), belong to: intp [N]."""
         return np.searchsorted(self.starts, np.asarray(positions), side="right") - 1

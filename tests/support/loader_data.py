@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,13 @@ def write_shards(
     bad: tuple[int, ...] = (),
     cut: tuple[int, ...] = (),
     jpegs: bool = False,
+    sizes: Sequence[tuple[int, int]] = ((24, 32),),
+    turned: tuple[int, ...] = (),
 ) -> Path:
     """Shards of PNGs with cls and json members, and their index; samples in ``bad`` hold no image.
 
-    With ``jpegs`` two of three images are JPEGs; those in ``cut`` are :func:`without_tables`.
+    With ``jpegs`` two of three images are JPEGs; those in ``cut`` are :func:`without_tables`. Image i has the upright
+    (height, width) number i of ``sizes``, which are taken in turn; those in ``turned`` are stored on their side.
 
     Label of sample i: i % 7; key: eight digits; original path: class/i.png.
     """
@@ -67,7 +71,11 @@ def write_shards(
         with tarfile.open(folder / name, "w") as tar:
             for i in range(first, min(samples, first + per_shard)):
                 kind = "jpg" if jpegs and i % 3 else "png"
-                data = b"no image at all" if i in bad else encode(i, extension=kind)
+                height, width = sizes[i % len(sizes)]
+                stored = (width, height) if i in turned else (height, width)
+                orientation = 6 if i in turned else 1
+                data = encode(i, stored, extension=kind, orientation=orientation)
+                data = b"no image at all" if i in bad else data
                 data = without_tables(data) if i in cut else data
                 members, checksum = [], zlib.crc32(data)
                 offset = _add(tar, f"{i:08d}.{kind}", data)
@@ -81,9 +89,9 @@ def write_shards(
                     offset=offset,
                     length=len(data),
                     label=i % 7,
-                    width=32,
-                    height=24,
-                    orientation=1,
+                    width=stored[1],
+                    height=stored[0],
+                    orientation=orientation,
                     source_bytes=len(data),
                     crc32=checksum,
                     members=members,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.batches import Finished, Request
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
@@ -27,21 +28,23 @@ if TYPE_CHECKING:
 __all__ = ["BatchQueue", "make_here", "requests"]
 
 
-def requests(order: Order, progress: EpochProgress) -> Iterator[Request]:
+def requests(order: Order, progress: EpochProgress, sizes: BatchSizes | None = None) -> Iterator[Request]:
     """Yields the batches to make, from the place that an iterator starts at.
 
     Args:
         order: Feeder's own order; not for an explicit sampler.
         progress: Progress of the iterator.
+        sizes: Sizes of the batches; None: all have the recipe's.
     """
     epoch, split, replay = progress.place.epoch, progress.split, progress.replay
     if split is not None:
-        for positions, ids in ordered_batches(order, epoch, split):
-            yield Request(epoch, Samples.of(positions, ids))
+        for step, (positions, ids) in enumerate(ordered_batches(order, epoch, split)):
+            samples = Samples.of(positions, ids)
+            yield Request(epoch, samples, None if sizes is None else sizes.of(epoch, split, step, samples))
         return
     assert replay is not None
     for samples in replay.batches():
-        yield Request(epoch, samples)
+        yield Request(epoch, samples, None if sizes is None else sizes.of(epoch, None, 0, samples))
 
 
 @dataclass
@@ -123,11 +126,11 @@ class BatchQueue:
                 self._waiting = next(self._requests, None)
             if self._waiting is None:
                 return
-            rows = max(len(self._waiting.samples.ids), self._batch_size or 1)
-            if not self._engine.fits(rows):
+            rows, size = max(len(self._waiting.samples.ids), self._batch_size or 1), self._waiting.size
+            if not self._engine.fits(rows, size):
                 if self._queue:
                     return
-                self._engine.prepare(rows)
+                self._engine.prepare(rows, size)
             slot = self._engine.ring.acquire() if len(self._queue) < self._engine.ahead else None
             if slot is None:
                 return

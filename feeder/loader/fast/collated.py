@@ -29,6 +29,7 @@ from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
+from feeder.transforms import Recipe
 
 __all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]
 
@@ -89,7 +90,7 @@ class CollatedWork(Work):
         finished: list[Any] = []
         parts: list[tuple[int, PartReport]] = []
         for first, count in part_rows(len(view.labels), 1):  # a large batch at once is long without a sign of life
-            made = self._samples(view, slice(first, first + count))
+            made = self._samples(epoch, view, slice(first, first + count))
             parts.append((first, super().run(epoch, made, beat)))
             further = sample_entries(self.extras, made.further, parts[-1][1].extras)
             finished += as_samples(made.images[0], made.labels, further, self.recipe.output_dtype)
@@ -112,18 +113,18 @@ class CollatedWork(Work):
             self.meter.add("write", time.perf_counter_ns() - collated, slot.used)
         return report
 
-    def _samples(self, view: SlotView, rows: slice) -> SlotView:
+    def _samples(self, epoch: int, view: SlotView, rows: slice) -> SlotView:
         """Returns arrays for some of the samples in ordinary memory; images of different sizes are objects."""
         count, samples = rows.stop - rows.start, view.samples.part(rows)
-        has_size = self.recipe.output_size is not None
-        columns = super().image_columns if has_size else ()
+        size = self.recipe.at(None, epoch).output_size
+        columns = () if size is None else (Column((3, *size), self.recipe.storage_dtype.name),)
         made = SlotView.new(Layout(count, columns, self.reader.label_dtype, super().further_columns), samples)
-        return made if has_size else dataclasses.replace(made, images=(np.empty(count, object),))
+        return made if size is not None else dataclasses.replace(made, images=(np.empty(count, object),))
 
-    def _sink(self, images: Any) -> Sink:
-        if self.recipe.output_size is not None:
-            return super()._sink(images)
-        return SampleSink(self.decoder, self.recipe, images[0], self.meter)
+    def _sink(self, recipe: Recipe, images: Any) -> Sink:
+        if recipe.output_size is not None:
+            return super()._sink(recipe, images)
+        return SampleSink(self.decoder, recipe, images[0], self.meter)
 
     def _caught(self, samples: list[Any]) -> Any:
         """Returns the batch, or the collate_fn's error with its traceback."""

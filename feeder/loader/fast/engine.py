@@ -137,14 +137,17 @@ class Engine:
         pool = self._pools.open
         return [] if pool is None else pool.pids()
 
-    def fits(self, rows: int) -> bool:
-        """Returns True if there are slots and workers for batches of that size."""
-        return self._pools.open is not None and self._has_slots(rows)
+    def fits(self, rows: int, size: tuple[int, int] | None = None) -> bool:
+        """Returns True if there are slots and workers for batches of so many rows, and of images of that (height,
+        width); None: of the recipe's."""
+        return self._pools.open is not None and self._has_slots(rows, size)
 
-    def _has_slots(self, rows: int) -> bool:
+    def _has_slots(self, rows: int, size: tuple[int, int] | None) -> bool:
         if self._ring is None:
             return False
         layout = self._ring.layout
+        if size is not None and not layout.holds(size):
+            return False
         is_large = not self._work.makes_batches or layout.images == self._work.image_columns
         return is_large and rows <= layout.batch_size
 
@@ -171,12 +174,15 @@ class Engine:
             if ahead >= min(self.ahead, options.pool.workers):  # else workers would be idle for want of slots
                 work.share_bytes = share
 
-    def prepare(self, rows: int) -> None:
-        """Makes the slots and workers that are missing for batches of that size, while no batch is being made."""
-        if self.fits(rows):
+    def prepare(self, rows: int, size: tuple[int, int] | None = None) -> None:
+        """Makes the slots and workers that are missing for batches of that size, while no batch is being made; see
+        :meth:`fits`."""
+        if self.fits(rows, size):
             return
-        if not self._has_slots(rows):
+        if not self._has_slots(rows, size):
             self.close()
+            if size is not None:
+                self._work.make_larger(size)
             if self._ring is not None:
                 rows = max(rows, self._ring.layout.batch_size)
             layout = self._work.layout(rows)

@@ -75,22 +75,28 @@ class Finishing:
         if isinstance(finished, BaseException) or self._work.makes_batches:
             return batch
         images, labels, *extras = batch
+        mixing = self.mixing(finished, (images.shape[2], images.shape[3]))
         if not isinstance(finished, Decoded):
-            images = self._images(finished, images)
-        return (images, self._labels(finished, labels), *extras)
+            images = self._images(finished, images, mixing)
+        return (images, self._labels(finished, labels, mixing), *extras)
 
-    def mixing(self, finished: Finished) -> Mixing | None:
-        """Returns the batch's mixing, a function of seed, epoch and the position of the batch's first sample."""
+    def mixing(self, finished: Finished, size: tuple[int, int] | None = None) -> Mixing | None:
+        """Returns the batch's mixing, a function of seed, epoch and the position of the batch's first sample.
+
+        Args:
+            finished: The batch.
+            size: (height, width) of its images; None: the recipe's.
+        """
         if not self._mix:
             return None
-        size = self._work.recipe.output_size
+        size = size or self._work.recipe.output_size
         assert size is not None
         place = self._work.seed, finished.epoch, int(finished.arrays.samples.positions[0])
         return pick(self._mix, *place).draw(*place, *size)
 
-    def _images(self, finished: Finished, images: torch.Tensor) -> torch.Tensor:
+    def _images(self, finished: Finished, images: torch.Tensor, mixing: Mixing | None) -> torch.Tensor:
         """Completes images that workers decoded: [N, 3, H, W] of the recipe's output dtype."""
-        work, mixing = self._work, self.mixing(finished)
+        work = self._work
         if self._finisher is None:
             mixed = images if mixing is None else mixing.apply(images)
             return mixed.to(memory_format=torch.channels_last) if self._channels_last else mixed
@@ -109,13 +115,12 @@ class Finishing:
         )
         return mixing.apply(done) if mixing is not None and not fused else done
 
-    def _labels(self, finished: Finished, labels: torch.Tensor) -> Any:
+    def _labels(self, finished: Finished, labels: torch.Tensor, mixing: Mixing | None) -> Any:
         """Mixes the labels, see :meth:`feeder.transforms.BatchOp.mixed_labels`.
 
         Raises:
             ArgumentError: if one is out of the range that the mixing op was told.
         """
-        mixing = self.mixing(finished)
         if mixing is None:
             return labels
         self._mix[0].check_labels(finished.arrays.labels)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.pillow.decoder import bfloat16_bits
 from feeder.decoders.staged.staged import ROW, Kind, Staged
 from feeder.loader.observe.meter import Meter
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from feeder.errors import DecodeError
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["PixelSink", "SampleSink", "Sink", "StagedSink"]
+__all__ = ["PaddedSink", "PixelSink", "SampleSink", "Sink", "StagedSink"]
 
 
 class Sink(Protocol):
@@ -125,6 +126,45 @@ class SampleSink:
             errors += sink.add(np.zeros(1, np.int64), encoded.take([k]), drawn)
             self._images[row] = image[0]
             self.clipped, self.slow = self.clipped + sink.clipped, self.slow + sink.slow
+        return errors
+
+    def close(self) -> dict[int, Buffer]:
+        """See :meth:`Sink.close`."""
+        return {}
+
+
+class PaddedSink:
+    """Decodes at once, each image into the top left of its row; the rest of the row gets one value.
+
+    Args:
+        decoder: The decoder.
+        recipe: The recipe.
+        images: [N, C, H, W], the part of the slot.
+        value: The value of the padding.
+        meter: Counts time and bytes.
+    """
+
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any], value: float, meter: Meter) -> None:
+        is_bits = recipe.output_dtype == "bfloat16"
+        self._images = images
+        self._value = bfloat16_bits(np.array(value, np.float32)) if is_bits else value
+        self._one: list[Any] = [None] * len(images)
+        self._decoded = SampleSink(decoder, recipe, self._one, meter)
+        self.takes_rows = decoder.takes_rows
+        self.clipped = self.slow = 0
+
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
+        """See :meth:`Sink.add`."""
+        errors = self._decoded.add(rows, encoded, draws)
+        self.clipped, self.slow = self._decoded.clipped, self._decoded.slow
+        for row, error in zip(rows.tolist(), errors, strict=True):
+            image, self._one[row] = self._one[row], None
+            if error is None:
+                height, width = image.shape[1:]
+                padded = self._images[row]
+                padded[:, :height, :width] = image
+                padded[:, height:] = self._value
+                padded[:, :height, width:] = self._value
         return errors
 
     def close(self) -> dict[int, Buffer]:

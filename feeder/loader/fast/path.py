@@ -18,6 +18,7 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.decoders.decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import requests
+from feeder.loader.fast.batch_sizes import SIZE_IDENTITY, BatchSizes
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
@@ -33,6 +34,7 @@ from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
+from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
 from feeder.system.warning import warn
@@ -62,7 +64,10 @@ class FastPath:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
         sizes = source.reader.shard_sizes() if isinstance(fixed.shuffle, Window) else ()
         self.order = Order(len(source), fixed.seed or 0, fixed.shuffle, sizes)
-        self.work, decoder = make_work(fixed, options, source)
+        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad)
+        self.work, decoder = make_work(fixed, options, source, self._sizes)
+        if self.work.table is not None:
+            self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
         self.backend, self._fused = decoder.name, decoder.fused
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
         mix = check_mix(fixed.mix)
@@ -78,10 +83,14 @@ class FastPath:
         self._agreement = Agreement()
         self._left_after: int | None = None
 
-    def split(self, options: EpochOptions, start: int = 0) -> Split:
-        """Returns this rank's part of an epoch, from a position on."""
+    def split(self, options: EpochOptions, place: Place | None = None) -> Split:
+        """Returns this rank's part of an epoch, from a place on; None: from the start."""
         assert options.batch_size is not None
-        return Split(len(self.dataset), options.batch_size, *current_ranks(options.ranks), options.drop_last, start)
+        place = Place() if place is None else place
+        shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
+        if isinstance(self.order, BucketOrder):
+            return BucketSplit(self.order, place.epoch, *shares, place.by_bucket)
+        return Split(len(self.dataset), *shares, place.start)
 
     def iterate(self, options: EpochOptions, owner: object) -> FastIterator:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded.
@@ -93,7 +102,7 @@ class FastPath:
         self._options = options
         self._refuse_a_changed_subset()
         place, progress = self._next, self._progress
-        split = self.split(options, place.start) if self.own_order else None
+        split = self.split(options, place) if self.own_order else None
         self._tell_of_split(split)
         self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
         self._next = Place(place.epoch + 1)
@@ -112,7 +121,7 @@ class FastPath:
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,
-            requests=requests(self.order, progress),
+            requests=requests(self.order, progress, self._sizes if self._sizes.varies else None),
             options=options,
             work=self.work,
             engine=self._idle_engine(place.epoch) if options.num_workers else None,
@@ -141,6 +150,8 @@ class FastPath:
             self._agreement.check(steps)
             return
         values = epoch_values(self._identity(), split, self.dataset.recipe, progress.place.epoch)
+        if isinstance(split, BucketSplit):
+            values["consumed_by_bucket"] = split.consumed_by_bucket(0)
         self._agreement.begin(split.rank, values, self._left_after)
 
     def _refuse_a_changed_subset(self) -> None:
@@ -187,7 +198,7 @@ class FastPath:
             self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
             iterator.give_up()
-            iterator.begin(self._epoch(place, self.split(self._options)))
+            iterator.begin(self._epoch(place, self.split(self._options, place)))
             return iterator
         return None
 
@@ -199,7 +210,7 @@ class FastPath:
         place = progress.now() if progress is not None and goes_on else self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity()}
         if self.own_order:
-            return state | {"consumed": place.start}
+            return state | self._consumed(place)
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -220,7 +231,7 @@ class FastPath:
         version = state.get("version")
         if version != _STATE_VERSION:
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
-        check_identity(state, self._identity())
+        check_identity(state, dict.fromkeys(SIZE_IDENTITY) | self._identity())
         epoch = state.get("epoch")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
@@ -243,8 +254,24 @@ class FastPath:
                 "this state was saved by an older version of feeder, which saved no random state of samplers and no "
                 "digest of their samples: batches are counted off, and what they were is not checked",
             )
-        self._next = Place(epoch, start, sampler)
+        by_bucket = self._by_bucket(state, epoch, start) if isinstance(self.order, BucketOrder) else ()
+        self._next = Place(epoch, start, by_bucket, sampler)
         self._iterator = self._progress = None
+
+    def _consumed(self, place: Place) -> dict[str, Any]:
+        if not isinstance(self.order, BucketOrder):
+            return {"consumed": place.start}
+        by_bucket = list(place.by_bucket) or [0] * self.order.table.buckets
+        return {"consumed": place.start, "consumed_by_bucket": by_bucket}
+
+    def _by_bucket(self, state: Mapping[str, Any], epoch: int, start: int) -> tuple[int, ...]:
+        """Returns the samples consumed of each bucket, as a state has them."""
+        assert isinstance(self.order, BucketOrder)
+        found = state.get("consumed_by_bucket")
+        if not isinstance(found, list) or not all(type(each) is int for each in found) or sum(found) != start:
+            raise ArgumentError(f"this state is damaged: of {start} samples consumed, the buckets have {found!r}")
+        BucketSplit(self.order, epoch, 1, consumed=found)  # checks the numbers
+        return tuple(found)
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
@@ -332,7 +359,7 @@ class FastPath:
         if self._fingerprint is None:
             self._fingerprint = self.dataset.reader.fingerprint()
         identity = order_identity(self.order, self._fingerprint)
-        return {**identity, "backend": self.backend, "fidelity": self.work.fidelity}
+        return {**identity, "backend": self.backend, "fidelity": self.work.fidelity, **self._sizes.identity()}
 
 
 def _ids(reader: Reader) -> npt.NDArray[np.int64] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from feeder.loader.fast.replay import Replay
 from feeder.loader.fast.substitution import Substitution
+from feeder.order.bucket_order import BucketSplit
 from feeder.order.split import Split
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
@@ -22,11 +23,13 @@ class Place:
     Attributes:
         epoch: The epoch.
         start: Positions of the whole job that were consumed before, or, with an explicit sampler, batches.
+        by_bucket: Those of each bucket, whose sum ``start`` is; empty at the start of an epoch, and without buckets.
         sampler: State of an explicit sampler, see :meth:`feeder.loader.fast.replay.Replay.state`; None: unknown.
     """
 
     epoch: int = 0
     start: int = 0
+    by_bucket: tuple[int, ...] = ()
     sampler: Mapping[str, Any] | None = None
 
 
@@ -64,7 +67,8 @@ class EpochProgress:
         """Returns the place at which the next iteration goes on after the batches that were handed out."""
         split = self.split
         start = self.place.start + self.steps if split is None else split.consumed(self.steps)
-        return Place(self.place.epoch, start)
+        by_bucket = split.consumed_by_bucket(self.steps) if isinstance(split, BucketSplit) else ()
+        return Place(self.place.epoch, start, tuple(by_bucket))
 
     def __len__(self) -> int:
         """Number of batches that are left.

@@ -18,7 +18,7 @@ from feeder.dataset.reader import Encoded, Reader
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
-from feeder.loader.fast.part_output import PixelSink, Sink, StagedSink
+from feeder.loader.fast.part_output import PaddedSink, PixelSink, Sink, StagedSink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.substitution import SUBSTITUTES, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from feeder.decoders.decoder import Decoder
     from feeder.decoders.device.fused import DeviceSplit
     from feeder.decoders.staged.stager import Stager
+    from feeder.order.bucket_order import BucketTable
     from feeder.transforms import Draws, Recipe
+    from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["Work"]
 
+_DRAWN_SUBSTITUTES = 1024  # until so many have fit in a padded batch
 _WRONG_ROWS = (
     "the index has wrong places for the rows of an image, so the image was read a second time; "
     "`feeder inspect --verify` names all such images"
@@ -56,6 +59,9 @@ class Work:
         stager: Stages images for a decoder in the trainer, instead of decoding them.
         share_bytes: Bytes of the slot for each staged image; a multiple of 64.
         split: The recipe's split; only the CPU's side is done.
+        table: The samples of each bucket, of which substitutes are taken; None: without buckets.
+        pad: Pads the images of a batch to one size; None: they have one.
+        largest: (height, width) of the images that slots are made for; None: the recipe's.
     """
 
     reader: Reader
@@ -69,6 +75,9 @@ class Work:
     stager: Stager | None = None
     share_bytes: int = 0
     split: DeviceSplit | None = None
+    table: BucketTable | None = None
+    pad: PadToBatch | None = None
+    largest: tuple[int, int] | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
 
@@ -82,7 +91,8 @@ class Work:
     def decoder(self) -> Decoder:
         """The backend, made on first use in each process."""
         if self._decoder is None:
-            self._decoder = get_decoder(self.backend, self.recipe, threads=self.threads, fidelity=self.fidelity)
+            recipe = self.recipe.at(self.largest, 0)
+            self._decoder = get_decoder(self.backend, recipe, threads=self.threads, fidelity=self.fidelity)
         return self._decoder
 
     def prepare(self) -> None:
@@ -111,9 +121,15 @@ class Work:
         """A sample's image in a slot: (C, H, W) of pixels, or (bytes,) of a staged image."""
         if self.stager is not None:
             return (Column((self.share_bytes,), "uint8"),)
-        assert self.recipe.output_size is not None
+        size = self.largest or self.recipe.output_size
+        assert size is not None
         dtype = "uint8" if self.split is not None else self.recipe.storage_dtype.name
-        return (Column((3, *self.recipe.output_size), dtype),)
+        return (Column((3, *size), dtype),)
+
+    def make_larger(self, size: tuple[int, int]) -> None:
+        """Has slots made for images of that (height, width), too."""
+        height, width = self.largest or size
+        self.largest = max(height, size[0]), max(width, size[1])
 
     def run(self, epoch: int, view: SlotView, beat: Callable[[], None] = lambda: None) -> PartReport:
         """Makes N samples.
@@ -128,7 +144,8 @@ class Work:
         """
         samples, report = view.samples, PartReport()
         report.extras = [[None] * len(samples.ids) for extra in self.extras if not extra.columns]
-        part = _Part(epoch, view, self._sink(view.images), report, beat)
+        recipe = self.recipe.at(view.image_size if self.recipe.has_bucket else None, epoch)
+        part = _Part(epoch, recipe, view, self._sink(recipe, view.images), report, beat)
         errors = self._make(part, np.arange(len(samples.ids)), samples.ids, self.keys(samples))
         if any(errors):
             for row, error in enumerate(errors):
@@ -138,15 +155,40 @@ class Work:
         report.left_over = {row: bytes(payload) for row, payload in part.sink.close().items()}
         return report
 
-    def _sink(self, images: Any) -> Sink:
+    def _sink(self, recipe: Recipe, images: Any) -> Sink:
+        if self.pad is not None:
+            return PaddedSink(self.decoder, recipe, images[0], self.pad.value, self.meter)
         if self.stager is None:
-            return PixelSink(self.decoder, self.recipe, self.split, images[0], self.meter)
-        return StagedSink(self.stager, self.recipe, images[0], self.meter)
+            return PixelSink(self.decoder, recipe, self.split, images[0], self.meter)
+        return StagedSink(self.stager, recipe, images[0], self.meter)
 
-    def substitutes(self, epoch: int, position: int) -> Iterator[int]:
-        """Yields the samples to try, one after the other, in place of a bad one at a position in the epoch."""
-        for attempt in range(SUBSTITUTES):
-            yield substitute(position, attempt, len(self.reader), self.seed, epoch)
+    def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
+        """Yields the samples to try, one after the other, in place of a bad one.
+
+        Args:
+            epoch: The epoch.
+            position: The bad sample's position in the epoch.
+            within: (height, width) of a padded batch, which they fit in; None: all do.
+        """
+        found = 0
+        for attempt in range(SUBSTITUTES if within is None else _DRAWN_SUBSTITUTES):
+            if self.table is None:
+                i = substitute(position, attempt, len(self.reader), self.seed, epoch)
+            else:
+                i = self.table.substitute(position, attempt, self.seed, epoch)
+            if within is None or self._fits(i, epoch, within):
+                yield i
+                found += 1
+            if found == SUBSTITUTES:
+                return
+
+    def _fits(self, i: int, epoch: int, within: tuple[int, int]) -> bool:
+        """Returns True if a substitute's image is no larger than a padded batch."""
+        one = np.array([i])
+        known = self.reader.stored(one)
+        assert known is not None  # or padding was refused
+        drawn = self.recipe.draw(self.seed, epoch, one, known[1])
+        return bool((drawn.output_size <= within).all())
 
     def keys(self, samples: Samples) -> npt.NDArray[np.int64]:
         """Returns the keys of the augmentation's draws, int64 [N]: others for each repeat of a sample."""
@@ -164,7 +206,7 @@ class Work:
         started, already_ns = time.perf_counter_ns(), report.read_ns
         # Before the images, which are valid until the reader's next call.
         extras = [[_read_extra(extra, self.reader, i) for i in ids.tolist()] for extra in self.extras]
-        drawing = _Drawing(self, part.epoch, keys)
+        drawing = _Drawing(self, part, keys)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
         part.view.labels[rows] = encoded.labels
         beat()
@@ -205,7 +247,7 @@ class Work:
         if not self.skip:
             raise error
         here, position = np.array([row]), int(part.view.samples.positions[row])
-        for i in self.substitutes(part.epoch, position):
+        for i in self.substitutes(part.epoch, position, None if self.pad is None else part.view.image_size):
             one = np.array([i])
             if self._make(part, here, one, one)[0] is None:
                 part.report.substitutions.append(Substitution.of(position, error, i))
@@ -214,9 +256,10 @@ class Work:
 
 
 class _Part(NamedTuple):
-    """A part that is being made: the epoch of its draws, its arrays, the way of its images there, and its report."""
+    """A part that is being made: epoch and recipe of its draws, its arrays, the way of its images there, its report."""
 
     epoch: int
+    recipe: Recipe
     view: SlotView
     sink: Sink
     report: PartReport
@@ -229,7 +272,7 @@ class _Drawing:
 
     Args:
         work: The work on them.
-        epoch: The epoch of the draws.
+        part: The part that they belong to.
         keys: int64 [N], keys of the draws.
 
     Attributes:
@@ -238,7 +281,7 @@ class _Drawing:
     """
 
     work: Work
-    epoch: int
+    part: _Part
     keys: npt.NDArray[np.int64]
     draws: Draws | None = field(default=None, init=False)
     spent_ns: int = field(default=0, init=False)
@@ -246,7 +289,7 @@ class _Drawing:
     def draw(self, sizes: npt.NDArray[np.int32]) -> Draws:
         """Draws for images of these upright sizes, int32 [N, 2]."""
         started = time.perf_counter_ns()
-        self.draws = self.work.recipe.draw(self.work.seed, self.epoch, self.keys, sizes)
+        self.draws = self.part.recipe.draw(self.work.seed, self.part.epoch, self.keys, sizes)
         self.spent_ns = time.perf_counter_ns() - started
         self.work.meter.add("draw", self.spent_ns)
         return self.draws

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.drawn_fields import ImageSizes
 from feeder.decoders.decoder import Decoder, TrainerDecoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
+from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.pool import PoolOptions
@@ -22,11 +24,14 @@ from feeder.loader.fast.task_board import part_rows
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
+from feeder.order.sample_order import Window
 
 __all__ = ["make_engine", "make_work"]
 
 
-def make_work(fixed: FixedOptions, options: EpochOptions, source: FeederDataset) -> tuple[Work, Decoder]:
+def make_work(
+    fixed: FixedOptions, options: EpochOptions, source: FeederDataset, sizes: BatchSizes
+) -> tuple[Work, Decoder]:
     """Returns the work on a dataset's samples, and the decoder: a TrainerDecoder decodes what the work stages.
 
     Raises:
@@ -34,17 +39,20 @@ def make_work(fixed: FixedOptions, options: EpochOptions, source: FeederDataset)
         BackendError: if the backend is missing or can't run the recipe.
     """
     target, collate_fn, recipe = options.device.target, fixed.collate_fn, source.recipe
+    largest = sizes.largest()
+    in_workers = collate_fn is not None or sizes.varies
     decoder = get_decoder(
         fixed.backend,
-        recipe,
+        recipe.at(largest, 0),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU. A collate_fn takes finished
-        # samples, in workers: "auto" chooses what decodes there.
-        device="cpu" if target is None or collate_fn is not None else str(target),
+        # samples, in workers, and only workers make batches of different sizes: "auto" chooses what decodes there.
+        device="cpu" if target is None or in_workers else str(target),
         gpu_memory_limit_bytes=fixed.gpu_memory_limit_bytes,
         hw_decoder_load=fixed.hw_decoder_load,
     )
+    _check_sizes(fixed, options, decoder, sizes)
     skip = fixed.on_error == "skip"
     what = (
         source.reader,
@@ -61,10 +69,12 @@ def make_work(fixed: FixedOptions, options: EpochOptions, source: FeederDataset)
         collated = CollatedWork(*what, collate_fn=collate_fn)
         collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
         return collated, decoder
-    work = Work(*what)
+    work = Work(*what, table=sizes.table(), pad=fixed.pad, largest=largest)
+    if fixed.pad is not None:
+        work.extras = (ImageSizes(), *work.extras)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options)
-    elif target is not None:
+    elif target is not None and not sizes.varies:
         work.split = split_for_device(recipe)
     return work, decoder
 
@@ -80,6 +90,35 @@ def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions) -> None:
     decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)
     work.stager = decoder.stager.with_threads(options.worker_threads)
     work.share_bytes = capacity.share_bytes
+
+
+def _check_sizes(fixed: FixedOptions, options: EpochOptions, decoder: Decoder, sizes: BatchSizes) -> None:
+    """Refuses what does not go together with batches of different sizes."""
+    if isinstance(decoder, TrainerDecoder) and sizes.varies:
+        raise ArgumentError(
+            f"backend {decoder.name!r} makes batches of one size, and buckets=, pad= and T.ByEpoch make several: set "
+            "backend='cpu'"
+        )
+    names = [name for name in ("buckets", "pad") if getattr(fixed, name) is not None]
+    if not names:
+        return
+    name = f"{names[0]}="
+    if fixed.collate_fn is not None:
+        raise ArgumentError(
+            f"{name} is for batches as feeder collates them, and there is a collate_fn: leave one of them out"
+        )
+    if options.device.put is not None:
+        raise ArgumentError(
+            f"static_buffers=True keeps batches of one size at their addresses, and {name} makes several sizes: leave "
+            "one of them out"
+        )
+    groups = fixed.buckets is not None or (fixed.pad is not None and fixed.pad.group_by_aspect)
+    if groups and fixed.batch_sampler is not None:
+        raise ArgumentError(f"{name} decides about the order, and so does a sampler: leave one of them out")
+    if groups and isinstance(fixed.shuffle, Window):
+        raise ArgumentError(f"{name} shuffles whole buckets: give shuffle=True in place of a Window")
+    if fixed.pad is not None and fixed.mix is not None:
+        raise ArgumentError("mix= mixes images of one size, and pad= is for images of different sizes: leave one out")
 
 
 def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:

@@ -55,6 +55,11 @@ class Layout:
     def slot_bytes(self) -> int:
         return self.offsets[-1]
 
+    def holds(self, size: tuple[int, int]) -> bool:
+        """Returns True if a slot has space for images of that (height, width); any, if they are not pixels."""
+        shape = self.images[0].shape
+        return len(shape) == 1 or math.prod(size) <= math.prod(shape[1:])
+
     def images_of(self, size: tuple[int, int] | None) -> tuple[Column, ...]:
         """Returns the images of a batch of another (height, width), which fits in a slot; None: the layout's."""
         return self.images if size is None else (Column((3, *size), self.images[0].dtype),)
@@ -142,6 +147,12 @@ class SlotView:
             for columns in (layout.images_of(size), layout.further)
         )
         return cls(samples, np.empty(rows, layout.label_dtype), images, further)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the images, where they are pixels."""
+        height, width = self.images[0].shape[-2:]
+        return height, width
 
     def part(self, rows: slice) -> SlotView:
         """Returns the view of some rows."""

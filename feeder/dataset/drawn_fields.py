@@ -1,0 +1,87 @@
+"""Fields that follow from a sample's drawn parameters: sizes and crops. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from feeder.dataset.extras import Column, Extra
+
+if TYPE_CHECKING:
+    from feeder.dataset.reader import Reader
+    from feeder.transforms import Draws
+
+__all__ = ["DRAWN_FIELDS", "CropBox", "ImageSizes", "OriginalSize"]
+
+
+class _Drawn(Extra):
+    """Base of the fields that no member is read for: int64, of one shape."""
+
+    count: int
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (Column((self.count,), "int64"),)
+
+    def read(self, reader: Reader, i: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class OriginalSize(_Drawn):
+    """The image's size before the recipe, upright: int64 [2], (height, width)."""
+
+    name: str = "original_size"
+    count = 2
+
+    def finish(self, value: Any, draws: Draws, row: int) -> Any:
+        return (draws.image_size[row],)
+
+
+@dataclass(frozen=True)
+class ImageSizes(_Drawn):
+    """The image's size after the recipe: int64 [2], (height, width)."""
+
+    name: str = "size"
+    count = 2
+
+    def finish(self, value: Any, draws: Draws, row: int) -> Any:
+        return (draws.output_size[row],)
+
+
+@dataclass(frozen=True)
+class CropBox(_Drawn):
+    """The window that the recipe's crops leave of the resized image: int64 [4], (top, left, height, width).
+
+    It is counted in pixels of the image as if all of it had been resized, and before any flip. What the recipe pads
+    lies outside of that image. Ops other than crops, resizes and flips have no part in it.
+    """
+
+    name: str = "crop_box"
+    count = 4
+
+    def finish(self, value: Any, draws: Draws, row: int) -> Any:
+        height, width = map(float, draws.image_size[row])
+        top = left = 0.0
+        is_flipped = False
+        for params in draws.ops:
+            if "padding" in params:
+                before, above, behind, below = params["padding"][row].tolist()
+                top, left = top - above, left - (behind if is_flipped else before)
+                height, width = height + above + below, width + before + behind
+            if "top" in params:
+                start, size = float(params["left"][row]), float(params["width"][row])
+                # A window chosen after a flip is counted from the other side.
+                left += width - start - size if is_flipped else start
+                top += float(params["top"][row])
+                height, width = float(params["height"][row]), size
+            if "resized_height" in params:
+                resized = float(params["resized_height"][row]), float(params["resized_width"][row])
+                top, left = top * resized[0] / height, left * resized[1] / width
+                height, width = resized
+            if "flip" in params:
+                is_flipped ^= bool(params["flip"][row])
+        return ((round(top), round(left), round(height), round(width)),)
+
+
+DRAWN_FIELDS: dict[str, Extra] = {field.name: field for field in (OriginalSize(), CropBox())}

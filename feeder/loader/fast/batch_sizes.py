@@ -1,0 +1,148 @@
+"""The size of each batch's images, where it is not that of the recipe alone: buckets, padding, sizes by epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.reader import Reader
+from feeder.errors import ArgumentError
+from feeder.loader.slots.image_slots import Samples
+from feeder.order.bucket_order import BucketSplit, BucketTable
+from feeder.order.buckets import Buckets
+from feeder.order.split import Split
+from feeder.transforms import Recipe
+from feeder.transforms.pad_to_batch import PadToBatch
+
+__all__ = ["SIZE_IDENTITY", "BatchSizes"]
+
+# Aspect ratios of photos; batches of detection are grouped by them.
+_ASPECTS = Buckets(sizes=[(1, 2), (2, 3), (3, 4), (1, 1), (4, 3), (3, 2), (2, 1)])
+# What :meth:`BatchSizes.identity` may have.
+SIZE_IDENTITY = ("buckets", "group_by_aspect", "sizes_by_epoch")
+_PLANNED = 1 << 16  # samples whose sizes are drawn to plan the slots
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The sizes of a loader's batches.
+
+    Args:
+        reader: Knows the images' sizes.
+        recipe: The ops on every image.
+        seed: Of the augmentation.
+        buckets: The sizes of batches; None: without buckets.
+        pad: Pads batches to one size; None: images of a batch have one size.
+
+    Raises:
+        ArgumentError: if the recipe does not go with the others, or the sizes of images are not known.
+    """
+
+    reader: Reader
+    recipe: Recipe
+    seed: int
+    buckets: Buckets | None = None
+    pad: PadToBatch | None = None
+
+    def __post_init__(self) -> None:
+        check_buckets(self.recipe, self.buckets)
+        if self.buckets is not None and self.pad is not None:
+            raise ArgumentError(
+                "buckets= gives all images of a batch one size, so there is nothing to pad; leave pad= out"
+            )
+        if self.buckets is not None:
+            for size in self.buckets.sizes:
+                for epoch in self.recipe.phases:
+                    found = self.recipe.at(size, epoch).output_size
+                    if found != size:
+                        raise ArgumentError(
+                            f"the recipe makes {'images of different sizes' if found is None else found} of bucket "
+                            f"{size}; end its geometry with RandomResizedCrop(T.BUCKET), RandomCrop(T.BUCKET) or "
+                            "CenterCrop(T.BUCKET)"
+                        )
+
+    @property
+    def varies(self) -> bool:
+        """True if batches differ in size."""
+        return self.recipe.is_variable or self.pad is not None
+
+    def largest(self) -> tuple[int, int] | None:
+        """Returns the size to make slots for; None: the recipe's. A padded batch may still be larger."""
+        if self.buckets is not None:
+            return self.buckets.largest
+        if self.pad is None:
+            return None
+        ids = np.unique(np.linspace(0, len(self.reader) - 1, min(len(self.reader), _PLANNED)).astype(np.int64))
+        if not ids.size:
+            return self.pad.multiple, self.pad.multiple
+        sizes = known_sizes(self.reader, ids)
+        drawn = [self.recipe.draw(self.seed, epoch, ids, sizes).output_size for epoch in self.recipe.phases]
+        return self.pad.size(np.concatenate(drawn))
+
+    def of(self, epoch: int, split: Split | None, step: int, samples: Samples) -> tuple[int, int] | None:
+        """Returns the (height, width) of a batch; None: the recipe's.
+
+        Args:
+            epoch: The epoch.
+            split: This rank's part of it; None with an explicit sampler.
+            step: The batch's number in the split.
+            samples: The batch's samples.
+        """
+        if self.pad is not None:
+            keys = samples.ids + samples.repeats * len(self.reader)
+            return self.pad.size(
+                self.recipe.draw(self.seed, epoch, keys, known_sizes(self.reader, samples.ids)).output_size
+            )
+        if self.buckets is not None:
+            assert isinstance(split, BucketSplit)
+            return self.buckets.sizes[split.bucket(step)]
+        return self.recipe.at(None, epoch).output_size if self.recipe.is_variable else None
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the values that states and ranks have in common, as JSON takes them; see :data:`SIZE_IDENTITY`."""
+        identity: dict[str, Any] = {}
+        if self.buckets is not None:
+            identity["buckets"] = [list(size) for size in self.buckets.sizes]
+        if self.pad is not None and self.pad.group_by_aspect:
+            identity["group_by_aspect"] = True
+        if self.recipe.by_epoch:
+            identity["sizes_by_epoch"] = [
+                [[epoch, list(size)] for epoch, size in e.sizes] for e in self.recipe.by_epoch
+            ]
+        return identity
+
+    def table(self) -> BucketTable | None:
+        """Returns the samples of each bucket, or of each aspect ratio if padded batches are grouped; else None."""
+        groups = _ASPECTS if self.pad is not None and self.pad.group_by_aspect else self.buckets
+        if groups is None:
+            return None
+        return BucketTable.of(groups, len(self.reader), lambda ids: known_sizes(self.reader, ids))
+
+
+def check_buckets(recipe: Recipe, buckets: Buckets | None) -> None:
+    """Raises ArgumentError if a recipe has T.BUCKET and there are no buckets, or the other way around."""
+    if recipe.has_bucket and buckets is None:
+        raise ArgumentError("the recipe has T.BUCKET, so the loader needs buckets=feeder.Buckets(...)")
+    if buckets is not None and not recipe.has_bucket:
+        raise ArgumentError(
+            "buckets= needs a recipe that makes images of a bucket's size: give T.BUCKET as the size of an op, such as "
+            "T.RandomResizedCrop(T.BUCKET)"
+        )
+
+
+def known_sizes(reader: Reader, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Returns the upright sizes of samples, int32 [N, 2].
+
+    Raises:
+        ArgumentError: if only the samples' files have them.
+    """
+    known = reader.stored(ids)
+    if known is None:
+        raise ArgumentError(
+            f"{reader.place}: buckets= and pad= need the images' sizes before they are read, and only an index has "
+            "them: make shards with `feeder shard`, and load them with ShardDataset"
+        )
+    return known[1]

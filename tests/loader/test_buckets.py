@@ -1,0 +1,317 @@
+"""Aspect-ratio buckets in the loader: sizes, order, resume on other ranks, and what models condition on."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from PIL import Image
+
+from feeder import transforms as T
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError
+from feeder.loader.dataloader import DataLoader
+from feeder.order.buckets import Buckets
+from feeder.order.sample_order import Window
+from feeder.transforms import Recipe
+from tests.support.batches import copied_epoch, same_batches
+from tests.support.images import make_tree
+from tests.support.loader_data import encode, write_shards
+
+SAMPLES = 93
+IMAGES = [(24, 24), (20, 41), (44, 22), (30, 31), (18, 40), (25, 50), (33, 30)]
+TURNED = (2, 5, 40)
+BUCKETS = Buckets(sizes=[(16, 16), (12, 24), (24, 12)])
+RECIPE = T.Compose([T.RandomResizedCrop(T.BUCKET), T.RandomHorizontalFlip()])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), SAMPLES, sizes=IMAGES, turned=TURNED)
+
+
+def loader_of(shards: Path, recipe: Any = RECIPE, fields: Any = ("index",), **options: Any) -> DataLoader:
+    given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "buckets": BUCKETS, **options}
+    return DataLoader(ShardDataset(shards, recipe, fields=fields), **given)
+
+
+def size_of(i: int) -> tuple[int, int]:
+    """The bucket of a sample's image as it stands upright."""
+    height, width = IMAGES[i % len(IMAGES)]
+    return min(BUCKETS.sizes, key=lambda size: abs(np.log(size[0] / size[1] / (height / width))))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "device": "cpu", "channels_last": True},
+        {"backend": "pillow", "device": "cpu"},
+    ],
+)
+def test_batches_have_the_size_of_their_images_bucket(shards: Path, options: dict[str, Any]) -> None:
+    loader = loader_of(shards, **options)
+    for _ in range(2):  # slots are used again for batches of other sizes
+        batches = copied_epoch(loader)
+        assert sorted(i for _, _, index in batches for i in index.tolist()) == list(range(SAMPLES))
+        full = sum(sum(size_of(i) == size for i in range(SAMPLES)) // 4 for size in BUCKETS.sizes)
+        for _, labels, index in batches:
+            assert labels.tolist() == [i % 7 for i in index.tolist()]
+        for images, _, index in batches[:full]:
+            assert {size_of(i) for i in index.tolist()} == {tuple(images.shape[2:])}
+        assert {tuple(images.shape[2:]) for images, _, _ in batches[:full]} == set(BUCKETS.sizes)
+    if options.get("channels_last"):
+        assert batches[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_pixels_are_those_of_a_loader_with_that_fixed_size(shards: Path) -> None:
+    recipe = [T.RandomResizedCrop(T.BUCKET), T.ToDtype(torch.float32, scale=True), T.Normalize([0.5] * 3, [0.2] * 3)]
+    expected = {}
+    for size in BUCKETS.sizes:
+        fixed = loader_of(shards, [T.RandomResizedCrop(size), *recipe[1:]], batch_size=1, buckets=None)
+        for images, _, index in fixed:
+            expected[size, int(index)] = images[0].clone()
+    for options in ({"num_workers": 2}, {"device": "cpu"}):
+        for images, _, index in loader_of(shards, recipe, **options):
+            for image, i in zip(images, index.tolist(), strict=True):
+                assert torch.equal(image, expected[tuple(images.shape[2:]), i])
+
+
+def global_epoch(
+    shards: Path, world_size: int, batch_size: int, state: Any = None, steps: int = 1000, **options: Any
+) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]], list[int]]:
+    """The batches of all ranks side by side, their states after them, and what is padded."""
+    loaders = [
+        loader_of(shards, rank=rank, world_size=world_size, batch_size=batch_size, **options)
+        for rank in range(world_size)
+    ]
+    iterators = []
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        iterators.append(iter(loader))
+    batches = []
+    for _ in range(min(steps, len(iterators[0]))):
+        parts = [next(iterator) for iterator in iterators]
+        assert len({part[0].shape for part in parts}) == 1
+        batches.append(tuple(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    padded = [i for loader in loaders for i in loader.stats()["padded"]]
+    return batches, [loader.state_dict() for loader in loaders], padded
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_ranks_go_on_as_four_with_the_same_global_batch(shards: Path, workers: int) -> None:
+    unbroken, _, padded = global_epoch(shards, 2, 4)
+    assert len(padded) == 1  # 93 samples, on two ranks
+    for steps in (3, 9):
+        before, states, _ = global_epoch(shards, 2, 4, steps=steps)
+        assert states[0] == states[1]
+        after, _, _ = global_epoch(shards, 4, 2, states[0], num_workers=workers)
+        assert same_batches([*before, *after[:-1]], unbroken[:-1])
+        assert set(after[-1][2].tolist()) == set(unbroken[-1][2].tolist())
+        assert after[-1][0].shape[2:] == unbroken[-1][0].shape[2:]
+
+
+def test_with_another_global_batch_each_remaining_sample_comes_once(shards: Path) -> None:
+    before, states, _ = global_epoch(shards, 2, 4, steps=5)
+    between, states, _ = global_epoch(shards, 1, 3, states[0], steps=6)
+    after, _, padded = global_epoch(shards, 3, 2, states[0])
+    seen = [i for batch in [*before, *between, *after] for i in batch[2].tolist()]
+    assert sorted(seen) == sorted([*range(SAMPLES), *padded])
+    assert len(padded) < 3
+
+
+def test_state_says_what_was_consumed_of_each_bucket(shards: Path) -> None:
+    loader = loader_of(shards)
+    counts = [0, 0, 0]
+    for step, (images, _, index) in enumerate(loader):
+        counts[BUCKETS.sizes.index(tuple(images.shape[2:]))] += len(index)
+        state = loader.state_dict()
+        assert state["consumed"] == sum(counts)
+        assert state["consumed_by_bucket"] == counts
+        assert state["buckets"] == [[12, 24], [16, 16], [24, 12]]
+        if step == 8:
+            break
+    fresh = loader_of(shards)
+    fresh.set_epoch(3)
+    assert fresh.state_dict()["consumed_by_bucket"] == [0, 0, 0]
+
+
+def test_states_of_other_buckets_are_refused(shards: Path) -> None:
+    loader = loader_of(shards)
+    next(iter(loader))
+    state = loader.state_dict()
+    others = loader_of(shards, buckets=Buckets(sizes=[(16, 16), (12, 24)]))
+    fixed = loader_of(shards, T.RandomResizedCrop(16), buckets=None)
+    for other in (others, fixed):
+        with pytest.raises(ArgumentError, match="its buckets is"):
+            other.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="its buckets is None"):
+        loader.load_state_dict(fixed.state_dict())
+    for damaged in ([4, 0], [1, 1, 1], [-1, 5, 0], None, [4.0, 0, 0]):
+        with pytest.raises(ArgumentError, match=r"damaged|consumed must"):
+            loader.load_state_dict({**state, "consumed_by_bucket": damaged, "consumed": 4})
+    with pytest.raises(ArgumentError, match="consumed must"):
+        loader.load_state_dict({**state, "consumed_by_bucket": [0, 0, 60], "consumed": 60})
+
+
+def test_substitutes_come_from_the_same_bucket(tmp_path: Path) -> None:
+    bad = (1, 4, 8, 12, 21, 30)
+    shards = write_shards(tmp_path, 60, sizes=IMAGES, bad=bad)
+    runs = []
+    for workers in (0, 2):
+        loader = loader_of(shards, batch_size=6, on_error="skip", num_workers=workers)
+        runs.append((copied_epoch(loader), loader.stats()["substitutions"]))
+    assert same_batches(runs[0][0], runs[1][0])
+    found = {int(entry["key"]): entry["substitute"] for entry in runs[0][1]}
+    assert sorted(found) == sorted(bad)
+    for i, substitute in found.items():
+        assert size_of(i) == size_of(substitute)
+        assert substitute not in bad
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("flips_first", [False, True])
+def test_crop_box_and_original_size_say_where_the_pixels_are_from(
+    shards: Path, interpolation: str, flips_first: bool
+) -> None:
+    flip = T.RandomHorizontalFlip(1.0)
+    resize, crop = T.Resize(T.BUCKET, interpolation, cover=True), T.RandomCrop(T.BUCKET)
+    recipe = [resize, flip, crop] if flips_first else [resize, crop, flip]
+    fields, options = ("index", "original_size", "crop_box"), {"fidelity": "exact", "num_workers": 1}
+    loader = loader_of(shards, recipe, fields, buckets=Buckets(sizes=[(16, 16)]), **options)
+    boxes = set()
+    for images, _, index, original, box in loader:
+        assert original.dtype == box.dtype == torch.int64
+        for row, i in enumerate(index.tolist()):
+            height, width = IMAGES[i % len(IMAGES)]
+            assert original[row].tolist() == [height, width]
+            top, left, box_height, box_width = box[row].tolist()
+            assert (box_height, box_width) == tuple(images.shape[2:])
+            scale = max(box_height / height, box_width / width)
+            image: Image.Image = Image.open(io.BytesIO(encode(i, (height, width))))
+            if i in TURNED:  # stored on its side: its gradient runs downwards
+                stored = Image.open(io.BytesIO(encode(i, (width, height))))
+                image = stored.transpose(Image.Transpose.ROTATE_270)
+            kind = Image.Resampling[interpolation.upper()]
+            whole = image.resize((int(width * scale + 1e-9), int(height * scale + 1e-9)), kind)
+            window = np.asarray(whole.crop((left, top, left + box_width, top + box_height)))[:, ::-1]
+            np.testing.assert_allclose(images[row].permute(1, 2, 0).numpy(), window, atol=2)
+            boxes.add((top, left))
+    assert len(boxes) > 12
+
+
+def test_crop_box_of_a_resized_crop_is_in_pixels_of_the_resized_image(shards: Path) -> None:
+    for images, _, index, box in loader_of(shards, RECIPE, ("index", "crop_box")):
+        height, width = images.shape[2:]
+        upright = np.array([IMAGES[i % len(IMAGES)] for i in index.tolist()])
+        drawn = Recipe.of(RECIPE).at((height, width), 0).draw(5, 0, index.numpy(), upright)
+        left, top, right, bottom = drawn.source_box.T
+        expected = np.stack([top * height / (bottom - top), left * width / (right - left)], axis=1)
+        np.testing.assert_allclose(box[:, :2].numpy(), expected, atol=0.5 + 1e-6)
+        assert box[:, 2:].tolist() == [[height, width]] * len(index)
+
+
+def test_fields_of_the_crop_are_there_without_buckets_too(shards: Path) -> None:
+    dataset = ShardDataset(shards, T.CenterCrop(16), fields=("crop_box", "original_size"))
+    image, _, box, size = dataset[2]  # 44x22, stored on its side
+    assert image.shape == (3, 16, 16)
+    assert box.tolist() == [14, 3, 16, 16]
+    assert size.tolist() == [44, 22]
+    with pytest.raises(ArgumentError, match="in no sample"):
+        dataset.column("crop_box")
+
+
+def test_a_box_of_a_padded_crop_reaches_outside_of_the_image(shards: Path) -> None:
+    dataset = ShardDataset(shards, T.RandomCrop(60, pad_if_needed=True), fields=("crop_box",))
+    image, _, box = dataset[0]  # 24x24
+    top, left, height, width = box.tolist()
+    assert (height, width) == (60, 60)
+    assert -36 <= top <= 0
+    assert -36 <= left <= 0
+    inside = np.asarray(Image.open(io.BytesIO(encode(0, (24, 24)))))
+    window = image.permute(1, 2, 0).numpy()[-top : 24 - top, -left : 24 - left]
+    np.testing.assert_array_equal(window, inside)
+
+
+def test_images_of_a_bucket_are_mixed(shards: Path) -> None:
+    recipe = T.Compose([T.RandomResizedCrop(T.BUCKET), T.ToDtype(torch.float32, scale=True)])
+    plain = copied_epoch(loader_of(shards, recipe))
+    for op in (T.MixUp(), T.CutMix()):
+        mixed = loader_of(shards, recipe, mix=op, num_workers=1)
+        for (images, _, index), (found, (_, partners, share), same) in zip(plain, mixed, strict=True):
+            assert index.tolist() == same.tolist()
+            assert partners.tolist() == [i % 7 for i in index.roll(1).tolist()]
+            if isinstance(op, T.MixUp):
+                torch.testing.assert_close(found, share * images + (1 - share) * images.roll(1, 0))
+            else:
+                kept = (found == images).all(dim=1)
+                assert ((found == images) | (found == images.roll(1, 0))).all()
+                assert kept.float().mean() >= share - 1e-6
+
+
+def test_slots_are_those_of_the_largest_bucket(shards: Path) -> None:
+    slot = 4096 + 4 * 3 * 24 * 12 // 4096 * 4096 + 4096
+    with pytest.raises(ArgumentError, match="images of 24x12"):
+        next(iter(loader_of(shards, num_workers=1, memory_limit_bytes=slot)))
+    batches = copied_epoch(loader_of(shards, num_workers=1, memory_limit_bytes=2 * slot))
+    assert sum(len(batch[0]) for batch in batches) == SAMPLES
+
+
+def test_an_epoch_begins_anew_with_another_sequence_of_sizes(shards: Path) -> None:
+    loader = loader_of(shards)
+    sizes = [[tuple(batch[0].shape[2:]) for batch in loader] for _ in range(2)]
+    assert sizes[0] != sizes[1]
+    assert len(loader) == len(sizes[0]) == 24
+    assert len(loader_of(shards, drop_last=True)) == 23
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        (T.RandomResizedCrop(16), {}, "give T.BUCKET"),
+        (RECIPE, {"buckets": None}, "buckets=feeder.Buckets"),
+        (RECIPE, {"buckets": None, "collate_fn": list}, "buckets=feeder.Buckets"),
+        (RECIPE, {"buckets": [(16, 16)]}, "must be a feeder.Buckets"),
+        (T.Resize(T.BUCKET, cover=True), {}, "images of different sizes"),
+        (T.Compose([T.RandomResizedCrop(T.BUCKET), T.Pad(1)]), {}, r"makes \(14, 26\) of bucket \(12, 24\)"),
+        (RECIPE, {"collate_fn": list}, "collate_fn"),
+        (RECIPE, {"shuffle": Window(8)}, "in place of a Window"),
+        (RECIPE, {"sampler": range(8), "shuffle": None}, "so does a sampler"),
+        (RECIPE, {"backend": "dali"}, "'dali'"),
+        (RECIPE, {"device": "cpu", "static_buffers": True}, "static_buffers=True"),
+        (RECIPE, {"batch_size": None, "shuffle": False}, "batch_size is None"),
+    ],
+)
+def test_what_buckets_do_not_go_with_is_refused_by_name(
+    shards: Path, recipe: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        loader_of(shards, recipe, **options)
+
+
+def test_a_bucket_is_no_size_outside_of_a_loader(shards: Path, tmp_path: Path) -> None:
+    dataset = ShardDataset(shards, RECIPE)
+    with pytest.raises(ArgumentError, match="buckets="):
+        dataset[0]
+    with pytest.raises(ArgumentError, match="buckets="):
+        next(iter(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    folder = FolderDataset(make_tree(tmp_path / "tree", 1, 4), RECIPE)
+    with pytest.raises(ArgumentError, match="make shards"):
+        DataLoader(folder, 2, buckets=BUCKETS)
+    with pytest.raises(ArgumentError, match="buckets is for feeder's datasets"):
+        DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), 2, buckets=BUCKETS)
+
+
+def test_buckets_stay_those_that_the_loader_was_made_with(shards: Path) -> None:
+    loader = loader_of(shards)
+    with pytest.raises(ArgumentError, match="buckets can't be changed"):
+        loader.buckets = None

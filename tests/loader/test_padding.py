@@ -1,0 +1,165 @@
+"""Batches of images of different sizes, padded to one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feeder import transforms as T
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError, DecodeError
+from feeder.loader.dataloader import DataLoader
+from feeder.transforms.pad_to_batch import PadToBatch
+from tests.support.batches import copied_epoch, same_batches
+from tests.support.loader_data import write_shards
+
+IMAGES = [(24, 24), (20, 41), (44, 22), (30, 31), (18, 60), (25, 50), (33, 30)]
+PAD = PadToBatch(multiple=8, value=3)
+RECIPE = T.Compose([T.RandomShortestSize([12, 16, 20], max_size=36), T.RandomHorizontalFlip()])
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 60, sizes=IMAGES, turned=(3, 9))
+
+
+def loader_of(shards: Path, recipe: Any = RECIPE, **options: Any) -> DataLoader:
+    given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "pad": PAD, **options}
+    return DataLoader(ShardDataset(shards, recipe, fields=("index",)), **given)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "device": "cpu"}, {"sampler": range(60)}]
+)
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16"])
+def test_images_stand_top_left_in_a_batch_of_the_largest_sides(
+    shards: Path, dtype: str, options: dict[str, Any]
+) -> None:
+    recipe = T.Compose([RECIPE, T.ToDtype(dtype, scale=True)])
+    options = {"shuffle": None, **options} if "sampler" in options else options
+    alone: dict[int, torch.Tensor] = {}
+    collate: Any = lambda samples: samples  # noqa: E731
+    for samples in loader_of(shards, recipe, pad=None, collate_fn=collate, shuffle=False):
+        alone |= {index: image for image, _, index in samples}
+    seen: list[int] = []
+    for images, labels, sizes, index in loader_of(shards, recipe, **options):
+        assert sizes.dtype == torch.int64
+        assert images.shape[2:] == tuple(-(-side // 8) * 8 for side in sizes.max(dim=0).values.tolist())
+        assert labels.tolist() == [i % 7 for i in index.tolist()]
+        for image, (height, width), i in zip(images, sizes.tolist(), index.tolist(), strict=True):
+            assert torch.equal(image[:, :height, :width], alone[i])
+            assert (image[:, height:] == 3).all()
+            assert (image[:, :, width:] == 3).all()
+        seen += index.tolist()
+    assert sorted(seen) == list(range(60))
+
+
+def test_slots_grow_for_a_batch_that_is_larger_than_was_planned(shards: Path) -> None:
+    recipe = T.Compose([T.Resize(12), T.RandomZoomOut(p=0.02, side_range=(4, 20))])
+    runs = []
+    for workers in (0, 2):
+        loader = loader_of(shards, recipe, num_workers=workers, persistent_workers=workers > 0)
+        runs.append([batch for _ in range(6) for batch in copied_epoch(loader)])
+    assert same_batches(*runs)
+    sides = [max(batch[0].shape[2:]) for batch in runs[0]]
+    assert max(sides[15:]) > 2 * max(sides[:15])  # the first epoch is what is planned with
+
+
+def test_batches_of_similar_aspect_ratios_are_padded_less(shards: Path) -> None:
+    padded = []
+    for pad in (PAD, PadToBatch(multiple=8, value=3, group_by_aspect=True)):
+        batches = copied_epoch(loader_of(shards, pad=pad))
+        assert sorted(i for batch in batches for i in batch[3].tolist()) == list(range(60))
+        pixels = sum(batch[0].numel() for batch in batches) / 3
+        padded.append(pixels / sum(batch[2].prod(dim=1).sum().item() for batch in batches))
+    assert padded[1] < 0.85 * padded[0]
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_two_ranks_go_on_as_four(shards: Path, group: bool) -> None:
+    """Padding goes by rank, so batches are compared without it."""
+    pad = PadToBatch(multiple=8, group_by_aspect=group)
+
+    def run(world_size: int, state: Any, steps: int) -> tuple[list[Any], Any]:
+        loaders = [
+            loader_of(shards, pad=pad, rank=rank, world_size=world_size, batch_size=8 // world_size)
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+        iterators = [iter(loader) for loader in loaders]
+        found = []
+        for _ in range(min(steps, len(iterators[0]))):
+            for images, _, sizes, index in [next(iterator) for iterator in iterators]:
+                for image, (height, width), i in zip(images, sizes.tolist(), index.tolist(), strict=True):
+                    found.append((i, image[:, :height, :width].clone()))
+        return found, loaders[0].state_dict()
+
+    unbroken, _ = run(2, None, 100)
+    before, state = run(2, None, 3)
+    after, _ = run(4, state, 100)
+    pairs = list(zip([*before, *after], unbroken, strict=True))
+    assert len(pairs) == 60
+    assert all(i == j and torch.equal(image, other) for (i, image), (j, other) in pairs)
+    assert ("group_by_aspect" in state) == group
+    with pytest.raises(ArgumentError, match="its group_by_aspect is"):
+        loader_of(shards, pad=PadToBatch(group_by_aspect=not group)).load_state_dict(state)
+
+
+def test_substitutes_fit_in_the_padded_batch(tmp_path: Path) -> None:
+    bad = (1, 4, 8, 12, 21, 30)
+    shards = write_shards(tmp_path, 60, sizes=IMAGES, bad=bad)
+    runs = []
+    for workers in (0, 2):
+        loader = loader_of(shards, batch_size=2, on_error="skip", num_workers=workers)
+        runs.append((copied_epoch(loader), loader.stats()["substitutions"]))
+    assert same_batches(runs[0][0], runs[1][0])
+    assert sorted(int(entry["key"]) for entry in runs[0][1]) == sorted(bad)
+    for images, _, sizes, index in runs[0][0]:
+        assert not set(bad) & set(index.tolist())
+        assert (sizes <= torch.tensor(images.shape[2:])).all()
+    with pytest.raises(DecodeError, match="not an image"):
+        copied_epoch(loader_of(shards))
+
+
+def test_slots_are_of_the_padded_maximum(shards: Path) -> None:
+    """Of images up to 24x36 or 36x24, and so of batches of both."""
+    recipe = T.RandomShortestSize([24], max_size=36)
+    slot_bytes = 4096 + 4 * 3 * 40 * 40 // 4096 * 4096 + 4096
+    with pytest.raises(ArgumentError, match="images of 40x40"):
+        next(iter(loader_of(shards, recipe, num_workers=1, memory_limit_bytes=2 * slot_bytes - 1)))
+    assert len(copied_epoch(loader_of(shards, recipe, num_workers=1, memory_limit_bytes=2 * slot_bytes))) == 15
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pad": 32}, "must be a feeder.PadToBatch"),
+        ({"collate_fn": list}, "collate_fn"),
+        ({"mix": T.MixUp()}, "mix="),
+        ({"backend": "dali"}, "'dali'"),
+        ({"device": "cpu", "static_buffers": True}, "static_buffers=True"),
+        ({"pad": PadToBatch(group_by_aspect=True), "sampler": range(8), "shuffle": None}, "so does a sampler"),
+    ],
+)
+def test_what_padding_does_not_go_with_is_refused_by_name(shards: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        loader_of(shards, **options)
+
+
+@pytest.mark.parametrize("arguments", [{"multiple": 0}, {"multiple": 1.5}, {"value": "0"}, {"value": float("nan")}])
+def test_padding_refuses_impossible_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(arguments))} must be"):
+        PadToBatch(**arguments)
+
+
+def test_a_batchs_sides_are_rounded_up() -> None:
+    sizes = np.array([[30, 65], [64, 12]], np.int32)
+    assert PadToBatch().size(sizes) == (64, 96)
+    assert PadToBatch(multiple=1).size(sizes) == (64, 65)

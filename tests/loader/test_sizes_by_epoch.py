@@ -1,0 +1,109 @@
+"""Sizes that change with the epoch, in the loader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+
+from feeder import transforms as T
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError
+from feeder.loader.dataloader import DataLoader
+from feeder.order.buckets import Buckets
+from tests.support.batches import copied_epoch, same_batches
+from tests.support.loader_data import write_shards
+
+SIZES = {0: 8, 2: 12, 6: (10, 20)}
+BY_EPOCH = T.ByEpoch(SIZES)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), 20)
+
+
+def recipe_of(size: Any) -> T.Compose:
+    return T.Compose([T.RandomResizedCrop(size), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, scale=True)])
+
+
+def loader_of(shards: Path, size: Any = BY_EPOCH, **options: Any) -> DataLoader:
+    given: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 5, **options}
+    return DataLoader(ShardDataset(shards, recipe_of(size), fields=("index",)), **given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 1, "device": "cpu"}, {"mix": T.CutMix()}],
+)
+def test_each_epoch_is_that_of_a_loader_with_its_size(shards: Path, options: dict[str, Any]) -> None:
+    loader = loader_of(shards, **options)
+    for epoch in range(8):
+        fixed = loader_of(shards, SIZES[max(first for first in SIZES if first <= epoch)], mix=options.get("mix"))
+        fixed.set_epoch(epoch)
+        found, expected = copied_epoch(loader), copied_epoch(fixed)
+        assert [batch[0].shape for batch in found] == [batch[0].shape for batch in expected]
+        assert all(torch.equal(batch[0], other[0]) for batch, other in zip(found, expected, strict=True))
+
+
+def test_a_collate_fn_gets_the_epochs_size(shards: Path) -> None:
+    loader = loader_of(shards, collate_fn=_shapes, num_workers=1)
+    found = [{shape for batch in loader for shape in batch} for _ in range(3)]
+    assert found == [{(3, 8, 8)}, {(3, 8, 8)}, {(3, 12, 12)}]
+
+
+def _shapes(samples: list[Any]) -> list[tuple[int, ...]]:
+    return [tuple(image.shape) for image, *_ in samples]
+
+
+def test_a_run_resumed_in_epoch_8_has_the_size_of_epoch_8(shards: Path) -> None:
+    loader = loader_of(shards)
+    loader.set_epoch(8)
+    iterator = iter(loader)
+    next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    resumed = loader_of(shards, num_workers=1)
+    resumed.load_state_dict(state)
+    rest = copied_epoch(resumed)
+    assert rest[0][0].shape[2:] == (10, 20)
+    assert same_batches(rest, copied_epoch(iterator))
+
+
+def test_sizes_belong_to_the_state(shards: Path) -> None:
+    state = loader_of(shards).state_dict()
+    assert state["sizes_by_epoch"] == [[[0, [8, 8]], [2, [12, 12]], [6, [10, 20]]]]
+    for other in (T.ByEpoch({0: 8, 2: 12}), 8):
+        with pytest.raises(ArgumentError, match="its sizes_by_epoch is"):
+            loader_of(shards, other).load_state_dict(state)
+    plain = loader_of(shards, 8).state_dict()
+    assert "sizes_by_epoch" not in plain
+    with pytest.raises(ArgumentError, match="its sizes_by_epoch is None"):
+        loader_of(shards).load_state_dict(plain)
+
+
+def test_a_bucket_is_cropped_from_sizes_by_epoch(shards: Path) -> None:
+    recipe = T.Compose([T.Resize(T.ByEpoch({0: 26, 1: 40})), T.RandomCrop(T.BUCKET)])
+    dataset = ShardDataset(shards, recipe)
+    loader = DataLoader(dataset, 5, buckets=Buckets(sizes=[(16, 16), (12, 20)]), num_workers=1)
+    for size in (26, 40):
+        fixed = DataLoader(ShardDataset(shards, [T.Resize(size), T.RandomCrop((12, 20))]), 5)
+        fixed.set_epoch(0 if size == 26 else 1)
+        assert same_batches(copied_epoch(loader), copied_epoch(fixed))
+
+
+def test_single_samples_have_the_size_of_the_first_epoch(shards: Path) -> None:
+    dataset = ShardDataset(shards, recipe_of(T.ByEpoch(SIZES)))
+    assert dataset[0][0].shape == (3, 8, 8)
+
+
+def test_paths_that_know_no_epoch_are_refused_by_name(shards: Path) -> None:
+    for options, message in (
+        ({"batch_size": None, "shuffle": False}, "batch_size is None"),
+        ({"backend": "dali"}, "'dali'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            loader_of(shards, **options)
