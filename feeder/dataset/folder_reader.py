@@ -163,9 +163,9 @@ class FolderReader:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
-    def shard_sizes(self) -> tuple[int, ...]:
+    def shard_sizes(self) -> npt.NDArray[np.int64]:
         """See :meth:`Reader.shard_sizes`."""
-        return ()
+        return np.zeros(0, np.int64)
 
     @classmethod
     def scan(cls, root: str, extensions: frozenset[str], *, exif: bool = True) -> FolderReader:

@@ -131,10 +131,10 @@ class JoinedReader:
         """See :meth:`Reader.labels`."""
         return np.concatenate([reader.labels() for reader in self.readers])
 
-    def shard_sizes(self) -> tuple[int, ...]:
+    def shard_sizes(self) -> npt.NDArray[np.int64]:
         """See :meth:`Reader.shard_sizes`; empty if one of the readers has no shards."""
         sizes = [reader.shard_sizes() for reader in self.readers]
-        return tuple(size for each in sizes for size in each) if all(sizes) else ()
+        return np.concatenate(sizes) if all(map(len, sizes)) else np.zeros(0, np.int64)
 
     def _one(self, i: int) -> tuple[Reader, int]:
         number = int(np.searchsorted(self.starts, i, side="right")) - 1

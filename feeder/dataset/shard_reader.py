@@ -273,10 +273,10 @@ class ShardReader(ShardFields):
         self._has_own_labels = self._has_own_labels and labels is self._labels
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
-    def shard_sizes(self) -> tuple[int, ...]:
+    def shard_sizes(self) -> npt.NDArray[np.int64]:
         """See :meth:`Reader.shard_sizes`."""
         counts = self.index.shard_counts()
-        return tuple(counts[counts > 0].tolist())
+        return counts[counts > 0]
 
     def read_bytes(self, i: int, offset: int, length: int) -> bytes:
         """See :meth:`ShardFields.read_bytes`."""

@@ -73,8 +73,8 @@ class PartReader:
         """See :meth:`Reader.labels`."""
         return self.whole.labels()[self.ids]
 
-    def shard_sizes(self) -> tuple[int, ...]:
+    def shard_sizes(self) -> npt.NDArray[np.int64]:
         """See :meth:`Reader.shard_sizes`. The ids must be in stored order."""
         ends = np.cumsum(self.whole.shard_sizes(), dtype=np.int64)
         counts = np.diff(np.searchsorted(self.ids, ends), prepend=0)
-        return tuple(counts[counts > 0].tolist())
+        return counts[counts > 0]

@@ -6,8 +6,9 @@ world size, or where a run was resumed.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.permutation import FEISTEL_ROUNDS, ORDER_STREAM, permute
 from feeder.order.random import check_range, philox
+from feeder.order.recent import Recent
 
 __all__ = ["Order", "Window", "substitute"]
 
@@ -55,7 +57,19 @@ class Window:
             raise ArgumentError(f"Window(samples) must be 1 or more, got {self.samples}")
 
 
-@dataclass(frozen=True)
+class _Turns(NamedTuple):
+    """The shards of a set in an epoch's order, each int64 [shards].
+
+    Attributes:
+        starts: The first position of each.
+        stored: The first stored sample of each.
+    """
+
+    starts: npt.NDArray[np.int64]
+    stored: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Order:
     """The order of a dataset's epochs: (epoch, position) -> sample id, the same on every rank.
 
@@ -63,18 +77,27 @@ class Order:
         samples: Number of samples, 0 or more.
         seed: 0 to 2**64-1.
         shuffle: True for a full permutation, a :class:`Window`, or False for the stored order.
-        shard_sizes: Samples in each shard, in stored order; used by a window only. Empty: one shard.
+        shard_sizes: Samples in each shard, in stored order, kept as int64 [shards]; used by a window only. Empty: one
+            shard.
     """
 
     samples: int
     seed: int = 0
     shuffle: bool | Window = False
-    shard_sizes: tuple[int, ...] = ()
+    shard_sizes: Sequence[int] | npt.NDArray[np.int64] = ()
+    _turns: Recent[_Turns] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_range("seed", self.seed, 1 << 64)
-        if self.shard_sizes and sum(self.shard_sizes) != self.samples:
-            raise ArgumentError(f"shard_sizes add up to {sum(self.shard_sizes)}, expected {self.samples} samples")
+        sizes = np.asarray(self.shard_sizes, np.int64)
+        if sizes.size and sizes.sum() != self.samples:
+            raise ArgumentError(f"shard_sizes add up to {sizes.sum()}, expected {self.samples} samples")
+        object.__setattr__(self, "shard_sizes", sizes)
+        object.__setattr__(self, "_turns", Recent(2))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # of an earlier version, perhaps
+        self.__post_init__()
 
     def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns the sample ids at the given positions.
@@ -124,17 +147,13 @@ class Order:
         places = number * window + within
         if len(self.shard_sizes) < 2:
             return places
-        stored_starts, shards, starts = _shard_order(self.shard_sizes, self.seed, epoch)
+        starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))
         turn = np.searchsorted(starts, places, side="right") - 1
-        ids: npt.NDArray[np.int64] = stored_starts[shards[turn]] + places - starts[turn]
+        ids: npt.NDArray[np.int64] = stored[turn] + places - starts[turn]
         return ids
 
-
-@functools.lru_cache(maxsize=2)
-def _shard_order(
-    sizes: tuple[int, ...], seed: int, epoch: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns each shard's first stored sample, the shards in the epoch's order, and the first position of each."""
-    stored = np.array(sizes, dtype=np.int64)
-    shards = permute(np.arange(stored.size), stored.size, seed, epoch)
-    return np.cumsum(stored) - stored, shards, np.cumsum(stored[shards]) - stored[shards]
+    def _shards_in_turn(self, epoch: int) -> _Turns:
+        sizes = np.asarray(self.shard_sizes)
+        shards = permute(np.arange(sizes.size), sizes.size, self.seed, epoch)
+        in_turn = sizes[shards]
+        return _Turns(np.cumsum(in_turn) - in_turn, (np.cumsum(sizes) - sizes)[shards])

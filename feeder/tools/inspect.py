@@ -322,7 +322,7 @@ def _percentiles(column: npt.NDArray[Any]) -> list[int]:
 
 
 def _window_scores(index: Index) -> dict[int, float]:
-    sizes = tuple(index.shard_counts().tolist())
+    sizes = index.shard_counts()
     windows = [window for window in _WINDOWS if window < len(index)]
     return {w: round(Order(len(index), 0, Window(w), sizes).neighbour_distance(), 4) for w in windows}
 

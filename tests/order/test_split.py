@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 
 from feeder.errors import ArgumentError
+from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Window, substitute
 from feeder.order.split import Split
 
@@ -122,6 +125,37 @@ def test_window_reads_few_shards_at_a_time() -> None:
     for w in range(10):
         ids = uneven.ids(0, np.arange(100 * w, 100 * w + 100))
         assert len(set(np.searchsorted([150, 400, 500, 1000], ids, side="right").tolist())) <= 3
+
+
+def test_the_windows_of_a_seed_never_change() -> None:
+    # Golden: resumed runs depend on these numbers. Made by the first version of Window.
+    uneven = Order(1000, 9, Window(64), (150, 250, 100, 500))
+    for order in (uneven, pickle.loads(pickle.dumps(uneven)), copy.deepcopy(uneven)):
+        assert order.ids(3, [0, 1, 499, 500, 999]).tolist() == GOLDEN_WINDOWS
+
+
+GOLDEN_WINDOWS = [533, 545, 985, 987, 130]
+
+
+def test_an_order_that_an_earlier_version_pickled_goes_on() -> None:
+    order = Order(1000, 9, Window(64), (150, 250, 100, 500))
+    old = Order.__new__(Order)
+    old.__setstate__({"samples": 1000, "seed": 9, "shuffle": Window(64), "shard_sizes": (150, 250, 100, 500)})
+    assert np.array_equal(old.ids(3, np.arange(1000)), order.ids(3, np.arange(1000)))
+
+
+def test_recent_results_are_kept_and_stay_behind_in_pickles() -> None:
+    made: list[int] = []
+
+    def get(recent: Recent[int], key: int) -> int:
+        return recent.get(key, lambda: made.append(key) or key * 2)
+
+    recent: Recent[int] = Recent(2)
+    assert [get(recent, key) for key in (1, 2, 1, 2, 3, 2, 1)] == [2, 4, 2, 4, 6, 4, 2]
+    assert made == [1, 2, 3, 1]
+    copied = pickle.loads(pickle.dumps(recent))
+    assert [get(copied, key) for key in (1, 4, 1)] == [2, 8, 2]
+    assert made[4:] == [1, 4]
 
 
 def test_score_tells_full_from_windowed_from_stored() -> None:

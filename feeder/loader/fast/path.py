@@ -62,7 +62,7 @@ class FastPath:
         self._worker_init: WorkerInit | None = None
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
-        sizes = source.reader.shard_sizes() if isinstance(fixed.shuffle, Window) else ()
+        sizes = source.reader.shard_sizes() if isinstance(fixed.shuffle, Window) else np.zeros(0, np.int64)
         self.order = Order(len(source), fixed.seed or 0, fixed.shuffle, sizes)
         self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad)
         self.work, decoder = make_work(fixed, options, source, self._sizes)

@@ -85,7 +85,7 @@ def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions) -> None:
     assert recipe.output_size is not None
     rows = options.batch_size or 1
     parts = part_rows(rows, options.num_workers) if options.num_workers else [(0, rows)]
-    found = reader.peek(planning_sample(len(reader), in_shards=bool(reader.shard_sizes())))
+    found = reader.peek(planning_sample(len(reader), in_shards=len(reader.shard_sizes()) > 0))
     capacity = plan_capacity(found, recipe.output_size, min(rows for _, rows in parts))
     decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)
     work.stager = decoder.stager.with_threads(options.worker_threads)

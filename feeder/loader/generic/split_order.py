@@ -9,9 +9,12 @@ Note [Order on the generic path]
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
@@ -86,7 +89,7 @@ def order_of(dataset: Any, seed: int, shuffle: bool | Window) -> Order:
     Raises:
         ArgumentError: for a :class:`Window` where it is not known which samples lie in one shard.
     """
-    sizes: tuple[int, ...] = ()
+    sizes: Sequence[int] | npt.NDArray[np.int64] = ()
     if isinstance(shuffle, Window):
         source = as_feeder(dataset, stored_order=True) or dataset
         if not isinstance(source, FeederDataset) or len(source) != len(source.reader):
@@ -143,7 +146,7 @@ class SplitOrder:
         """Returns the order of the dataset as it is now."""
         size = len(self._dataset)
         if size != self._order.samples:
-            if self._order.shard_sizes:
+            if len(self._order.shard_sizes):
                 raise ArgumentError("the samples of the dataset were changed after the loader was made; make another")
             self._order = Order(size, self._order.seed, self._order.shuffle)
         return self._order
