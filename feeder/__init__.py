@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feeder import transforms, wds
+    from feeder import fields, transforms, wds
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.shards import ShardDataset
     from feeder.decoders.images import decode
@@ -54,6 +54,7 @@ __all__ = [
     "Window",
     "WorkerError",
     "decode",
+    "fields",
     "find_batch_size",
     "headroom",
     "transforms",
@@ -80,7 +81,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("transforms", "wds"):
+    if name in ("fields", "transforms", "wds"):
         return importlib.import_module(f"feeder.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'feeder' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
-from feeder.dataset.extras import Extra, NamedField
+from feeder.dataset.extras import Extra, MemberField, NamedField
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
@@ -169,13 +169,19 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             name: Any field that ``fields`` accepts, requested there or not.
 
         Returns:
-            int64 [N] for "index", "width", "height", "orientation" and "row", else a list of N: text for "key" and
-            "path", parsed values for "json", bytes for any other member; None for a sample without the member.
+            The values of the kind that ``fields`` gives the name: an array [N, ...] if they have a fixed size, else a
+            list of N. For other names int64 [N] for "index", "width", "height", "orientation" and "row", else a list
+            of N: text for "key" and "path", parsed values for "json", bytes for any other member; None for a sample
+            without the member.
 
         Raises:
             ArgumentError: for a field that no sample has, or that is refused.
+            DecodeError: for a sample that lacks the member or has another kind of it, naming it.
         """
         self._check_known(*check_fields([name]))
+        for extra in self.extras:
+            if isinstance(extra, MemberField) and extra.name == name:
+                return extra.column(self.reader)
         return self.reader.column(name)
 
     def _check_known(self, *names: str) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import check_fields
+from feeder.errors import ArgumentError, DecodeError
+from feeder.fields import Apply, Field
 from feeder.shard.format.index import NUMBER_FIELDS
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["Column", "Extra", "NamedField", "named_fields", "sample_entries"]
+__all__ = ["Column", "Extra", "Fields", "MemberField", "NamedField", "fields_of", "sample_entries"]
+
+# The ``fields`` of a dataset: names, or the kind of each; None for the value that the name alone gives.
+Fields = Sequence[str] | Mapping[str, Field | Callable[[bytes], Any] | None]
 
 
 class Column(NamedTuple):
@@ -102,15 +109,104 @@ class NamedField(Extra):
         return int(value[0]) if self.columns else value
 
 
-def named_fields(names: Sequence[str]) -> tuple[Extra, ...]:
-    """Returns the fields of these names.
+@dataclass(frozen=True)
+class MemberField(Extra):
+    """A field that a kind of :mod:`feeder.fields` makes from the member's bytes."""
+
+    name: str
+    kind: Field
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:  # asked for once a sample
+        return tuple(Column(*column) for column in self.kind.columns)
+
+    def read(self, reader: Reader, i: int) -> bytes | None:
+        data = reader.member(i, self.name)
+        if data is None and not self.kind.optional:
+            raise DecodeError(
+                f"field {self.name!r}: the sample has no such member; {type(self.kind).__name__}(optional=True) takes "
+                "samples without it"
+            )
+        return data
+
+    def finish(self, value: bytes | None, draws: Draws, row: int) -> Any:
+        return self.value(value)
+
+    def value(self, data: bytes | None) -> Any:
+        """Returns the value of a member's bytes, or of None for a sample without the member.
+
+        Raises:
+            DecodeError: for bytes that the kind refuses.
+        """
+        if data is None:
+            return self.kind.missing()
+        try:
+            return self.kind.parse(data)
+        except ValueError as error:
+            raise DecodeError(f"field {self.name!r}: {error}") from error
+
+    def gather(self, tensors: tuple[Any, ...]) -> Any:
+        return self.kind.gather(tensors)
+
+    def collate(self, values: list[Any]) -> Any:
+        try:
+            return self.kind.collate(values)
+        except ValueError as error:
+            raise ArgumentError(f"field {self.name!r}: {error}") from None
+
+    def sample(self, value: Any) -> Any:
+        return self.kind.sample(value)
+
+    def column(self, reader: Reader) -> npt.NDArray[Any] | list[Any]:
+        """Returns the field of all N samples: an array [N, *shape] for a kind of one column, else a list.
+
+        Raises:
+            DecodeError: for the first bad sample, naming it.
+        """
+        values = []
+        for i in range(len(reader)):
+            try:
+                values.append(self.value(self.read(reader, i)))
+            except DecodeError as error:
+                raise reader.at(error, i) from None
+        if len(self.columns) != 1:
+            return [self.sample(value) for value in values]
+        (shape, dtype), *_ = self.columns
+        found = np.empty((len(values), *shape), dtype)
+        for row, (value,) in enumerate(values):
+            found[row] = value
+        return found
+
+
+def fields_of(fields: Fields) -> tuple[Extra, ...]:
+    """Returns the fields of a dataset.
 
     Raises:
-        ArgumentError: for a name that is none, or whose format can run code.
+        ArgumentError: for a name that is none, or whose format can run code, or for a kind that is none.
     """
     from feeder.dataset.drawn_fields import DRAWN_FIELDS
 
-    return tuple(DRAWN_FIELDS.get(name) or NamedField(name) for name in check_fields(names))
+    kinds: dict[str, Any] = dict(fields) if isinstance(fields, Mapping) else {}
+    return tuple(
+        MemberField(name, _kind(name, kinds[name]))
+        if kinds.get(name) is not None
+        else DRAWN_FIELDS.get(name) or NamedField(name)
+        for name in check_fields(list(kinds) if isinstance(fields, Mapping) else fields)
+    )
+
+
+def _kind(name: str, kind: Any) -> Field:
+    if name in ("key", "path", *NUMBER_FIELDS):
+        raise ArgumentError(f"field {name!r} is no member with bytes to parse; ask for it by {{{name!r}: None}}")
+    if isinstance(kind, type) and issubclass(kind, Field):
+        raise ArgumentError(f"field {name!r}: {kind.__name__} is a class; write {kind.__name__}()")
+    if isinstance(kind, Field):
+        return kind
+    if callable(kind):
+        return Apply(kind)
+    raise ArgumentError(
+        f"field {name!r}: expected a kind such as feeder.fields.Text(), a function of bytes, or None, got {kind!r}"
+    )
 
 
 def sample_entries(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 from typing import Any
 
@@ -16,14 +17,21 @@ from feeder.errors import DecodeError, SourceError
 from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
-from feeder.shard.source.image_file import read_image
+from feeder.shard.source.image_file import MAX_FILE_BYTES, read_image
+from feeder.shard.source.siblings import member_names
+from feeder.system.files import open_regular
 from feeder.system.warning import warn
 
 __all__ = ["FolderReader"]
 
+_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
+
 
 class FolderReader:
-    """Samples that are image files. Two flat arrays list the files, so memory does not grow by objects.
+    """Samples that are image files, and the files beside them. Two flat arrays list the images, so memory does not grow
+    by objects.
+
+    A file with an image's name, but for what follows the image's stem and a dot, is a member: ``a.txt`` of ``a.jpg``.
 
     Args:
         root: The folder.
@@ -32,7 +40,10 @@ class FolderReader:
         labels: int64 [N], or float32 [N] or [N, K].
         exif: Whether to apply EXIF orientation.
         classes: Class names by label.
+        members: Names of the members that samples have, such as "txt".
     """
+
+    _members: tuple[str, ...] = ()  # of pickles of version 0.1
 
     def __init__(
         self,
@@ -43,8 +54,10 @@ class FolderReader:
         *,
         exif: bool = True,
         classes: list[str] | None = None,
+        members: tuple[str, ...] = (),
     ) -> None:
         self.root = root
+        self._members = members
         self.exif = exif
         self._path_data, self._path_start = path_data, path_start
         self.relabel(labels, classes)
@@ -94,7 +107,31 @@ class FolderReader:
             return self.path(i)
         if name == "path":
             return os.path.join(self.root, self.path(i))
-        return int(self._numbers(name, np.array([i]))[0])
+        if name in NUMBER_FIELDS:
+            return int(self._numbers(name, np.array([i]))[0])
+        data = self.member(i, name)
+        if name != "json" or data is None:
+            return data
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise self.at(DecodeError(f"field 'json' is not JSON: {error}"), i) from None
+
+    def member(self, i: int, name: str) -> bytes | None:
+        """See :meth:`Reader.member`; the file beside the image."""
+        path = os.path.join(self.root, f"{os.path.splitext(self.path(i))[0]}.{name}")
+        try:
+            with open(path, "rb", opener=open_regular) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > MAX_FILE_BYTES:
+                    raise self.at(DecodeError(f"{path} has {size:,} bytes, {MAX_FILE_BYTES:,} are allowed"), i)
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in _MACHINE:
+                raise
+            raise self.at(DecodeError(f"{path} can't be read: {error.strerror}"), i) from None
 
     @property
     def place(self) -> str:
@@ -103,12 +140,12 @@ class FolderReader:
 
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
-        return sorted({"key", "path", *NUMBER_FIELDS} - {"row"})
+        return sorted({"key", "path", *NUMBER_FIELDS, *self._members} - {"row"})
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
         """See :meth:`Reader.column`. Sizes and orientations are read from each file."""
         ids = np.arange(len(self))
-        return [self.field(i, name) for i in ids.tolist()] if name in ("key", "path") else self._numbers(name, ids)
+        return self._numbers(name, ids) if name in NUMBER_FIELDS else [self.field(i, name) for i in ids.tolist()]
 
     def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """One of the fields that are integers, int64 [N].
@@ -138,7 +175,7 @@ class FolderReader:
             data = read_image(os.path.join(self.root, self.path(i)))
             return data, image_info(data)
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # not the sample's fault
+            if error.errno in _MACHINE:
                 raise
             raise self.at(DecodeError(f"can't be read: {error.strerror}"), i) from None
         except ValueError as error:
@@ -188,9 +225,11 @@ class FolderReader:
         data = bytearray()
         starts: list[int] = [0]
         labels: list[int] = []
+        members: set[str] = set()
         for label, name in enumerate(classes):
             before = len(labels)
-            for folder, files in sorted(_images(root, name, extensions).items()):
+            for folder, (files, others) in sorted(_files(root, name, extensions).items()):
+                members |= set(member_names(files, others).values())
                 for file in sorted(files):
                     data += os.fsencode(os.path.join(folder, file))
                     starts.append(len(data))
@@ -203,24 +242,25 @@ class FolderReader:
         if advice := splits_advice(root, classes):
             warn(advice)
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
-        return cls(root, *arrays, exif=exif, classes=classes)
+        named = tuple(sorted(members - {"key", "path", *NUMBER_FIELDS}))
+        return cls(root, *arrays, exif=exif, classes=classes, members=named)
 
 
-def _images(root: str, name: str, extensions: frozenset[str]) -> dict[str, list[str]]:
-    """Returns the names of the image files below a class folder, by their folder relative to the root."""
-    found: dict[str, list[str]] = {}
+def _files(root: str, name: str, extensions: frozenset[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Returns the names of the images and of other files below a class folder, by their folder relative to the root."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
 
     def visit(relative: str) -> list[str]:
         folders: list[str] = []
-        files = found[relative] = []
+        files, others = found[relative] = [], []
         with os.scandir(os.path.join(root, relative)) as entries:
             for entry in entries:
                 is_image = os.path.splitext(entry.name)[1][1:].lower() in extensions
                 # A link named like an image counts as one; if its target can't be read, reading the sample says so.
                 if is_folder(entry, skip_unreadable=is_image):
                     folders.append(entry.name)
-                elif is_image:
-                    files.append(entry.name)
+                else:
+                    (files if is_image else others).append(entry.name)
         return folders
 
     walk(root, name, visit, lambda path, reason: None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import NamedField, named_fields
+from feeder.dataset.extras import Fields, MemberField, NamedField, fields_of
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 
@@ -24,7 +24,8 @@ class FolderDataset(FeederDataset):
         path: The folder.
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
-            "height" or "orientation".
+            "height", "orientation", or a file beside the image, by what follows the image's name without its extension:
+            "txt" is ``a.txt`` for ``a.jpg``. Or a mapping, see :class:`ShardDataset`.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
         classes, target_transform: See :class:`ShardDataset`.
 
@@ -38,7 +39,7 @@ class FolderDataset(FeederDataset):
         self,
         path: str | os.PathLike[str],
         transform: Any = None,
-        fields: Sequence[str] = (),
+        fields: Fields = (),
         exif_orientation: str = "apply",
         *,
         classes: Sequence[str] | None = None,
@@ -50,5 +51,5 @@ class FolderDataset(FeederDataset):
             name_classes(reader, classes)
         if target_transform is not None:
             transform_labels([reader], target_transform)
-        super().__init__(reader, transform, named_fields(fields))
-        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, NamedField)))
+        super().__init__(reader, transform, fields_of(fields))
+        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, (NamedField, MemberField))))

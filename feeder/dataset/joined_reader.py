@@ -102,6 +102,11 @@ class JoinedReader:
         reader, own = self._one(i)
         return reader.field(own, name)
 
+    def member(self, i: int, name: str) -> bytes | None:
+        """See :meth:`Reader.member`."""
+        reader, own = self._one(i)
+        return reader.member(own, name)
+
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`; the names that all readers share."""
         return sorted(set.intersection(*(set(reader.field_names()) for reader in self.readers)))

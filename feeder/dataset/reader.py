@@ -110,6 +110,9 @@ class Reader(Protocol):
         """One field of a sample: "key", "path" (str), one of :data:`NUMBER_FIELDS` (int), "json" (parsed), any other
         member (bytes); None where the sample has no such member."""
 
+    def member(self, i: int, name: str) -> bytes | None:
+        """The bytes of one member of a sample; None where the sample has no such member."""
+
     def field_names(self) -> list[str]:
         """Names of the known fields, sorted."""
 

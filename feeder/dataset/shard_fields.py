@@ -58,12 +58,13 @@ class ShardFields:
             return i
         if name in NUMBER_FIELDS:
             return int(self._numbers(name, np.array([i]))[0])
-        for member, offset, length in self.index.members(i):
-            if member == name:
-                return self._value(name, i, offset, length)
-        if self.index.image_field(i) == name:
-            return self._value(name, i, int(self.index.offset[i]), int(self.index.length[i]))
-        return None
+        place = self._place(i, name)
+        return None if place is None else self._value(name, i, *place)
+
+    def member(self, i: int, name: str) -> bytes | None:
+        """See :meth:`Reader.member`."""
+        place = self._place(i, name)
+        return None if place is None else self.read_bytes(i, *place)
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
         """See :meth:`Reader.column`. Members are read in stored order."""
@@ -108,6 +109,15 @@ class ShardFields:
                     return image_info(data)
             data = self.read_bytes(i, offset, length)
         return image_info(data)
+
+    def _place(self, i: int, name: str) -> tuple[int, int] | None:
+        """Offset and length of a member in its shard, bytes; None if the sample lacks it."""
+        for member, offset, length in self.index.members(i):
+            if member == name:
+                return offset, length
+        if self.index.image_field(i) == name:
+            return int(self.index.offset[i]), int(self.index.length[i])
+        return None
 
     def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """One of :data:`NUMBER_FIELDS`, int64 [N]."""

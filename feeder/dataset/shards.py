@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import NamedField, named_fields
+from feeder.dataset.extras import Fields, MemberField, NamedField, fields_of
 from feeder.dataset.field_index import index_of_field
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (
@@ -38,7 +38,9 @@ class ShardDataset(FeederDataset):
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
-            recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0).
+            recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0). Or a mapping
+            of names to a kind of :mod:`feeder.fields`, a function of the member's bytes, or None for the value that the
+            name alone gives: ``{"txt": feeder.fields.Text(), "key": None}``.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
         image_field: Another field to use as the image, such as "mask.png", or several separated by ";", of which each
             sample has one; None uses the image that the index names. The headers of these images are read once, and
@@ -56,7 +58,7 @@ class ShardDataset(FeederDataset):
 
     Raises:
         FormatError: if an index is missing or damaged.
-        ArgumentError: for a field that no sample of a set has, or that is refused; for an unknown
+        ArgumentError: for a field that no sample of a set has, or that is refused, or of no kind; for an unknown
             ``exif_orientation``; for ``cls`` fields without labels; for labels that are not in ``classes`` or
             ``target_transform``; for an ``image_field`` in which no sample has an image, or if its file can't be
             written; for sets whose classes differ, naming the first difference.
@@ -66,7 +68,7 @@ class ShardDataset(FeederDataset):
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         transform: Any = None,
-        fields: Sequence[str] = (),
+        fields: Fields = (),
         exif_orientation: str = "apply",
         *,
         image_field: str | None = None,
@@ -85,8 +87,8 @@ class ShardDataset(FeederDataset):
         if target_transform is not None:
             transform_labels(readers, target_transform)
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
-        super().__init__(reader, transform, named_fields(fields))
-        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, NamedField)))
+        super().__init__(reader, transform, fields_of(fields))
+        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, (NamedField, MemberField))))
         for each in readers:
             each.index.check_fields(self.fields)
 

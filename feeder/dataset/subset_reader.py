@@ -45,6 +45,10 @@ class PartReader:
         """See :meth:`Reader.field`."""
         return self.whole.field(int(self.ids[i]), name)
 
+    def member(self, i: int, name: str) -> bytes | None:
+        """See :meth:`Reader.member`."""
+        return self.whole.member(int(self.ids[i]), name)
+
     @property
     def place(self) -> str:
         """See :class:`Reader`."""

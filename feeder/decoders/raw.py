@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer
 from feeder.errors import DecodeError
+from feeder.fields.npy import npy_header
 
 __all__ = ["is_raw", "raw_pixels"]
 
@@ -27,14 +27,11 @@ def raw_pixels(buffer: Buffer) -> npt.NDArray[np.uint8]:
     Raises:
         DecodeError: for any other array, or a damaged header.
     """
-    file = io.BytesIO(buffer)
     try:
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read_header(file)
-    except Exception as error:  # numpy parses the header as Python
-        raise DecodeError(f"damaged .npy header: {error}") from None
-    pixels = np.frombuffer(buffer, np.uint8, offset=file.tell())
+        shape, is_fortran, dtype, start = npy_header(memoryview(buffer))
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
+    pixels = np.frombuffer(buffer, np.uint8, offset=start)
     is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
     if dtype != np.uint8 or is_fortran or not is_image or min(shape) < 1 or math.prod(shape) != pixels.size:
         raise DecodeError(

@@ -71,7 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     - images: uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's ToDtype or Normalize asks for;
     - labels: int64 [N], or float32 [N] or [N, K] for numeric targets;
-    - fields: lists of N values; int64 [N] for "index" and other numbers.
+    - fields: lists of N values; int64 [N] for "index" and other numbers; for kinds of :mod:`feeder.fields` as they say.
 
     Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of workers or ranks.
 

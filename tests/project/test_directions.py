@@ -16,6 +16,7 @@ ROOMS = (
     ("system",),
     ("order",),
     ("transforms",),
+    ("fields",),
     ("decoders",),
     ("wds",),
     ("shard.format",),

@@ -180,6 +180,6 @@ def _torchs_context(work: Work) -> Any:
 def _travels(work: Work) -> bool:
     """Returns True if workers that never import the caller's script can unpickle the work."""
     try:
-        return b"__main__" not in pickle.dumps(work.recipe)
+        return b"__main__" not in pickle.dumps((work.recipe, work.extras))
     except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
         return False

@@ -1,0 +1,11 @@
+"""Kinds of fields: from the bytes of a sample's member to a value, in the workers. Needs no torch at import."""
+
+from __future__ import annotations
+
+from feeder.fields.array_field import Array
+from feeder.fields.field import Field
+from feeder.fields.function_field import Apply
+from feeder.fields.number_fields import Float, Int
+from feeder.fields.text_fields import Bytes, Json, Text
+
+__all__ = ["Apply", "Array", "Bytes", "Field", "Float", "Int", "Json", "Text"]

@@ -1,0 +1,71 @@
+"""The base of the kinds of fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from feeder.errors import ArgumentError
+
+__all__ = ["Field"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A kind of field: turns the bytes of a sample's member into a value.
+
+    Args:
+        optional: True if samples may lack the member; False makes that an error, which names the sample.
+        fill: Value of samples without the member.
+
+    Raises:
+        ArgumentError: if there is a ``fill``, but the field is not optional, or if it is none of the kind's values.
+    """
+
+    optional: bool = False
+    fill: Any = None
+    fill_types: ClassVar[tuple[type, ...]] = ()  # of the values that ``fill`` may have; empty: any
+
+    def __post_init__(self) -> None:
+        if self.fill is not None and not self.optional:
+            raise ArgumentError(f"{type(self).__name__}(fill=...) is for samples without the field: add optional=True")
+        if self.fill is not None and self.fill_types and not isinstance(self.fill, self.fill_types):
+            known = " or ".join(each.__name__ for each in self.fill_types)
+            raise ArgumentError(f"{type(self).__name__}(fill=...) must be {known}, got {self.fill!r}")
+
+    @property
+    def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """(shape, dtype name) of each array that a sample's value fills; empty if values are Python objects."""
+        return ()
+
+    def parse(self, data: bytes) -> Any:
+        """Returns the value: a tuple of one for each of :attr:`columns`, or any object if there are none.
+
+        Raises:
+            ValueError: if the bytes are damaged, or of another kind.
+        """
+        raise NotImplementedError
+
+    def missing(self) -> Any:
+        """Returns the value of a sample without the member, as :meth:`parse` does."""
+        return (self.fill,) if self.columns else self.fill
+
+    def gather(self, tensors: tuple[Any, ...]) -> Any:
+        """Returns the entry of a batch or a sample for the tensors of its :attr:`columns`."""
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def collate(self, values: list[Any]) -> Any:
+        """Returns the batch's entry for N values without columns.
+
+        Raises:
+            ValueError: if they do not go together.
+        """
+        return values
+
+    def sample(self, value: Any) -> Any:
+        """Returns the entry of ``dataset[i]`` for what :meth:`parse` has returned."""
+        if not self.columns:
+            return value
+        import torch
+
+        return self.gather(tuple(map(torch.as_tensor, value)))

@@ -1,0 +1,42 @@
+"""Fields made by a function of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from feeder.errors import ArgumentError
+from feeder.fields.field import Field
+
+__all__ = ["Apply"]
+
+
+@dataclass(frozen=True)
+class Apply(Field):
+    """The value that a function of the member's bytes returns, made in the workers. A batch has a list of N.
+
+    A module's function can be pickled; with a ``lambda``, a local function or one of the script itself, workers are
+    forked. Its exceptions become a DecodeError that names the sample, so ``on_error="skip"`` replaces such samples.
+
+    Args:
+        function: Takes bytes; returns any object that can be pickled.
+        optional, fill: See :class:`Field`.
+
+    Raises:
+        ArgumentError: if it is no function.
+    """
+
+    function: Callable[[bytes], Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.function):
+            raise ArgumentError(f"Apply takes a function of a member's bytes, got {self.function!r}")
+
+    def parse(self, data: bytes) -> Any:
+        try:
+            return self.function(data)
+        except Exception as error:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,75 @@
+"""Fields that are one number, written as text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from feeder.fields.field import Field
+
+__all__ = ["Float", "Int"]
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int(Field):
+    """An integer, written as text. A batch has int64 [N]; a list with None if samples may lack it without ``fill``.
+
+    Args:
+        optional, fill: See :class:`Field`.
+    """
+
+    fill_types: ClassVar[tuple[type, ...]] = (int,)
+
+    @property
+    def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        return () if self.optional and self.fill is None else (((), "int64"),)
+
+    def parse(self, data: bytes) -> Any:
+        number = int(_text(data, "an integer"))
+        if not -(1 << 63) <= number < 1 << 63:
+            raise ValueError(f"{number} does not fit into int64")
+        return (number,) if self.columns else number
+
+    def sample(self, value: Any) -> Any:
+        return int(value[0]) if self.columns else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float(Field):
+    """A number, written as text. A batch has float32 [N]; a list with None if samples may lack it without ``fill``.
+
+    Args:
+        optional, fill: See :class:`Field`.
+    """
+
+    fill_types: ClassVar[tuple[type, ...]] = (int, float)
+
+    @property
+    def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        return () if self.optional and self.fill is None else (((), "float32"),)
+
+    def parse(self, data: bytes) -> Any:
+        number = float(_text(data, "a number"))
+        if math.isfinite(number) and abs(number) > _LARGEST:
+            raise ValueError(f"{number} does not fit into float32")
+        return (np.float32(number),) if self.columns else number
+
+    def missing(self) -> Any:
+        return None if self.fill is None else (np.float32(self.fill),)
+
+
+def _text(data: bytes, what: str) -> str:
+    """Returns the text of a number.
+
+    Raises:
+        ValueError: if it is longer than any number.
+    """
+    text = data[:100].decode("ascii", "backslashreplace").strip()
+    if len(data) > 100:
+        raise ValueError(f"expected {what}, got {len(data)} bytes: {text[:40]!r}...")
+    return text

@@ -1,0 +1,69 @@
+"""Fields of text, JSON and plain bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from feeder.fields.field import Field
+
+__all__ = ["Bytes", "Json", "Text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes(Field):
+    """The member's bytes as they are. A batch has a list of N.
+
+    Args:
+        optional, fill: See :class:`Field`.
+    """
+
+    fill_types: ClassVar[tuple[type, ...]] = (bytes,)
+
+    def parse(self, data: bytes) -> bytes:
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Field):
+    """The member as text, in UTF-8, with blanks and line ends as they are. A batch has a list of N.
+
+    Args:
+        optional, fill: See :class:`Field`.
+    """
+
+    fill_types: ClassVar[tuple[type, ...]] = (str,)
+
+    def parse(self, data: bytes) -> str:
+        return data.decode("utf-8")
+
+
+@dataclass(frozen=True)
+class Json(Field):
+    """The member as parsed JSON. A batch has a list of N.
+
+    Args:
+        key: Key of the object, whose value is the field's; None for all. A sample without the key is an error.
+        optional, fill: See :class:`Field`.
+    """
+
+    key: str | None = None
+
+    def parse(self, data: bytes) -> Any:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not JSON: {error}") from None
+        if self.key is None:
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(f"expected an object with the key {self.key!r}, got {_shown(value)}")
+        if self.key not in value:
+            raise ValueError(f"has no key {self.key!r}; its keys are {', '.join(map(repr, value)) or 'none'}")
+        return value[self.key]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,0 +1,33 @@
+"""Files beside an image that belong to its sample, such as its caption."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+__all__ = ["member_names"]
+
+
+def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Finds the files of a folder that are members of its images' samples.
+
+    A member's name is the image's stem, a dot and the name of the field: ``a.txt`` and ``a.emb.npy`` belong to
+    ``a.jpg``. The longest stem counts: ``a.b.txt`` belongs to ``a.b.jpg``, if there is one.
+
+    Args:
+        images: Names of the image files.
+        others: Names of the other files.
+
+    Returns:
+        The field of each file that belongs to an image, by the file's name.
+    """
+    stems = {os.path.splitext(image)[0] for image in images}
+    found = {}
+    for name in others:
+        stem = name
+        while "." in stem:
+            stem = stem.rpartition(".")[0]
+            if stem in stems:
+                found[name] = name[len(stem) + 1 :]
+                break
+    return {name: field for name, field in found.items() if field}
