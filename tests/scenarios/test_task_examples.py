@@ -1,0 +1,86 @@
+"""The examples of tasks beyond one label, as feeder loads them and as torch and torchvision do, on generated data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feeder.tools import cli
+from tests.support import ROOT
+from tests.support.images import encode
+from tests.support.with_torchvision import run_with_torchvision
+
+_PLAIN = """
+import contextlib, json, runpy, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+for name, *arguments in json.loads((folder / "runs.json").read_text()):
+    sys.argv = [name, *arguments]
+    with (folder / f"{name}.out").open("w") as out, contextlib.redirect_stdout(out):
+        runpy.run_path(f"examples/{name}", run_name="__main__")
+"""
+
+
+def table(folder: Path) -> Path:
+    """Forty images in train.csv whose brightness and redness are the targets."""
+    (folder / "images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    with (folder / "train.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "weight", "height"])
+        for i in range(40):
+            weight, height = rng.uniform(0, 1, 2).round(4)
+            pixels = np.full((36, 48, 3), 200 * weight, np.uint8)
+            pixels[..., 0] = 55 + 200 * height
+            (folder / f"images/a{i}.jpg").write_bytes(encode(Image.fromarray(pixels)))
+            rows.writerow([f"a{i}", weight, height])
+    return folder
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs an example in this process and returns what it prints."""
+
+    def run(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def shard(*arguments: object) -> None:
+    assert cli.main(["shard", *map(str, arguments), "-q"]) == 0
+
+
+def errors_of(out: str) -> list[list[float]]:
+    found = re.findall(r"^epoch \d: root mean square error on 8 samples: weight (\S+), height (\S+)$", out, re.M)
+    return [list(map(float, each)) for each in found]
+
+
+def test_targets_of_a_table_are_learnt(tmp_path: Path, example: Callable[..., str]) -> None:
+    folder, out = table(tmp_path / "table"), tmp_path / "shards"
+    columns = ("--suffix", ".jpg", "--target-column", "weight", "--target-column", "height")
+    shard(folder / "train.csv", "--image-root", folder / "images", *columns, "--out", out)
+    found = errors_of(example("csv_targets.py", out, "--size", 32, "--batch-size", 4, "--workers", 1, "--epochs", 6))
+    assert len(found) == 6
+    assert max(found[-1]) < 0.2  # a guess of the mean costs 0.29
+
+
+@pytest.mark.slow
+def test_plain_versions_learn_the_same(tmp_path: Path) -> None:
+    runs = [["csv_targets.py", str(table(tmp_path / "table")), "--size", "32", "--batch-size", "4", "--epochs", "6"]]
+    (tmp_path / "runs.json").write_text(json.dumps([[*each, "--plain", "--workers", "0"] for each in runs]))
+    (tmp_path / "plain.py").write_text(_PLAIN)
+    run_with_torchvision(tmp_path / "plain.py", tmp_path)
+    out = {name: (tmp_path / f"{name}.out").read_text() for name, *_ in runs}
+    assert max(errors_of(out["csv_targets.py"])[-1]) < 0.2
