@@ -16,8 +16,10 @@ from PIL import Image
 
 from feeder.tools import cli
 from tests.support import ROOT
-from tests.support.images import encode
+from tests.support.images import encode, pixels
 from tests.support.with_torchvision import run_with_torchvision
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 _PLAIN = """
 import contextlib, json, runpy, sys
@@ -30,6 +32,9 @@ for name, *arguments in json.loads((folder / "runs.json").read_text()):
 """
 
 
+BUCKETS = ("--size", "32", "--step", "8", "--batch-size", "4", "--classes", "2")
+
+
 def table(folder: Path) -> Path:
     """Forty images in train.csv whose brightness and redness are the targets."""
     (folder / "images").mkdir(parents=True)
@@ -39,10 +44,19 @@ def table(folder: Path) -> Path:
         rows.writerow(["id", "weight", "height"])
         for i in range(40):
             weight, height = rng.uniform(0, 1, 2).round(4)
-            pixels = np.full((36, 48, 3), 200 * weight, np.uint8)
-            pixels[..., 0] = 55 + 200 * height
-            (folder / f"images/a{i}.jpg").write_bytes(encode(Image.fromarray(pixels)))
+            color = np.full((36, 48, 3), 200 * weight, np.uint8)
+            color[..., 0] = 55 + 200 * height
+            (folder / f"images/a{i}.jpg").write_bytes(encode(Image.fromarray(color)))
             rows.writerow([f"a{i}", weight, height])
+    return folder
+
+
+def photos(folder: Path) -> Path:
+    """Two classes of smooth images: 12 wide, 12 high and 6 square ones."""
+    sides = [(64, 36)] * 12 + [(36, 64)] * 12 + [(48, 48)] * 6
+    for i, side in enumerate(sides):
+        (folder / str(i % 2)).mkdir(parents=True, exist_ok=True)
+        (folder / f"{i % 2}/{i}.jpg").write_bytes(encode(pixels(i, *side)))
     return folder
 
 
@@ -67,6 +81,10 @@ def errors_of(out: str) -> list[list[float]]:
     return [list(map(float, each)) for each in found]
 
 
+def losses_of(out: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r", loss (\d+\.\d+)$", out, re.M)]
+
+
 def test_targets_of_a_table_are_learnt(tmp_path: Path, example: Callable[..., str]) -> None:
     folder, out = table(tmp_path / "table"), tmp_path / "shards"
     columns = ("--suffix", ".jpg", "--target-column", "weight", "--target-column", "height")
@@ -76,11 +94,32 @@ def test_targets_of_a_table_are_learnt(tmp_path: Path, example: Callable[..., st
     assert max(found[-1]) < 0.2  # a guess of the mean costs 0.29
 
 
+def test_diffusion_trains_on_buckets(tmp_path: Path, example: Callable[..., str]) -> None:
+    shard(photos(tmp_path / "images"), "--out", tmp_path / "shards")
+    out = example("diffusion_buckets.py", tmp_path / "shards", *BUCKETS, "--workers", 1)
+    assert re.findall(r"^epoch \d: (.*), loss", out, re.M) == ["8 batches of 3 sizes"] * 3
+    losses = losses_of(out)
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.slow
 def test_plain_versions_learn_the_same(tmp_path: Path) -> None:
-    runs = [["csv_targets.py", str(table(tmp_path / "table")), "--size", "32", "--batch-size", "4", "--epochs", "6"]]
+    folder = photos(tmp_path / "images")
+    runs = [["diffusion_buckets.py", str(folder), *BUCKETS]]
+    runs += [["csv_targets.py", str(table(tmp_path / "table")), "--size", "32", "--batch-size", "4", "--epochs", "6"]]
     (tmp_path / "runs.json").write_text(json.dumps([[*each, "--plain", "--workers", "0"] for each in runs]))
     (tmp_path / "plain.py").write_text(_PLAIN)
     run_with_torchvision(tmp_path / "plain.py", tmp_path)
     out = {name: (tmp_path / f"{name}.out").read_text() for name, *_ in runs}
     assert max(errors_of(out["csv_targets.py"])[-1]) < 0.2
+    assert re.findall(r"^epoch \d: (.*), loss", out["diffusion_buckets.py"], re.M) == ["7 batches of 3 sizes"] * 3
+
+
+def test_the_lines_that_change_are_the_examples() -> None:
+    text = (ROOT / "docs/migration.md").read_text()
+    sources = [(ROOT / "examples" / name).read_text() for name in re.findall(r"\]\(../examples/(\w+\.py)\)", text)]
+    lines = {line.strip() for source in sources for line in source.splitlines()}
+    blocks = re.findall(r"```diff\n(.*?)```", text, re.S)
+    assert blocks
+    for block in blocks:
+        assert [line for line in block.splitlines() if line[0] not in "+-" or line[1:].strip() not in lines] == []
