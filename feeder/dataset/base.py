@@ -17,6 +17,7 @@ from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.stacking import check_stackable
+from feeder.dataset.targets import TargetValue, targets_in
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
@@ -29,11 +30,11 @@ __all__ = ["FeederDataset", "applies_exif", "drawn_samples", "keeps_samples"]
 class FeederDataset(Dataset[tuple[Any, ...]]):
     """Base of :class:`ShardDataset` and :class:`FolderDataset`.
 
-    ``dataset[i]`` is ``(image, label, *fields)``. The image is a tensor [C, H, W], uint8 0-255 unless the recipe has
-    ToDtype or Normalize. The label is an int, or in a set with targets a tensor, float32 [] or [K]. Fields come in the
-    order of ``fields``. Under :class:`feeder.DataLoader` augmentation is a function of (seed, epoch, sample id). Under
-    torch's own loader, and with ``dataset[i]``, it is drawn from torch's random state, so it differs between workers
-    and epochs as for any other dataset.
+    ``dataset[i]`` is ``(image, label, *targets, *fields)``. The image is a tensor [C, H, W], uint8 0-255 unless the
+    recipe has ToDtype or Normalize. The label is an int, or in a set with float labels a tensor, float32 [] or [K].
+    Targets and fields come in the order of ``targets`` and ``fields``. Under :class:`feeder.DataLoader` augmentation is
+    a function of (seed, epoch, sample id). Under torch's own loader, and with ``dataset[i]``, it is drawn from torch's
+    random state, so it differs between workers and epochs as for any other dataset.
 
     Attributes:
         reader: Reads the samples' bytes.
@@ -62,7 +63,8 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     def __repr__(self) -> str:
         classes = "" if self.classes is None else f", classes={len(self.classes)}"
-        fields = f", fields={list(self.fields)}" if self.fields else ""
+        moved = {extra.name: extra.target for extra in targets_in(self.extras)}
+        fields = (f", targets={moved}" if moved else "") + (f", fields={list(self.fields)}" if self.fields else "")
         transform = f", transform={self.recipe!r}" if self.recipe.ops else ""
         return f"{type(self).__name__}({self.reader.place!r}, samples={len(self)}{classes}{fields}{transform})"
 
@@ -116,7 +118,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the further fields."""
-        return tuple(extra.name for extra in self.extras)
+        return tuple(extra.name for extra in self.extras if not isinstance(extra, TargetValue))
 
     if not TYPE_CHECKING:  # a type checker would take it for every name
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from feeder.dataset.extras import Extra
 from feeder.dataset.reader import Reader
+from feeder.dataset.targets import boxes_of
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
 from feeder.errors import DecodeError
@@ -91,7 +92,8 @@ class SampleDecoder:
             problem = encoded.errors[row]
             if problem is None:
                 one = slice(row, row + 1)
-                draws = recipe.draw(seed, epoch, keys[one], encoded.sizes[one])
+                boxes = boxes_of(recipe, self._extras, [found[one] for found in values], encoded.sizes[one])
+                draws = recipe.draw(seed, epoch, keys[one], encoded.sizes[one], boxes)
                 image = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
                 buffers, turns = encoded.buffers[one], encoded.orientations[one]
                 problem = self._decoder.decode(buffers, turns, recipe, draws, image)[0]

@@ -94,6 +94,10 @@ class FolderReader:
     def stored(self, ids: npt.NDArray[np.int64]) -> None:
         """See :meth:`Reader.stored`."""
 
+    def orientation(self, i: int) -> int:
+        """See :meth:`Reader.orientation`. It comes from the file's header."""
+        return self._image(i)[1].orientation if self.exif else 1
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         encoded = self.read(ids)
@@ -205,11 +209,19 @@ class FolderReader:
         return np.zeros(0, np.int64)
 
     @classmethod
-    def scan(cls, root: str, extensions: frozenset[str], *, exif: bool = True) -> FolderReader:
+    def scan(
+        cls, root: str, extensions: frozenset[str], *, exif: bool = True, targets: tuple[str, ...] = ()
+    ) -> FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
         The classes are the root's subfolders, sorted by name. Samples are sorted by class, folder and file name. Links
         to folders are followed, but not in circles.
+
+        Args:
+            root: The folder.
+            extensions: Of images.
+            exif: Whether to apply EXIF orientation.
+            targets: Names of members, such as "seg.png", whose files are no samples.
 
         Raises:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
@@ -228,7 +240,7 @@ class FolderReader:
         members: set[str] = set()
         for label, name in enumerate(classes):
             before = len(labels)
-            for folder, (files, others) in sorted(_files(root, name, extensions).items()):
+            for folder, (files, others) in sorted(_files(root, name, extensions, targets).items()):
                 members |= set(member_names(files, others).values())
                 for file in sorted(files):
                     data += os.fsencode(os.path.join(folder, file))
@@ -246,9 +258,12 @@ class FolderReader:
         return cls(root, *arrays, exif=exif, classes=classes, members=named)
 
 
-def _files(root: str, name: str, extensions: frozenset[str]) -> dict[str, tuple[list[str], list[str]]]:
+def _files(
+    root: str, name: str, extensions: frozenset[str], targets: tuple[str, ...]
+) -> dict[str, tuple[list[str], list[str]]]:
     """Returns the names of the images and of other files below a class folder, by their folder relative to the root."""
     found: dict[str, tuple[list[str], list[str]]] = {}
+    endings = tuple(f".{target}" for target in targets)
 
     def visit(relative: str) -> list[str]:
         folders: list[str] = []
@@ -260,7 +275,7 @@ def _files(root: str, name: str, extensions: frozenset[str]) -> dict[str, tuple[
                 if is_folder(entry, skip_unreadable=is_image):
                     folders.append(entry.name)
                 else:
-                    (files if is_image else others).append(entry.name)
+                    (files if is_image and not entry.name.endswith(endings) else others).append(entry.name)
         return folders
 
     walk(root, name, visit, lambda path, reason: None)

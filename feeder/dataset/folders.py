@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.extras import Fields, MemberField, NamedField, fields_of
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
+from feeder.dataset.targets import TargetValue, target_values
+from feeder.transforms import Recipe
+from feeder.transforms.targets import Target
 
 __all__ = ["FOLDER_EXTENSIONS", "FolderDataset"]
 
@@ -28,6 +31,7 @@ class FolderDataset(FeederDataset):
             "txt" is ``a.txt`` for ``a.jpg``. Or a mapping, see :class:`ShardDataset`.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
         classes, target_transform: See :class:`ShardDataset`.
+        targets: As in :class:`ShardDataset`; ``a.seg.png`` is the member "seg.png" of ``a.jpg``, and no sample.
 
     Raises:
         SourceError: if there is no class folder, or one without an image.
@@ -44,12 +48,15 @@ class FolderDataset(FeederDataset):
         *,
         classes: Sequence[str] | None = None,
         target_transform: TargetTransform | None = None,
+        targets: Mapping[str, Target] | None = None,
     ) -> None:
         root = os.path.abspath(os.fspath(path))
-        reader = FolderReader.scan(root, FOLDER_EXTENSIONS, exif=applies_exif(exif_orientation))
+        exif, recipe = applies_exif(exif_orientation), Recipe.of(transform)
+        moved = target_values(targets, recipe, exif=exif)
+        reader = FolderReader.scan(root, FOLDER_EXTENSIONS, exif=exif, targets=tuple(each.name for each in moved))
         if classes is not None:
             name_classes(reader, classes)
         if target_transform is not None:
             transform_labels([reader], target_transform)
-        super().__init__(reader, transform, fields_of(fields))
-        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, (NamedField, MemberField))))
+        super().__init__(reader, recipe, (*moved, *fields_of(fields)))
+        self._check_known(*(e.name for e in self.extras if isinstance(e, (NamedField, MemberField, TargetValue))))

@@ -87,6 +87,11 @@ class JoinedReader:
             orientations[rows], sizes[rows] = known
         return orientations, sizes
 
+    def orientation(self, i: int) -> int:
+        """See :meth:`Reader.orientation`."""
+        reader, own = self._one(i)
+        return reader.orientation(own)
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         peek = Peek(np.zeros(len(ids), np.int64), np.zeros((len(ids), 2), np.int64), np.zeros(len(ids), np.bool_))

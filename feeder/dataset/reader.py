@@ -103,6 +103,9 @@ class Reader(Protocol):
         """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`Encoded`; None if they are
         known only from the samples' files."""
 
+    def orientation(self, i: int) -> int:
+        """EXIF orientation to apply to a sample's image, 1-8."""
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """Sizes of N samples; those that can't be read count as empty."""
 

@@ -244,6 +244,10 @@ class ShardReader(ShardFields):
         """See :meth:`Reader.stored`."""
         return self._stored(ids)[:2]
 
+    def orientation(self, i: int) -> int:
+        """See :meth:`Reader.orientation`."""
+        return int(self.index.orientation[i]) if self.exif else 1
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         index = self.index

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from feeder.dataset.base import FeederDataset, applies_exif
@@ -20,9 +20,12 @@ from feeder.dataset.relabel import (
     without_labels,
 )
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.targets import TargetValue, target_values
 from feeder.errors import ArgumentError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
+from feeder.transforms import Recipe
+from feeder.transforms.targets import Target
 
 __all__ = ["ShardDataset"]
 
@@ -55,13 +58,16 @@ class ShardDataset(FeederDataset):
             dataset is created.
         target_transform: A function of a label, or a mapping of all labels, to an integer, a float or a row of numbers.
             It is applied once to each label that occurs, when the dataset is created; -1 stays.
+        targets: Members that the geometry of the recipe moves with the image, such as ``{"seg.png": T.Mask(),
+            "boxes.json": T.BoundingBoxes(), "kp.json": T.KeyPoints()}``. A sample has them after its label, before its
+            fields.
 
     Raises:
         FormatError: if an index is missing or damaged.
-        ArgumentError: for a field that no sample of a set has, or that is refused, or of no kind; for an unknown
-            ``exif_orientation``; for ``cls`` fields without labels; for labels that are not in ``classes`` or
-            ``target_transform``; for an ``image_field`` in which no sample has an image, or if its file can't be
-            written; for sets whose classes differ, naming the first difference.
+        ArgumentError: for a field that no sample of a set has, or that is refused, or of no kind; for a target that the
+            recipe can't move; for an unknown ``exif_orientation``; for ``cls`` fields without labels; for labels that
+            are not in ``classes`` or ``target_transform``; for an ``image_field`` in which no sample has an image, or
+            if its file can't be written; for sets whose classes differ, naming the first difference.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class ShardDataset(FeederDataset):
         classes: Sequence[str] | Literal["merge"] | None = None,
         labels: bool | str | Sequence[str] = True,
         target_transform: TargetTransform | None = None,
+        targets: Mapping[str, Target] | None = None,
     ) -> None:
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
         if not paths:
@@ -87,10 +94,11 @@ class ShardDataset(FeederDataset):
         if target_transform is not None:
             transform_labels(readers, target_transform)
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
-        super().__init__(reader, transform, fields_of(fields))
-        self._check_known(*(extra.name for extra in self.extras if isinstance(extra, (NamedField, MemberField))))
+        recipe = Recipe.of(transform)
+        super().__init__(reader, recipe, (*target_values(targets, recipe, exif=exif), *fields_of(fields)))
+        self._check_known(*(e.name for e in self.extras if isinstance(e, (NamedField, MemberField, TargetValue))))
         for each in readers:
-            each.index.check_fields(self.fields)
+            each.index.check_fields([extra.name for extra in self.extras])
 
 
 def _opened(

@@ -37,6 +37,10 @@ class PartReader:
         """See :meth:`Reader.stored`."""
         return self.whole.stored(self.ids[ids])
 
+    def orientation(self, i: int) -> int:
+        """See :meth:`Reader.orientation`."""
+        return self.whole.orientation(int(self.ids[i]))
+
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         return self.whole.peek(self.ids[ids])

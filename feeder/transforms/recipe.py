@@ -256,7 +256,7 @@ class Recipe:
         fixed = [size for size in sizes if size is not None]
         return max(fixed, key=lambda size: size[0] * size[1]) if len(fixed) == len(sizes) else None
 
-    @property
+    @cached_property
     def draws_from_boxes(self) -> bool:
         """True if an op's draws depend on the sample's boxes."""
         return any(isinstance(op, RandomIoUCrop) for op in self.ops)

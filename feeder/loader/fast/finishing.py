@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from feeder.dataset.targets import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
@@ -32,11 +33,17 @@ class Finishing:
         mix: Ops of which one mixes the samples of each batch; empty for none.
 
     Raises:
-        ArgumentError: if ``mix`` with ``num_classes`` can't have the dataset's labels: there are none, they are
-            targets, or there is no place for a class.
+        ArgumentError: if the dataset has targets, which ``mix`` can't mix; if ``mix`` with ``num_classes`` can't have
+            the dataset's labels: there are none, they are floats, or there is no place for a class.
     """
 
     def __init__(self, work: Work, device: torch.device | None, channels_last: bool, mix: Sequence[BatchOp]) -> None:
+        moved = targets_in(work.extras)
+        if mix and moved:
+            raise ArgumentError(
+                f"{type(mix[0]).__name__} mixes images and labels, but not the target {moved[0].name!r} of the "
+                "dataset: leave mix out, or the dataset's targets"
+            )
         if mix and mix[0].num_classes is not None:  # the same for all
             _check_labels(mix[0], work)
         self._work, self._channels_last, self._mix = work, channels_last, mix

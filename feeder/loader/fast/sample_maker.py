@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.reader import Encoded, Reader
+from feeder.dataset.targets import boxes_of
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
@@ -206,7 +207,7 @@ class Work:
         started, already_ns = time.perf_counter_ns(), report.read_ns
         # Before the images, which are valid until the reader's next call.
         extras = [[_read_extra(extra, self.reader, i) for i in ids.tolist()] for extra in self.extras]
-        drawing = _Drawing(self, part, keys)
+        drawing = _Drawing(self, part, keys, extras)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
         part.view.labels[rows] = encoded.labels
         beat()
@@ -274,6 +275,7 @@ class _Drawing:
         work: The work on them.
         part: The part that they belong to.
         keys: int64 [N], keys of the draws.
+        extras: N values of each target and further field, as they were read.
 
     Attributes:
         draws: The draws.
@@ -283,13 +285,16 @@ class _Drawing:
     work: Work
     part: _Part
     keys: npt.NDArray[np.int64]
+    extras: list[list[Any]]
     draws: Draws | None = field(default=None, init=False)
     spent_ns: int = field(default=0, init=False)
 
     def draw(self, sizes: npt.NDArray[np.int32]) -> Draws:
         """Draws for images of these upright sizes, int32 [N, 2]."""
         started = time.perf_counter_ns()
-        self.draws = self.part.recipe.draw(self.work.seed, self.part.epoch, self.keys, sizes)
+        recipe = self.part.recipe
+        boxes = boxes_of(recipe, self.work.extras, self.extras, sizes)
+        self.draws = recipe.draw(self.work.seed, self.part.epoch, self.keys, sizes, boxes)
         self.spent_ns = time.perf_counter_ns() - started
         self.work.meter.add("draw", self.spent_ns)
         return self.draws

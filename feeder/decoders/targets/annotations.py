@@ -1,0 +1,97 @@
+"""Boxes and keypoints as JSON: an object with a list of them, and further lists of the same length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decoders.decoder import Buffer
+from feeder.errors import DecodeError
+
+__all__ = ["Annotations", "decode_boxes", "decode_points"]
+
+
+class Annotations(NamedTuple):
+    """A sample's boxes or keypoints.
+
+    Attributes:
+        values: float32 [K, 4] of boxes, [K, 2] or [K, P, 2] of keypoints.
+        rest: The object's other values: "labels" as int64 [K], other lists, which have K elements, and any other value
+            as it is.
+    """
+
+    values: npt.NDArray[np.float32]
+    rest: dict[str, Any]
+
+    def keep(self, values: npt.NDArray[np.float32], kept: npt.NDArray[np.int64]) -> Annotations:
+        """Returns other values with the elements of the lists that belong to them; ``kept`` has their numbers."""
+        if len(kept) == len(self.values):
+            return Annotations(values, dict(self.rest))
+        rows = kept.tolist()
+        rest = {
+            name: value[kept] if isinstance(value, np.ndarray) else [value[row] for row in rows]
+            for name, value in self.rest.items()
+            if isinstance(value, (list, np.ndarray))
+        }
+        return Annotations(values, self.rest | rest)
+
+
+def decode_boxes(data: Buffer) -> Annotations:
+    """Parses ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``.
+
+    Raises:
+        DecodeError: saying what else it is.
+    """
+    return _decode(data, "boxes", "[[4 numbers], ...]", lambda shape: len(shape) == 2 and shape[1] == 4, (0, 4))
+
+
+def decode_points(data: Buffer) -> Annotations:
+    """Parses ``{"keypoints": [[x, y], ...] or [[[x, y], ...], ...], <further lists>}``.
+
+    Raises:
+        DecodeError: saying what else it is.
+    """
+    expected = "[[x, y], ...] or, for groups of equal length, [[[x, y], ...], ...]"
+    return _decode(data, "keypoints", expected, lambda shape: len(shape) in (2, 3) and shape[-1] == 2, (0, 2))
+
+
+def _decode(
+    data: Buffer, key: str, expected: str, fits: Callable[[tuple[int, ...]], bool], empty: tuple[int, int]
+) -> Annotations:
+    try:
+        found = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"not JSON: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get(key), list):
+        has = f"an object with {', '.join(map(repr, found)) or 'no keys'}" if isinstance(found, dict) else _short(found)
+        raise DecodeError(f'expected {{"{key}": {expected}, "labels": [int, ...]}}, got {has}')
+    values = _numbers(found.pop(key))
+    if values is not None and not values.size and values.shape[0] == 0:
+        values = values.reshape(empty)
+    if values is None or not fits(values.shape) or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        raise DecodeError(f"{key!r} must be {expected}, all finite")
+    for name, value in found.items():
+        if isinstance(value, list) and len(value) != len(values):
+            raise DecodeError(f"{name!r} has {len(value)} elements, and there are {len(values)} {key}")
+    if "labels" in found:
+        labels = _numbers(found["labels"])
+        if labels is None or labels.ndim != 1 or (len(labels) and labels.dtype.kind != "i"):
+            raise DecodeError(f"'labels' must be a list of ints, one for each of the {key}")
+        found["labels"] = labels.astype(np.int64)
+    return Annotations(values.astype(np.float32), found)
+
+
+def _numbers(value: Any) -> npt.NDArray[Any] | None:
+    """Returns a list of numbers, or of lists of equal length of them, as an array; None if it is none."""
+    try:
+        return np.array(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _short(value: object) -> str:
+    return f"{str(value)[:40]!r}"
