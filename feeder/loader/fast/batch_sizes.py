@@ -53,6 +53,11 @@ class BatchSizes:
             raise ArgumentError(
                 "buckets= gives all images of a batch one size, so there is nothing to pad; leave pad= out"
             )
+        if self.pad is not None and self.recipe.draws_from_boxes:
+            raise ArgumentError(
+                "pad= needs each image's size before the sample is read, and RandomIoUCrop draws it from the sample's "
+                "boxes: end the geometry with Resize((height, width)), and leave pad= out"
+            )
         if self.buckets is not None:
             for size in self.buckets.sizes:
                 for epoch in self.recipe.phases:

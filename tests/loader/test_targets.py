@@ -1,0 +1,194 @@
+"""Targets on the loader's fast path: the values of ``dataset[i]``, whichever way the batch is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feeder import transforms as T
+from feeder.dataset.base import drawn_samples
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError, DecodeError
+from feeder.loader.dataloader import DataLoader
+from feeder.order.bucket_order import Buckets
+from feeder.transforms.pad_to_batch import PadToBatch
+from tests.support.target_data import SCALE, TARGETS, write_target_shards
+
+SEED = 5
+DETECTION = T.Compose(
+    [
+        T.RandomIoUCrop(),
+        T.RandomHorizontalFlip(),
+        T.Resize((20, 28)),
+        T.SanitizeBoundingBoxes(),
+        T.SanitizeKeyPoints(),
+        T.ToDtype("float32", scale=True),
+    ]
+)
+# All images have 24x32 pixels, so that nothing is resized.
+WHOLE_PIXELS = T.Compose([T.Resize((24, 32)), T.RandomCrop((20, 28)), T.RandomHorizontalFlip(), T.ToDtype("float32")])
+WARPED = T.Compose([T.RandomResizedCrop(16), T.ColorJitter(0.5), T.RandomRotation(30), T.RandomErasing(1.0)])
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"num_workers": 1, "device": "cpu"},
+    {"backend": "pillow"},
+    {"fidelity": "exact", "worker_threads": 2, "num_workers": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target_shards(tmp_path_factory.mktemp("shards"), 24)
+
+
+def loader_of(path: Path, recipe: Any, **options: Any) -> DataLoader[Any]:
+    given: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": SEED, **options}
+    return DataLoader(ShardDataset(path, recipe, ["index"], targets=TARGETS), **given)
+
+
+def check_batches(loader: DataLoader[Any], epoch: int = 0) -> int:
+    """Holds an epoch's targets against those of ``dataset[i]`` with the same draws; returns the number of samples."""
+    assert loader.path == "fast"
+    seen = 0
+    for images, labels, masks, boxes, points, index in loader:
+        assert len(images) == len(labels) == len(masks) == len(boxes) == len(points)
+        expected = drawn_samples(loader.dataset, SEED, epoch, index.tolist())
+        for row, (_, label, mask, own_boxes, own_points, _) in enumerate(expected):
+            assert labels[row] == label
+            torch.testing.assert_close(masks[row], mask, rtol=0, atol=0)
+            same(boxes[row], own_boxes)
+            same(points[row], own_points)
+        seen += len(images)
+    return seen
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+        else:
+            assert found[name] == value
+
+
+@pytest.mark.parametrize("recipe", [DETECTION, WARPED], ids=["detection", "warped"])
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_batches_have_the_targets_of_the_dataset(shards: Path, recipe: T.Compose, options: dict[str, Any]) -> None:
+    assert check_batches(loader_of(shards, recipe, **options)) == 24
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"backend": "dali"}, {"backend": "dali", "num_workers": 1}], ids=str)
+def test_images_and_masks_are_cut_alike(shards: Path, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    for images, _, masks, *_ in loader_of(shards, WHOLE_PIXELS, **options):
+        torch.testing.assert_close(images, (masks * SCALE).float()[:, None].expand(-1, 3, -1, -1), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_dali_leaves_targets_as_they_are(shards: Path, workers: int) -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    assert check_batches(loader_of(shards, DETECTION, backend="dali", num_workers=workers)) == 24
+
+
+def test_a_batch_has_masks_in_a_tensor_and_boxes_in_a_list_of_dicts(shards: Path) -> None:
+    images, _, masks, boxes, points, index = next(iter(loader_of(shards, DETECTION)))
+    assert (images.shape, masks.shape, masks.dtype) == ((5, 3, 20, 28), (5, 20, 28), torch.uint8)
+    assert all(each["boxes"].shape == (len(each["labels"]), 4) for each in boxes)
+    assert all(each["keypoints"].shape == (len(each["labels"]), 2) for each in points)
+    assert index.dtype == torch.int64
+
+
+def test_masks_of_int32_have_their_dtype(shards: Path) -> None:
+    dataset = ShardDataset(shards, T.CenterCrop(40), targets={"seg.png": T.Mask(2**20, torch.int32)})
+    _, _, masks = next(iter(DataLoader(dataset, 4)))
+    assert (masks.dtype, masks.shape) == (torch.int32, (4, 40, 40))
+    assert masks[:, 0, 0].tolist() == [2**20] * 4
+
+
+def test_a_collate_fn_gets_the_targets_of_each_sample(shards: Path) -> None:
+    collate: Any = lambda samples: samples  # noqa: E731
+    for samples in loader_of(shards, DETECTION, collate_fn=collate):
+        expected = drawn_samples(ShardDataset(shards, DETECTION, targets=TARGETS), SEED, 0, [s[5] for s in samples])
+        for found, own in zip(samples, expected, strict=True):
+            torch.testing.assert_close(found[2], own[2], rtol=0, atol=0)
+            same(found[3], own[3])
+
+
+@pytest.mark.parametrize("name", list(TARGETS))
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"backend": "dali", "num_workers": 1}], ids=str)
+def test_a_bad_target_replaces_the_whole_sample_or_names_it(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = write_target_shards(tmp_path, 12, replaced={(7, name): b"no target"})
+    loader = loader_of(path, WHOLE_PIXELS, on_error="skip", **options)
+    found = list(loader)
+    ids = [i for *_, index in found for i in index.tolist()]
+    assert len(ids) == 12
+    assert 7 not in ids
+    for images, _, masks, boxes, _, index in found:
+        torch.testing.assert_close(images[:, 0], (masks * SCALE).float(), rtol=0, atol=0)
+        assert [each["id"] for each in boxes] == index.tolist()
+    with pytest.raises(DecodeError, match=f"target '{name}'") as caught:
+        list(loader_of(path, WHOLE_PIXELS, **options))
+    assert caught.value.key == "0007"
+
+
+@pytest.mark.parametrize("mix", [T.MixUp(), T.CutMix(num_classes=7), [T.MixUp(), T.CutMix()]], ids=str)
+def test_mixing_is_refused_by_name(shards: Path, mix: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"(MixUp|CutMix) mixes images and labels, but not the target 'seg\.png'"):
+        loader_of(shards, WHOLE_PIXELS, mix=mix)
+
+
+def test_a_resumed_epoch_has_the_same_targets(shards: Path) -> None:
+    whole = [batch[3] for batch in loader_of(shards, DETECTION)]
+    first = loader_of(shards, DETECTION)
+    iterator = iter(first)
+    next(iterator), next(iterator)
+    state = first.state_dict()
+    second = loader_of(shards, DETECTION, num_workers=1)
+    second.load_state_dict(state)
+    for batch, expected in zip(second, whole[2:], strict=True):
+        for found, own in zip(batch[3], expected, strict=True):
+            same(found, own)
+
+
+def test_a_repeated_sample_has_targets_of_its_own_draws(shards: Path) -> None:
+    for images, _, masks, *_ in loader_of(shards, WHOLE_PIXELS, shuffle=None, sampler=[3] * 5):
+        torch.testing.assert_close(images[:, 0], (masks * SCALE).float(), rtol=0, atol=0)
+        assert len({tuple(mask.flatten().tolist()) for mask in masks}) > 1
+
+
+def test_masks_of_a_buckets_batch_are_a_tensor_of_its_size(shards: Path) -> None:
+    recipe = T.Compose([T.Resize(T.BUCKET, "nearest", cover=True), T.RandomCrop(T.BUCKET)])
+    sizes = set()
+    for images, _, masks, *_ in loader_of(shards, recipe, buckets=Buckets(sizes=[(16, 24), (24, 16)])):
+        assert masks.shape == (len(images), *images.shape[2:])
+        sizes.add(tuple(masks.shape[1:]))
+    assert sizes == {(16, 24)}
+
+
+def test_masks_of_a_padded_batch_are_a_list_of_their_own_sizes(shards: Path) -> None:
+    recipe = T.RandomShortestSize([12, 18])
+    for _, _, sizes, masks, *_ in loader_of(shards, recipe, pad=PadToBatch(8)):
+        assert [list(mask.shape) for mask in masks] == sizes.tolist()
+    with pytest.raises(ArgumentError, match=r"pad= needs each image's size .*RandomIoUCrop"):
+        loader_of(shards, T.RandomIoUCrop(), pad=PadToBatch(8))
+
+
+def test_masks_have_the_size_of_the_epoch(shards: Path) -> None:
+    loader = loader_of(shards, T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), num_workers=1)
+    for size in (12, 20):
+        assert {tuple(batch[2].shape[1:]) for batch in loader} == {(size, size)}
+
+
+def test_targets_do_not_change_the_draws_of_the_image(shards: Path) -> None:
+    recipe = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
+    bare = DataLoader(ShardDataset(shards, recipe), 5, shuffle=True, seed=SEED)
+    for with_targets, without in zip(loader_of(shards, recipe), bare, strict=True):
+        np.testing.assert_array_equal(with_targets[0], without[0])
