@@ -14,7 +14,7 @@ from feeder.dataset.base import drawn_samples
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
-from feeder.order.bucket_order import Buckets
+from feeder.order.buckets import Buckets
 from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support.target_data import SCALE, TARGETS, write_target_shards
 

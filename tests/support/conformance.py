@@ -52,6 +52,7 @@ from feeder.transforms import (
     ToDtype,
 )
 from feeder.transforms.boxes import Boxes, SampleBoxes
+from tests.support.target_conformance import check_targets_on, target_image
 
 __all__ = [
     "CHECKS",
@@ -65,6 +66,7 @@ __all__ = [
     "check_geometry",
     "check_limits",
     "check_orientations",
+    "check_targets",
     "check_views",
     "decode",
     "encode",
@@ -473,6 +475,13 @@ def check_limits(decoder: Decoder) -> None:
 
 
 # All of them; each takes a decoder.
+def check_targets(decoder: Decoder) -> None:
+    """Masks, boxes and keypoints of the same draws show the places that the images show, in every orientation."""
+    image = target_image()
+    for extension, options in (("jpeg", {"quality": 95, "subsampling": "4:4:4"}), ("png", {})):
+        check_targets_on(decoder, dict.fromkeys(range(1, 9), encode(image, extension, **options)))
+
+
 CHECKS = [
     check_bad_images_stay_alone,
     check_batches,
@@ -484,5 +493,6 @@ CHECKS = [
     check_geometry,
     check_limits,
     check_orientations,
+    check_targets,
     check_views,
 ]
