@@ -95,6 +95,7 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
     except ImportError:
         return None
     reader, recipe = dataset.reader, dataset.recipe
+    recipe = recipe if recipe.has_bucket else recipe.at(None, 0)
     ids = np.unique(np.linspace(0, len(reader) - 1, _SEEKABLE_IMAGES).astype(np.int64))
     encoded = reader.read(ids)
     kept, before, after = [], [], []
