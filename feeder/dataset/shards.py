@@ -41,7 +41,9 @@ class ShardDataset(FeederDataset):
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
-            recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0). Or a mapping
+            recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0);
+            "original_size" (height, width, int64 [2]) and "crop_box" (top, left, height, width of the recipe's crop, in
+            pixels of the resized image and before any flip, int64 [4]). Or a mapping
             of names to a kind of :mod:`feeder.fields`, a function of the member's bytes, or None for the value that the
             name alone gives: ``{"txt": feeder.fields.Text(), "key": None}``.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.

@@ -66,8 +66,9 @@ _FIXED = frozenset(
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in replacement for torch's DataLoader.
 
-    Feeder datasets take the fast path, if their recipe has a fixed output size or there is a ``collate_fn``, and
-    samples come in batches. It yields ``(images, labels, *fields)``, or what ``collate_fn`` returns:
+    Feeder datasets take the fast path, if their recipe has a fixed output size or there are a ``collate_fn``,
+    ``buckets`` or ``pad``, and samples come in batches. It yields ``(images, labels, *fields)``, or what
+    ``collate_fn`` returns:
 
     - images: uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's ToDtype or Normalize asks for;
     - labels: int64 [N], or float32 [N] or [N, K] for numeric targets;

@@ -1,0 +1,79 @@
+"""The examples of docs/loading.md for images of several sizes, as they stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import feeder
+from feeder import transforms as T
+from tests.support import ROOT
+from tests.support.loader_data import write_shards
+from tests.support.with_torchvision import run_with_torchvision
+
+_DETECTOR = """
+import sys, types
+from pathlib import Path
+import torch
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from tests.scenarios.test_loading_docs import block, run
+
+class Detector:
+    def __init__(self, image_mean, image_std):
+        self.transform = GeneralizedRCNNTransform(800, 1333, image_mean, image_std)
+
+    def __call__(self, images, targets):
+        return self.transform(images)[0]
+
+names = run("PadToBatch(multiple", Path(sys.argv[1]))
+detection = types.SimpleNamespace(fasterrcnn_resnet50_fpn=Detector)
+models = types.SimpleNamespace(models=types.SimpleNamespace(detection=detection))
+names |= {"torchvision": models, "targets": None}
+exec(block("model.transform.resize"), names)
+assert torch.equal(names["losses"].tensors, names["images"])
+assert names["losses"].image_sizes == [tuple(size) for size in names["sizes"].tolist()]
+"""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("docs") / "shards", 8, sizes=[(30, 40), (40, 30), (31, 33)])
+
+
+def block(sign: str) -> str:
+    """The one block with this sign, for a machine with few cores."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/loading.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if sign in block]
+    return code.replace("num_workers=8", "num_workers=1")
+
+
+def run(sign: str, shards: Path) -> dict[str, Any]:
+    """Runs a block; returns its names."""
+    names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch}
+    exec(block(sign).replace('"shards"', repr(str(shards))), names)
+    return names
+
+
+def test_buckets(shards: Path) -> None:
+    names = run("feeder.Buckets(pixels", shards)
+    size = tuple(names["images"].shape[2:])
+    assert size in names["buckets"].sizes
+    assert names["conditions"].shape == (8, 6)
+    assert {tuple(row) for row in names["conditions"][:, 4:].tolist()} == {size}
+
+
+def test_padded_batches(shards: Path) -> None:
+    names = run("PadToBatch(multiple", shards)
+    assert names["images"].dtype == torch.float32
+    assert names["images"].shape[2] % 32 == names["images"].shape[3] % 32 == 0
+    assert [list(image.shape[1:]) for image in names["inside"]] == names["sizes"].tolist()
+
+
+@pytest.mark.slow
+def test_torchvisions_detectors_take_padded_batches_as_they_are(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "detector.py").write_text(_DETECTOR)
+    run_with_torchvision(tmp_path / "detector.py", shards)
