@@ -12,7 +12,7 @@ from feeder.shard.source.class_folders import UNREADABLE, class_names, splits_ad
 from feeder.shard.source.image_file import looks_like_image
 from feeder.shard.source.source import Source
 
-__all__ = ["open_folder"]
+__all__ = ["list_tree", "open_folder"]
 
 
 def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
@@ -49,6 +49,19 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
         return flat
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
+
+
+def list_tree(source: Source) -> None:
+    """Adds all files below a source's root, those of a folder before those of its subfolders, sorted by name.
+
+    Raises:
+        SourceError: if a folder can't be listed.
+    """
+    try:
+        for name in _list_files(source, "", -1, None):
+            _add_class(source, name, -1)
+    except OSError as error:
+        raise SourceError(f"{source.root}: can't be listed: {error.strerror}") from None
 
 
 def _add_class(source: Source, top: str, label: int) -> None:

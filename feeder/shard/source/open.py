@@ -1,4 +1,4 @@
-"""Opens a source of any kind: class folders, flat folders, manifests, WebDataset tars and iterables."""
+"""Opens a source of any kind: folders, with or without annotations, manifests, WebDataset tars and iterables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import errno
 import os
 
 from feeder.errors import SourceError
+from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.iterable import open_samples
+from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
+from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, open_tars
+from feeder.shard.source.voc import open_voc
 
 __all__ = [
     "ManifestColumns",
@@ -34,6 +38,7 @@ def open_source(
     *,
     skip_unreadable: bool = False,
     image_field: str | None = None,
+    targets: TargetSources | None = None,
 ) -> Source:
     """Lists a dataset of any kind.
 
@@ -43,10 +48,13 @@ def open_source(
         work: Folder for scratch files.
         skip_unreadable: True to reject unreadable folders; otherwise the first ends the run.
         image_field: For tars, see :func:`open_tars`.
+        targets: The places of the boxes and masks of a folder of images.
 
     Raises:
         SourceError: if it is none of these, or can't be read.
     """
+    if targets:
+        return _open_with_targets(path, targets, columns, work, skip_unreadable, image_field)
     kind = source_kind(path)
     option = None if kind == "manifest" else columns.only_for_manifests()
     if option is not None:
@@ -60,6 +68,27 @@ def open_source(
     if columns.label is not None or columns.targets or not columns.has_labels:
         raise SourceError(f"{path}: a folder's classes are its subfolders; it has no columns for labels")
     return open_folder(path, skip_unreadable=skip_unreadable)
+
+
+def _open_with_targets(
+    path: str,
+    targets: TargetSources,
+    columns: ManifestColumns,
+    work: str,
+    skip_unreadable: bool,
+    image_field: str | None,
+) -> Source:
+    if columns != ManifestColumns() or image_field is not None:
+        raise SourceError(f"{path}: options for manifests, labels and tars don't go with annotations or pairs")
+    if targets.annotations is None:
+        return open_pairs(path, targets.pairs, targets.names, skip_unreadable=skip_unreadable)
+    spool = os.path.join(work, "spool")
+    if not os.path.isdir(targets.annotations):
+        masks = targets.instance_masks
+        return open_coco(path, targets.annotations, spool, targets.names, instance_masks=masks)
+    if targets.instance_masks:
+        raise SourceError(f"{targets.annotations}: Pascal VOC's XML has no polygons to make masks of; pair its masks")
+    return open_voc(path, targets.annotations, spool, targets.names, skip_unreadable=skip_unreadable)
 
 
 def source_kind(path: str) -> str:

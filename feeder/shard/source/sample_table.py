@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_FILE", "SampleTable", "StoredField"]
+__all__ = ["NO_FILE", "OWN_FILE", "SampleTable", "StoredField"]
 
 NO_FILE = -(2**63)  # the modification time of a sample whose image is in a container
+OWN_FILE = -1  # in place of the container of a field that is a file
 _CHUNK = 1 << 16
 
 
 class StoredField(NamedTuple):
     """One field of a sample: ``length`` bytes at ``offset`` of a container (a tar, or the spool).
 
-    An empty field name stands for an image whose extension is decided by its bytes.
+    An empty field name stands for an image whose extension is decided by its bytes. A field that is a file has
+    ``OWN_FILE`` as its container, and as its offset what :meth:`SampleTable.add_file` has returned.
     """
 
     field: str
@@ -52,6 +54,7 @@ class SampleTable:
         self._part_containers = array("i")
         self._part_offsets = array("q")
         self._part_lengths = array("q")
+        self._files = bytearray()  # paths, each with a zero byte at its end
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -91,6 +94,26 @@ class SampleTable:
             self._part_offsets.append(part.offset)
             self._part_lengths.append(part.length)
         self._part_starts.append(len(self._part_fields))
+
+    def add_file(self, field: str, path: bytes, size: int) -> StoredField:
+        """Takes a file beside an image, and returns its place for :meth:`add`.
+
+        Args:
+            field: The name that its bytes get.
+            path: The file, relative to the source's root.
+            size: Its size, bytes.
+        """
+        offset = len(self._files)
+        self._files += path + b"\0"
+        return StoredField(field, OWN_FILE, offset, size)
+
+    def file(self, offset: int) -> bytes:
+        """Path of a file that :meth:`add_file` has taken."""
+        return bytes(self._files[offset : self._files.index(b"\0", offset)])
+
+    def files_of(self, other: SampleTable) -> None:
+        """Takes over the files of another table, whose samples this one will have."""
+        self._files = other._files
 
     def path(self, i: int) -> bytes:
         """Path of sample ``i``."""
@@ -176,4 +199,6 @@ class SampleTable:
             digest.update(np.ascontiguousarray(self.columns()[name]).data)
         if self.targets:
             digest.update(json.dumps(self.targets).encode() + self._target.tobytes())
+        if self._files:
+            digest.update(self._files)
         return digest.hexdigest()

@@ -14,7 +14,7 @@ from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_image
 from feeder.shard.source.labels import Numbering
-from feeder.shard.source.sample_table import SampleTable, StoredField
+from feeder.shard.source.sample_table import OWN_FILE, SampleTable, StoredField
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
@@ -50,7 +50,7 @@ class Source:
     """A dataset to be sharded: a table of its samples, and the bytes of each.
 
     Attributes:
-        kind: "class folders", "flat folder", "manifest", "tars" or "samples".
+        kind: "class folders", "flat folder", "paired files", "annotated images", "manifest", "tars" or "samples".
         root: Folder that the table's paths are relative to.
         classes: Class names by label; None where labels are plain numbers or missing.
         table: The samples.
@@ -163,6 +163,11 @@ class Source:
         return data
 
     def _read_part(self, part: StoredField) -> bytes:
+        if part.container == OWN_FILE:
+            try:
+                return self._read_file(self.table.file(part.offset), part.length)
+            except ValueError as error:
+                raise ValueError(f"its {part.field}: {error}") from None
         container = self.containers[part.container]
         descriptor = self._descriptors.get(part.container)
         if descriptor is not None:
@@ -241,6 +246,7 @@ def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
         return
     table, kept = source.table, SampleTable()
     kept.targets = table.targets
+    kept.files_of(table)
     columns = table.columns()
     for i in range(len(table)):
         if i in reasons:

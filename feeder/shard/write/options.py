@@ -9,6 +9,7 @@ from feeder.errors import ArgumentError
 from feeder.shard.source.image_field import split_fields
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.encode import EncodeOptions
 from feeder.system.text import count
 
@@ -36,6 +37,7 @@ class ShardOptions:
         skip_unreadable: Rejects unreadable folders, and files that the disk fails to read; otherwise they end the run.
             A resumed run may differ in this.
         image_field: The field of tars and iterables that holds the image; None chooses it by the names of the fields.
+        targets: The places of the boxes and masks of a folder of images.
     """
 
     seed: int = 0
@@ -50,6 +52,7 @@ class ShardOptions:
     skip_unreadable: bool = False
     image_field: str | None = None
     max_file_bytes: int = MAX_FILE_BYTES
+    targets: TargetSources = field(default_factory=TargetSources)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
@@ -67,6 +70,8 @@ class ShardOptions:
                 f"max_file_bytes must be 1 to {MAX_FILE_BYTES}, as nothing larger can be loaded, got "
                 f"{self.max_file_bytes}"
             )
+        if self.targets and self.encode.max_side is not None:
+            raise ArgumentError("max_side would shrink the images, but not their boxes and masks; leave it out")
         if not 0 <= self.max_bad <= 1:
             raise ArgumentError(f"max_bad must be 0 to 1, got {self.max_bad}")
 

@@ -38,7 +38,8 @@ def shard(
     """Turns a dataset into pre-shuffled WebDataset shards; resumes an unfinished run.
 
     Args:
-        path: A class-per-folder tree, a flat folder, a manifest, or WebDataset tars.
+        path: A class-per-folder tree, a flat folder, a manifest, or WebDataset tars. With ``options.targets`` the
+            folder of the images, or for pairs also ``folder/*_suffix.png``.
         out: Output folder; None for the source's name with ``-shards`` appended.
         options: Options for sharding.
         progress: Shows the run's progress.
@@ -54,13 +55,16 @@ def shard(
     """
     options = options or ShardOptions()
     out = out or default_out(path)
-    columns, skip_unreadable = options.columns, options.skip_unreadable
+    columns, skip_unreadable, targets = options.columns, options.skip_unreadable, options.targets
 
     def open_it(work: str, image_field: str | None) -> Source:
-        return open_source(path, columns, work, skip_unreadable=skip_unreadable, image_field=image_field)
+        return open_source(
+            path, columns, work, skip_unreadable=skip_unreadable, image_field=image_field, targets=targets
+        )
 
-    source_kind(path)  # raises before anything is made for it
-    if overlaps_source(path, out):
+    if not targets:
+        source_kind(path)  # raises before anything is made for it
+    if any(overlaps_source(place, out) for place in (path, *(place for _, place in targets.pairs))):
         raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
     return _run(open_it, out, options, progress or Progress(), dry_run=dry_run, force=force)
 

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share, size_bytes
 from feeder.tools.terminal import size
@@ -26,6 +27,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "src",
         metavar="SRC",
+        nargs="?",
         help="folder with a subfolder for each class, flat folder, manifest (.csv .tsv .jsonl .parquet), or WebDataset "
         "tars ('train-{000..009}.tar')",
     )
@@ -93,6 +95,25 @@ def add(commands: Any) -> None:
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
     add_labels(command, "manifest column, or json key in tars,")
     command.add_argument(
+        "--annotations",
+        metavar="PATH",
+        help="COCO's instances JSON, or a folder of Pascal VOC's XML, for the folder of images SRC",
+    )
+    command.add_argument(
+        "--instance-masks", action="store_true", help="rasterize COCO's polygons and RLE into instances.png"
+    )
+    command.add_argument(
+        "--pair",
+        nargs="+",
+        default=[],
+        metavar="NAME=DIR",
+        help="in place of SRC: images=DIR and further folders of files with the same names, such as masks=DIR; "
+        "'DIR/*_mask.png' takes the files of this name",
+    )
+    command.add_argument(
+        "--names", metavar="FILE", help="with --annotations or --pair: names of the samples to take, a line each"
+    )
+    command.add_argument(
         "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
     )
     command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
@@ -104,11 +125,13 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feeder.decoders.image_header import clipped_warning
     from feeder.shard.source.table_file import ManifestColumns
+    from feeder.shard.source.target_sources import TargetSources
     from feeder.shard.write.encode import EncodeOptions
     from feeder.shard.write.options import ShardOptions
     from feeder.shard.write.sharding import shard
     from feeder.system.progress import terminal_progress
 
+    source, pairs = _source(arguments.src, arguments.pair)
     options = ShardOptions(
         seed=arguments.seed,
         shuffle=not arguments.no_shuffle,
@@ -136,11 +159,10 @@ def run(arguments: argparse.Namespace) -> int:
         skip_unreadable=arguments.skip_unreadable,
         image_field=arguments.image_field,
         max_file_bytes=arguments.max_file_bytes,
+        targets=TargetSources(arguments.annotations, arguments.instance_masks, pairs, arguments.names),
     )
     progress = terminal_progress(arguments.quiet)
-    summary = shard(
-        arguments.src, arguments.out, options, progress=progress, dry_run=arguments.dry_run, force=arguments.force
-    )
+    summary = shard(source, arguments.out, options, progress=progress, dry_run=arguments.dry_run, force=arguments.force)
     if arguments.json:
         say(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
     elif not arguments.quiet:
@@ -153,6 +175,20 @@ def run(arguments: argparse.Namespace) -> int:
         say(printable(f"feeder: {summary.too_many_bad}"), file=sys.stderr)
         return EXIT_TOO_MANY_BAD
     return 0
+
+
+def _source(src: str | None, pairs: list[str]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Returns the source's path, and the names and places of the files beside its images."""
+    split = [tuple(pair.split("=", 1)) for pair in pairs]
+    if wrong := next((pair for pair in pairs if "=" not in pair), None):
+        raise ArgumentError(f"--pair takes NAME=DIR, got {wrong!r}")
+    images = [place for name, place in split if name == "images"]
+    others = tuple((name, place) for name, place in split if name != "images")
+    if src is not None and not pairs:
+        return src, ()
+    if src is None and len(images) == 1 and others:
+        return images[0], others
+    raise ArgumentError("expected SRC, or --pair images=DIR NAME=DIR ... in its place")
 
 
 def _print_summary(summary: Any, dry_run: bool) -> None:

@@ -1,0 +1,263 @@
+"""COCO's instances JSON: boxes, labels and segmentations of a folder of images."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.decoders.decoder import MAX_PIXELS
+from feeder.errors import ArgumentError, SourceError
+from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.labels import check_classes
+from feeder.shard.source.pairs import read_names
+from feeder.shard.source.source import Source, drop_duplicates
+from feeder.shard.source.spool import Spool
+from feeder.system.files import open_regular
+
+__all__ = ["BOXES", "INSTANCES", "SEGMENTATION", "as_json", "open_coco"]
+
+BOXES = "boxes.json"
+SEGMENTATION = "segmentation.json"
+INSTANCES = "instances.png"
+_TAKEN = ("bbox", "category_id", "image_id", "segmentation")
+_MOST_BYTE = 255
+_MOST_BITS = 60
+
+Annotation = dict[str, Any]
+
+
+def open_coco(
+    images: str, annotations: str, spool_path: str, names: str | None = None, *, instance_masks: bool = False
+) -> Source:
+    """Lists the images of an instances JSON. Each gets ``boxes.json``: boxes as (left, top, right, bottom), labels, and
+    the annotations' further values.
+
+    Args:
+        images: Folder of the images.
+        annotations: The JSON file.
+        spool_path: Scratch file.
+        names: See :func:`read_names`.
+        instance_masks: True for ``instances.png``, whose pixels are the places of the objects in the lists, from 1 on,
+            and 0 where there is none; smaller objects cover larger ones. False for ``segmentation.json``, a list of
+            what the file has for each object.
+
+    Raises:
+        SourceError: if the file is no such JSON, or a folder is missing.
+        ArgumentError: if the masks need a package that is not installed.
+    """
+    rasterize = _rasterizer() if instance_masks else None
+    if not os.path.isdir(images):
+        raise SourceError(f"{images}: no such folder; the folder of the images is given beside {annotations}")
+    data = _read(annotations)
+    source = Source("annotated images", images)
+    source.add_container(os.path.abspath(annotations))
+    categories = sorted(data["categories"], key=lambda category: category["id"])
+    try:
+        source.classes = check_classes([category["name"] for category in categories])
+    except ArgumentError as error:
+        raise SourceError(f"{annotations}: its categories: {error}") from None
+    labels = {category["id"]: label for label, category in enumerate(categories)}
+    wanted = read_names(names)
+    shown = os.path.basename(annotations)
+    objects: dict[Any, list[Annotation]] = {image["id"]: [] for image in data["images"]}
+    if len(objects) < len(data["images"]):
+        raise SourceError(f"{annotations}: two images have the same id")
+    for annotation in data["annotations"]:
+        if annotation["image_id"] in objects:
+            objects[annotation["image_id"]].append(annotation)
+        else:
+            source.reject(f"{shown}#{annotation.get('id')}", "is of an image that the file does not list")
+    with Spool(source, spool_path) as spool:
+        for image in data["images"]:
+            path = image["file_name"]
+            if wanted is not None and os.path.splitext(path)[0] not in wanted:
+                continue
+            try:
+                status = _status(images, path)
+                found = _boxes(objects[image["id"]], labels)
+                if rasterize is None:
+                    segmentation = [each.get("segmentation") for each in objects[image["id"]]]
+                    parts = [spool.add(SEGMENTATION, as_json(segmentation))]
+                else:
+                    found["instance"] = list(range(1, len(found["boxes"]) + 1))
+                    parts = [spool.add(INSTANCES, rasterize(objects[image["id"]], image))]
+                parts.append(spool.add(BOXES, as_json(found)))
+            except ValueError as error:
+                source.reject(path, str(error))
+                continue
+            size = status.st_size + sum(part.length for part in parts)
+            source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, parts)
+    drop_duplicates(source, os.path.normpath, "duplicate path")
+    return source
+
+
+def as_json(value: Any) -> bytes:
+    """Returns a value as a field of a sample.
+
+    Raises:
+        ValueError: for NaN, or half of a surrogate pair.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            data = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
+        raise SourceError(f"{path}: can't be read: {reason}") from None
+    keys: dict[str, tuple[tuple[str, type], ...]] = {
+        "images": (("id", int), ("file_name", str)),
+        "annotations": (("image_id", int),),
+        "categories": (("id", int), ("name", str)),
+    }
+    for name, needed in keys.items():
+        rows = data.get(name) if isinstance(data, dict) else None
+        if not isinstance(rows, list):
+            raise SourceError(f"{path}: expected COCO's instances, an object with the lists {', '.join(keys)}")
+        for number, row in enumerate(rows):
+            for key, kind in needed:
+                if not isinstance(row, dict) or not isinstance(row.get(key), kind):
+                    raise SourceError(f"{path}: {name}[{number}] has no {key!r} of type {kind.__name__}")
+    found: dict[str, Any] = data
+    return found
+
+
+def _status(images: str, path: str) -> os.stat_result:
+    """Returns the status of an image's file.
+
+    Raises:
+        ValueError: with the reason why it can't be a sample.
+        OSError: for an error of the machine.
+    """
+    try:
+        status = os.stat(os.path.join(images, path))
+    except FileNotFoundError:
+        raise ValueError(f"not found in {images}") from None
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        raise ValueError(f"unreadable: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("not a regular file")
+    return status
+
+
+def _boxes(objects: Sequence[Annotation], labels: Mapping[int, int]) -> dict[str, list[Any]]:
+    """Returns the content of ``boxes.json``.
+
+    Raises:
+        ValueError: naming the annotation that is wrong.
+    """
+    found: dict[str, list[Any]] = {"boxes": [], "labels": []}
+    further = dict.fromkeys(key for each in objects for key in each if key not in _TAKEN)
+    for each in objects:
+        box: Any = each.get("bbox")
+        if not _are_numbers(box) or len(box) != 4 or min(box[2:]) < 0:
+            raise ValueError(f"annotation {each.get('id')}: expected bbox [x, y, width, height], got {str(box)[:60]}")
+        if not isinstance(each.get("category_id"), int) or each["category_id"] not in labels:
+            raise ValueError(f"annotation {each.get('id')}: category {each.get('category_id')} is not in the file")
+        x, y, width, height = box
+        found["boxes"].append([x, y, x + width, y + height])
+        found["labels"].append(labels[each["category_id"]])
+    return found | {key: [each.get(key) for each in objects] for key in further if key not in found}
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) for value in values
+    )
+
+
+def _rasterizer() -> Any:
+    """Returns the function that makes ``instances.png`` of an image's annotations."""
+    try:
+        from pycocotools import mask as coco
+    except ImportError:
+        raise ArgumentError("masks of COCO's instances need pycocotools: pip install 'feeder-data[coco]'") from None
+    from PIL import Image
+
+    def rasterize(objects: Sequence[Annotation], image: Mapping[str, Any]) -> bytes:
+        height, width = image.get("height"), image.get("width")
+        if not isinstance(height, int) or not isinstance(width, int) or min(height, width) < 1:
+            raise ValueError(f"its masks need its size, got height {height!r} and width {width!r}")
+        if height * width > MAX_PIXELS:
+            raise ValueError(f"{width}x{height} is more than the {MAX_PIXELS:,} pixels that feeder decodes")
+        masks = []
+        for each in objects:
+            try:
+                masks.append(_mask(coco, each.get("segmentation"), height, width))
+            except ValueError as error:
+                raise ValueError(f"annotation {each.get('id')}: its segmentation: {error}") from None
+        instances = np.zeros((height, width), np.uint8 if len(masks) <= _MOST_BYTE else np.uint16)
+        for place in sorted(range(len(masks)), key=lambda place: -int(masks[place].sum())):
+            instances[masks[place]] = place + 1
+        file = io.BytesIO()
+        Image.fromarray(instances).save(file, "PNG")
+        return file.getvalue()
+
+    return rasterize
+
+
+def _mask(coco: Any, segmentation: Any, height: int, width: int) -> npt.NDArray[np.bool_]:
+    """Returns the pixels of polygons or RLE, [H, W]. pycocotools' own code takes RLE on trust, beyond its memory.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    size = [height, width]
+    if isinstance(segmentation, dict):
+        counts, size = segmentation.get("counts"), segmentation.get("size", size)
+    elif isinstance(segmentation, list) and segmentation:
+        for polygon in segmentation:
+            if not _are_numbers(polygon) or len(polygon) < 6 or len(polygon) % 2:
+                raise ValueError(f"expected polygons [x, y, x, y, x, y, ...], got {str(polygon)[:60]}")
+            if min(polygon) < -max(height, width) or max(polygon) > 2 * max(height, width):
+                raise ValueError(f"a polygon lies far outside of the image: {str(polygon)[:60]}")
+        counts = coco.merge(coco.frPyObjects(segmentation, height, width))["counts"].decode()
+    else:
+        raise ValueError(f"expected polygons or RLE, got {str(segmentation)[:60]}")
+    if isinstance(counts, str):
+        counts = _counts(counts)
+    if not isinstance(counts, list) or not all(isinstance(each, int) and each >= 0 for each in counts):
+        raise ValueError("its counts are neither text nor a list of numbers from 0 on")
+    if size != [height, width] or sum(counts) != height * width:
+        raise ValueError(
+            f"expected counts that add up to the image's {height}x{width} pixels (height x width), got {sum(counts)} "
+            f"and size {size}"
+        )
+    runs = np.arange(len(counts)) % 2 == 1  # columns from top to bottom, the first run outside
+    mask: npt.NDArray[np.bool_] = np.repeat(runs, counts).reshape((height, width), order="F")
+    return mask
+
+
+def _counts(text: str) -> list[int]:
+    """Returns the counts of compressed RLE: digits of 5 bits from the lowest on, as differences from the last but one.
+
+    Source: rleFrString in cocoapi's maskApi.c.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for letter in text:
+        digit = ord(letter) - 48
+        if not 0 <= digit < 64 or shift > _MOST_BITS:
+            raise ValueError(f"its counts hold {letter!r}, which is no compressed RLE")
+        value |= (digit & 31) << shift
+        shift += 5
+        if not digit & 32:
+            if digit & 16:
+                value -= 1 << shift
+            counts.append(value + counts[-2] if len(counts) > 2 else value)
+            value = shift = 0
+    if shift:
+        raise ValueError("its counts are cut off")
+    return counts

@@ -1,0 +1,169 @@
+"""Trees of files that belong together by their names: images and masks, images and annotations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from feeder.errors import SourceError
+from feeder.shard.source.folder import list_tree
+from feeder.shard.source.image_file import looks_like_image
+from feeder.shard.source.source import Source
+from feeder.system.files import open_regular
+
+__all__ = ["PairedFile", "Tree", "open_pairs", "paired", "read_names"]
+
+
+class Tree(NamedTuple):
+    """Files below a folder.
+
+    Attributes:
+        folder: The folder.
+        prefix, suffix: Of the files' names; a suffix has the extension. Empty ones take all files, and then names are
+            compared without their extensions.
+    """
+
+    folder: str
+    prefix: str = ""
+    suffix: str = ""
+
+    @classmethod
+    def of(cls, place: str) -> Tree:
+        """Returns the tree of a folder, or of ``folder/prefix*suffix``.
+
+        Raises:
+            SourceError: if it is neither.
+        """
+        if "*" not in place:
+            tree = cls(place)
+        else:
+            folder, _, name = place.rpartition("/")
+            prefix, _, suffix = name.partition("*")
+            if "*" in folder or "*" in suffix or not suffix:
+                raise SourceError(f"{place}: expected a folder, or folder/*_suffix.png with one * in the files' name")
+            tree = cls(folder or ".", prefix, suffix)
+        if not os.path.isdir(tree.folder):
+            raise SourceError(f"{tree.folder}: no such folder")
+        return tree
+
+    def key(self, path: str) -> str | None:
+        """Returns the name of a file that it shares with its partners; None if the file is not of the tree."""
+        folder, name = os.path.split(path)
+        if self.suffix:
+            shared = name[len(self.prefix) : -len(self.suffix)]
+            if f"{self.prefix}{shared}{self.suffix}" != name or not shared:
+                return None
+        else:
+            shared = os.path.splitext(name)[0]
+        return os.path.join(folder, shared)
+
+
+class PairedFile(NamedTuple):
+    """A file, relative to the folder of the images, with its size when it was listed."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+
+
+def paired(
+    source: Source, images: Tree, others: Mapping[str, Tree], names: set[str] | None
+) -> Iterator[tuple[str, PairedFile, dict[str, PairedFile]]]:
+    """Yields name, image and further files of each sample, in the images' order; rejects files without a partner.
+
+    Args:
+        source: Takes the rejections; its root is the folder of the images.
+        images: The images.
+        others: The further files, by name.
+        names: Names of the samples to take; None takes all. Those that have no image are rejected.
+
+    Raises:
+        SourceError: if a folder can't be listed.
+    """
+    partners = {field: dict(_listed(source, tree, names)) for field, tree in others.items()}
+    found = set()
+    for key, image in _listed(source, images, names):
+        found.add(key)
+        lacking = next((field for field, files in partners.items() if key not in files), None)
+        if lacking is not None:
+            reason = f"has no file of the same name in {lacking}={others[lacking].folder}"
+            source.reject(image.path, reason, bad=looks_like_image(image.path))
+            continue
+        yield key, image, {field: files[key] for field, files in partners.items()}
+    for files in partners.values():
+        for key, file in files.items():
+            if key not in found:
+                source.reject(file.path, f"has no image of the same name in {images.folder}")
+    for name in sorted((names or set()) - found):
+        source.reject(name, f"is wanted, but has no image in {images.folder}")
+
+
+def open_pairs(
+    images: str, pairs: tuple[tuple[str, str], ...], names: str | None, *, skip_unreadable: bool = False
+) -> Source:
+    """Lists images and the further files with the same names.
+
+    Args:
+        images: See :class:`Tree`.
+        pairs: (name, tree) of the further files.
+        names: See :func:`read_names`.
+        skip_unreadable: True to reject unreadable folders.
+
+    Raises:
+        SourceError: if a folder can't be listed.
+    """
+    tree = Tree.of(images)
+    source = Source("paired files", tree.folder, skip_unreadable=skip_unreadable)
+    others = {field: Tree.of(place) for field, place in pairs}
+    for _, image, files in paired(source, tree, others, read_names(names)):
+        parts = []
+        for field, file in files.items():
+            extension = os.path.splitext(file.path)[1].lower()
+            parts.append(source.table.add_file(f"{field}{extension}", os.fsencode(file.path), file.size_bytes))
+        size = image.size_bytes + sum(file.size_bytes for file in files.values())
+        newest_ns = max(image.mtime_ns, *(file.mtime_ns for file in files.values()))
+        source.table.add(os.fsencode(image.path), size, newest_ns, -1, parts)
+    return source
+
+
+def read_names(path: str | None) -> set[str] | None:
+    """Returns the lines of a file that names samples, without empty ones; None for no file.
+
+    Raises:
+        SourceError: if it can't be read.
+    """
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape", opener=open_regular) as file:
+            return {line.strip() for line in file if line.strip()}
+    except OSError as error:
+        raise SourceError(f"{path}: can't be read: {error.strerror}") from None
+
+
+def _listed(source: Source, tree: Tree, names: set[str] | None) -> Iterator[tuple[str, PairedFile]]:
+    """Yields the files of a tree by the name that they share with their partners."""
+    listing = Source("files", tree.folder, skip_unreadable=source.skip_unreadable)
+    list_tree(listing)
+    source.unreadable_folders += listing.unreadable_folders
+    for rejection in listing.rejected:
+        source.reject(_relative(source, tree, rejection.path), rejection.reason, bad=rejection.bad)
+    seen: set[str] = set()
+    mtimes = listing.table.columns()["mtimes"]
+    for i in range(len(listing.table)):
+        inside = os.fsdecode(listing.table.path(i))
+        path, key = _relative(source, tree, inside), tree.key(inside)
+        if names is not None and key not in names:
+            continue
+        if key is None:
+            source.reject(path, f"is not named {tree.prefix}*{tree.suffix}", bad=False)
+        elif key in seen:
+            source.reject(path, "has the same name as another file, but for its extension")
+        else:
+            seen.add(key)
+            yield key, PairedFile(path, listing.table.size(i), int(mtimes[i]))
+
+
+def _relative(source: Source, tree: Tree, path: str) -> str:
+    return os.path.relpath(os.path.join(tree.folder, path), source.root)

@@ -1,0 +1,385 @@
+"""Boxes and masks that belong to folders of images: COCO, Pascal VOC, and trees of files with the same names."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import feeder
+from feeder.errors import ArgumentError, ShardError, SourceError
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.target_sources import TargetSources
+from feeder.shard.write.sharding import shard
+from feeder.tools.cli import main
+from tests.support.images import encode, pixels
+from tests.support.shard_sets import StopAtOnce, contents, kept, member, rejected, samples_of
+
+SQUARE = [2.0, 3.0, 8.0, 3.0, 8.0, 9.0, 2.0, 9.0]
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def images(folder: Path, *names: str) -> Path:
+    for number, name in enumerate(names):
+        write(folder / name, encode(pixels(number, 24, 16), "PNG" if name.endswith("png") else "JPEG"))
+    return folder
+
+
+def coco(folder: Path, annotations: list[dict[str, Any]], names: tuple[str, ...] = ("a.jpg", "b.jpg")) -> Path:
+    """Images 10, 11, ... of 24x16 pixels; categories cat (18) and dog (3)."""
+    listed = [{"id": 10 + i, "file_name": name, "width": 24, "height": 16} for i, name in enumerate(names)]
+    categories = [{"id": 18, "name": "cat"}, {"id": 3, "name": "dog"}]
+    rows = [{"id": 100 + i, "category_id": 3, "bbox": [1, 2, 3, 4], **row} for i, row in enumerate(annotations)]
+    data = {"images": listed, "annotations": rows, "categories": categories}
+    return write(folder / "instances.json", json.dumps(data))
+
+
+def run(source: Path, tmp_path: Path, **targets: Any) -> Path:
+    out = tmp_path / "out"
+    shard(str(source), str(out), kept(max_bad=1, samples_per_shard=5, targets=TargetSources(**targets)))
+    return out
+
+
+def boxes_of(out: Path, path: str) -> Any:
+    return json.loads(member(out, path, "boxes.json") or b"null")
+
+
+def test_coco_gives_boxes_labels_and_segmentations(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "sub/b.jpg", "other.jpg")
+    rows = [
+        {"image_id": 11, "bbox": [1.5, 2, 10, 4.25], "segmentation": [SQUARE], "area": 36, "iscrowd": 0},
+        {"image_id": 11, "category_id": 18, "segmentation": {"size": [16, 24], "counts": [384]}, "iscrowd": 1},
+    ]
+    out = run(folder, tmp_path, annotations=str(coco(tmp_path, rows, ("a.jpg", "sub/b.jpg"))))
+    assert {(path, label) for path, _, label in samples_of(out)} == {("a.jpg", -1), ("sub/b.jpg", -1)}
+    assert boxes_of(out, "a.jpg") == {"boxes": [], "labels": []}
+    assert boxes_of(out, "sub/b.jpg") == {
+        "boxes": [[1.5, 2, 11.5, 6.25], [1, 2, 4, 6]],
+        "labels": [0, 1],
+        "id": [100, 101],
+        "area": [36, None],
+        "iscrowd": [0, 1],
+    }
+    assert json.loads(member(out, "sub/b.jpg", "segmentation.json") or b"") == [row["segmentation"] for row in rows]
+    assert json.loads(member(out, "a.jpg", "segmentation.json") or b"") == []
+    assert feeder.ShardDataset(out).classes == ["dog", "cat"]
+    assert rejected(out) == {}
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' decode
+def test_cocos_instances_become_a_mask(tmp_path: Path) -> None:
+    """Small objects cover large ones, and a mask's values are those of the list ``instance``."""
+    api = pytest.importorskip("pycocotools.mask")
+    blob = np.zeros((16, 24), np.uint8, order="F")
+    blob[4:7, 3:5] = blob[12:, 20:] = 1
+    text = api.encode(blob)
+    rows = [
+        {"image_id": 10, "segmentation": {"size": [16, 24], "counts": text["counts"].decode()}},
+        {"image_id": 10, "segmentation": {"size": [16, 24], "counts": [32, 64, 288]}, "iscrowd": 1},
+        {"image_id": 10, "segmentation": [SQUARE, [12, 0, 20, 0, 16, 8]]},
+    ]
+    folder, place = images(tmp_path / "src", "a.jpg", "b.jpg"), str(coco(tmp_path, rows))
+    out = run(folder, tmp_path, annotations=place, instance_masks=True)
+    found = np.asarray(Image.open(io.BytesIO(member(out, "a.jpg", "instances.png") or b"")))
+    expected = np.zeros((16, 24), np.uint8)
+    both = api.decode(api.merge(api.frPyObjects([SQUARE, [12, 0, 20, 0, 16, 8]], 16, 24))) != 0
+    expected[both] = 3
+    columns = np.zeros(384, bool)
+    columns[32:96] = True
+    large = columns.reshape(24, 16).T
+    assert large.sum() < both.sum() > blob.sum()
+    expected[large] = 2
+    expected[blob != 0] = 1
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, expected)
+    assert boxes_of(out, "a.jpg")["instance"] == [1, 2, 3]
+    assert member(out, "a.jpg", "segmentation.json") is None
+    empty = Image.open(io.BytesIO(member(out, "b.jpg", "instances.png") or b""))
+    assert (empty.size, empty.getextrema()) == ((24, 16), (0, 0))
+
+
+def test_more_instances_than_a_byte_counts_take_16_bits(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    rows = [{"image_id": 10, "segmentation": {"size": [16, 24], "counts": [i, 1, 383 - i]}} for i in range(300)]
+    names = tmp_path / "names.txt"
+    names.write_text("a\n")
+    place = str(coco(tmp_path, rows))
+    out = run(images(tmp_path / "src", "a.jpg"), tmp_path, annotations=place, instance_masks=True, names=str(names))
+    found = np.asarray(Image.open(io.BytesIO(member(out, "a.jpg", "instances.png") or b"")))
+    assert found.T.reshape(-1)[:301].tolist() == [*range(1, 301), 0]
+
+
+def test_compressed_rle_is_pycocotools(tmp_path: Path) -> None:
+    api = pytest.importorskip("pycocotools.mask")
+    rng = np.random.default_rng(0)
+    rows, masks = [], []
+    for density in (0.001, 0.02, 0.5, 0.9, 1.0):
+        mask = np.asfortranarray(rng.random((16, 24)) < density, np.uint8)
+        masks.append(mask)
+        counts = api.encode(mask)["counts"].decode()
+        rows.append({"image_id": 10, "segmentation": {"size": [16, 24], "counts": counts}})
+    for number, (row, mask) in enumerate(zip(rows, masks, strict=True)):
+        folder = tmp_path / str(number)
+        place = str(coco(folder, [row], ("a.jpg",)))
+        out = run(images(folder / "src", "a.jpg"), folder, annotations=place, instance_masks=True)
+        found = np.asarray(Image.open(io.BytesIO(member(out, "a.jpg", "instances.png") or b"")))
+        assert np.array_equal(found, mask)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        (None, "expected polygons or RLE, got None"),
+        ([], "expected polygons or RLE"),
+        ([[1, 2, 3, 4]], r"expected polygons \[x, y, "),
+        ([[1, 2, 3, 4, 5]], r"expected polygons \[x, y, "),
+        ([["a"] * 6], r"expected polygons \[x, y, "),
+        ([[0, 0, 1e9, 0, 5, 5]], "far outside of the image"),
+        ({"size": [16, 24], "counts": [1, 2]}, r"16x24 pixels \(height x width\), got 3 and size \[16, 24\]"),
+        ({"size": [24, 16], "counts": [384]}, r"got 384 and size \[24, 16\]"),
+        ({"size": [16, 24], "counts": [-1, 385]}, "neither text nor a list"),
+        ({"size": [16, 24], "counts": "<5"}, "got 17"),
+        ({"size": [16, 24], "counts": "P"}, "cut off"),
+        ({"size": [16, 24], "counts": "o" * 60}, "no compressed RLE"),
+        ({"size": [16, 24], "counts": "\t"}, r"its counts hold '\\t'"),
+    ],
+)
+def test_a_bad_segmentation_rejects_its_image(tmp_path: Path, segmentation: Any, message: str) -> None:
+    pytest.importorskip("pycocotools")
+    place = str(coco(tmp_path, [{"image_id": 10, "segmentation": segmentation}]))
+    out = run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=place, instance_masks=True)
+    found = rejected(out)
+    assert list(found) == ["a.jpg"]
+    assert found["a.jpg"].startswith("annotation 100: its segmentation: ")
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(found["a.jpg"])
+
+
+def test_nothing_of_coco_is_lost_in_silence(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"image_id": 10, "bbox": [1, 2, -3, 4]},
+        {"image_id": 11, "bbox": [1, 2, 3]},
+        {"image_id": 12, "category_id": 4},
+        {"image_id": 99},
+        {"image_id": 13, "bbox": [1, 2, 3, True]},
+        {"image_id": 15, "category_id": [3]},
+    ]
+    names = ("a.jpg", "b.jpg", "c.jpg", "d.jpg", "gone.jpg", "e.jpg", "f.jpg", "./f.jpg")
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg", "f.jpg")
+    out = run(folder, tmp_path, annotations=str(coco(tmp_path, rows, names)))
+    assert rejected(out) == {
+        "a.jpg": "annotation 100: expected bbox [x, y, width, height], got [1, 2, -3, 4]",
+        "b.jpg": "annotation 101: expected bbox [x, y, width, height], got [1, 2, 3]",
+        "c.jpg": "annotation 102: category 4 is not in the file",
+        "d.jpg": "annotation 104: expected bbox [x, y, width, height], got [1, 2, 3, True]",
+        "gone.jpg": f"not found in {folder}",
+        "instances.json#103": "is of an image that the file does not list",
+        "e.jpg": "annotation 105: category [3] is not in the file",
+        "./f.jpg": "duplicate path",
+    }
+    assert [path for path, _, _ in samples_of(out)] == ["f.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "can't be read: not JSON"),
+        ("[]", "expected COCO's instances, an object with the lists images, annotations, categories"),
+        ('{"images": [], "annotations": []}', "expected COCO's instances"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no 'file_name' of type str"),
+        ('{"images": [], "annotations": [3], "categories": []}', r"annotations\[0\] has no 'image_id' of type int"),
+        ('{"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}], "annotations": [], "categories": []}',
+         "two images have the same id"),
+        ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}',
+         "its categories: classes names 'a' twice"),
+    ],
+)  # fmt: skip
+def test_refuses_what_is_no_coco(tmp_path: Path, text: str, message: str) -> None:
+    place = write(tmp_path / "x.json", text)
+    with pytest.raises(SourceError, match=message):
+        run(images(tmp_path / "src", "a.jpg"), tmp_path, annotations=str(place))
+
+
+def test_masks_of_coco_need_pycocotools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pycocotools", None)
+    with pytest.raises(ArgumentError, match=r"pip install 'feeder-data\[coco\]'"):
+        run(images(tmp_path / "src", "a.jpg"), tmp_path, annotations=str(coco(tmp_path, [])), instance_masks=True)
+
+
+def voc(*objects: str) -> str:
+    return f"<annotation><filename>a.jpg</filename>{''.join(objects)}</annotation>"
+
+
+def voc_object(name: str, box: str, further: str = "") -> str:
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=True)
+    inner = "".join(f"<{side}>{value}</{side}>" for side, value in sides)
+    return f"<object><name>{name}</name><bndbox>{inner}</bndbox>{further}</object>"
+
+
+def test_voc_gives_boxes_and_labels_by_name(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    first = voc_object("dog", "1 2 10 12.5", "<difficult>1</difficult><pose>Left</pose>")
+    write(tmp_path / "xml" / "a.xml", voc(first, voc_object("cat", "3 4 5 6", "<part><name>x</name></part>")))
+    write(tmp_path / "xml" / "b.xml", voc())
+    write(tmp_path / "xml" / "c.xml", voc(voc_object("ant", "1 1 2 2")))
+    names = write(tmp_path / "train.txt", "a\nb\n\n")
+    out = run(folder, tmp_path, annotations=str(tmp_path / "xml"), names=str(names))
+    assert boxes_of(out, "a.jpg") == {
+        "boxes": [[0, 1, 10, 12.5], [2, 3, 5, 6]],
+        "labels": [1, 0],
+        "difficult": [1, None],
+        "pose": ["Left", None],
+    }
+    assert boxes_of(out, "b.jpg") == {"boxes": [], "labels": []}
+    assert feeder.ShardDataset(out).classes == ["cat", "dog"]
+    assert (rejected(out), len(samples_of(out))) == ({}, 2)
+
+
+def test_nothing_of_voc_is_lost_in_silence(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg", "f.jpg", "g.jpg")
+    write(folder / "notes.txt", "x")
+    xml = {
+        "a": voc(voc_object("dog", "1 2 10 12")),
+        "b": "<annotation>",
+        "c": voc("<object><name>cat</name></object>"),
+        "d": voc(voc_object("", "1 2 3 4")),
+        "e": '<!DOCTYPE a [<!ENTITY b "c">]>' + voc(),
+        "f": voc(voc_object("cat", "nan 2 3 4")),
+        "h": voc(),
+    }
+    for name, text in xml.items():
+        write(tmp_path / "xml" / f"{name}.xml", text)
+    out = run(folder, tmp_path, annotations=str(tmp_path / "xml"))
+    found = rejected(out)
+    assert found.pop("b.jpg").startswith("../xml/b.xml: not XML: ")
+    assert found.pop("e.jpg").startswith("../xml/e.xml: it has a document type")
+    assert found == {
+        "c.jpg": "../xml/c.xml: object 0: expected a bndbox with xmin, ymin, xmax, ymax, got [None, None, None, None]",
+        "d.jpg": "../xml/d.xml: object 0 has no name",
+        "f.jpg": "../xml/f.xml: object 0: expected a bndbox with xmin, ymin, xmax, ymax, got ['nan', '2', '3', '4']",
+        "g.jpg": f"has no file of the same name in annotations={tmp_path}/xml",
+        "notes.txt": f"has no file of the same name in annotations={tmp_path}/xml",
+        "../xml/h.xml": f"has no image of the same name in {folder}",
+    }
+    assert [path for path, _, _ in samples_of(out)] == ["a.jpg"]
+    with pytest.raises(SourceError, match="has no polygons to make masks of; pair its masks"):
+        run(folder, tmp_path / "other", annotations=str(tmp_path / "xml"), instance_masks=True)
+
+
+def test_pairs_join_files_of_the_same_name(tmp_path: Path) -> None:
+    folder = images(tmp_path / "img", "x/a.jpg", "x/b.jpg", "y/a.jpg")
+    masks = images(tmp_path / "mask", "x/a.png", "x/b.PNG", "y/a.png")
+    depth = tmp_path / "depth"
+    for name in ("x/a.npy", "x/b.npy", "y/a.npy"):
+        write(depth / name, f"depth of {name}")
+    out = run(folder, tmp_path, pairs=(("masks", str(masks)), ("depth", str(depth))))
+    assert rejected(out) == {}
+    for path in ("x/a.jpg", "x/b.jpg", "y/a.jpg"):
+        stem = path[:-4]
+        mask = next((masks / f"{stem}{end}") for end in (".png", ".PNG") if (masks / f"{stem}{end}").exists())
+        assert member(out, path, "masks.png") == mask.read_bytes()
+        assert member(out, path, "depth.npy") == f"depth of {stem}.npy".encode()
+        assert {found: data for found, data, _ in samples_of(out)}[path] == (folder / path).read_bytes()
+
+
+def test_pairs_by_a_common_part_of_the_names(tmp_path: Path) -> None:
+    """As in Cityscapes."""
+    folder = images(tmp_path / "left", "ulm/ulm_1_left.png", "ulm/ulm_2_left.png", "ulm/ulm_2_right.png")
+    write(tmp_path / "fine" / "ulm" / "ulm_1_labelIds.png", encode(pixels(7), "PNG"))
+    write(tmp_path / "fine" / "ulm" / "ulm_2_labelIds.png", encode(pixels(8), "PNG"))
+    write(tmp_path / "fine" / "ulm" / "ulm_1_color.png", encode(pixels(9), "PNG"))
+    out = run(Path(f"{folder}/*_left.png"), tmp_path, pairs=(("masks", f"{tmp_path}/fine/*_labelIds.png"),))
+    assert {path for path, _, _ in samples_of(out)} == {"ulm/ulm_1_left.png", "ulm/ulm_2_left.png"}
+    assert member(out, "ulm/ulm_1_left.png", "masks.png") == encode(pixels(7), "PNG")
+    assert rejected(out) == {
+        "../fine/ulm/ulm_1_color.png": "is not named *_labelIds.png",
+        "ulm/ulm_2_right.png": "is not named *_left.png",
+    }
+    with pytest.raises(SourceError, match=r"expected a folder, or folder/\*_suffix.png"):
+        run(folder, tmp_path / "other", pairs=(("masks", f"{tmp_path}/*/ulm/*.png"),))
+
+
+def test_files_without_a_partner_are_listed(tmp_path: Path) -> None:
+    folder = images(tmp_path / "img", "a.jpg", "b.jpg", "c.jpg", "c.png")
+    masks = images(tmp_path / "mask", "a.png", "c.png", "d.png")
+    names = write(tmp_path / "names.txt", "a\nc\ne\n")
+    out = run(folder, tmp_path, pairs=(("masks", str(masks)),))
+    assert rejected(out) == {
+        "b.jpg": f"has no file of the same name in masks={masks}",
+        "c.png": "has the same name as another file, but for its extension",
+        "../mask/d.png": f"has no image of the same name in {folder}",
+    }
+    some = run(folder, tmp_path / "some", pairs=(("masks", str(masks)),), names=str(names))
+    assert {path for path, _, _ in samples_of(some)} == {"a.jpg", "c.jpg"}
+    assert rejected(some) == {
+        "c.png": "has the same name as another file, but for its extension",
+        "e": f"is wanted, but has no image in {folder}",
+    }
+
+
+def test_a_run_over_pairs_resumes_and_notices_changes(tmp_path: Path) -> None:
+    folder, masks = tmp_path / "img", tmp_path / "mask"
+    images(folder, *(f"{i}.jpg" for i in range(9)))
+    images(masks, *(f"{i}.png" for i in range(9)))
+    options = kept(samples_per_shard=2, workers=1, targets=TargetSources(pairs=(("masks", str(masks)),)))
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(folder), str(tmp_path / "out"), options, progress=StopAtOnce())
+    shard(str(folder), str(tmp_path / "out"), options)
+    shard(str(folder), str(tmp_path / "whole"), options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert shard(str(folder), str(tmp_path / "out"), options).written_shards == 0
+    (masks / "3.png").rename(masks / "3.PNG")
+    with pytest.raises(ShardError, match="holds the shards of another dataset, or of this one before it changed"):
+        shard(str(folder), str(tmp_path / "out"), options)
+
+
+def test_a_mask_that_changes_or_is_too_large_is_noticed(tmp_path: Path) -> None:
+    folder, masks = images(tmp_path / "img", "a.jpg", "b.jpg"), images(tmp_path / "mask", "a.png", "b.png")
+    write(masks / "b.png", b"x" * 5000)
+    targets = TargetSources(pairs=(("masks", str(masks)),))
+    shard(str(folder), str(tmp_path / "out"), kept(max_bad=1, max_file_bytes=4000, targets=targets))
+    assert rejected(tmp_path / "out") == {
+        "b.jpg": "its masks.png: 5,000 bytes are more than the 4,000 that an image may have"
+    }
+
+
+def test_the_command_takes_pairs_and_annotations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, masks = images(tmp_path / "img", "a.jpg"), images(tmp_path / "mask", "a.png")
+    assert main(["shard", "--pair", f"images={folder}", f"masks={masks}", "-q"]) == 0
+    assert member(tmp_path / "img-shards", "a.jpg", "masks.png") == (masks / "a.png").read_bytes()
+    manifest = Manifest.read(str(tmp_path / "img-shards"))
+    assert manifest is not None
+    assert manifest.source["kind"] == "paired files"
+    place = str(coco(tmp_path, [], ("a.jpg",)))
+    assert main(["shard", str(folder), "--annotations", place, "--out", str(tmp_path / "boxes"), "-q"]) == 0
+    assert boxes_of(tmp_path / "boxes", "a.jpg") == {"boxes": [], "labels": []}
+    capsys.readouterr()
+    wrong = {
+        ("shard",): "expected SRC, or --pair images=DIR NAME=DIR ... in its place",
+        ("shard", "--pair", f"images={folder}"): "expected SRC, or --pair",
+        ("shard", str(folder), "--pair", f"images={folder}", f"masks={masks}"): "expected SRC, or --pair",
+        ("shard", "--pair", f"images={folder}", str(masks)): "--pair takes NAME=DIR",
+        ("shard", "--pair", f"images={folder}", f"mas/ks={masks}"): "a pair's name must be a field's, such as 'masks'",
+        ("shard", str(folder), "--names", "x"): "names choose among the samples of annotations or pairs",
+        ("shard", str(folder), "--annotations", place, "--encode", "jpeg", "--max-side", "8"): "max_side would shrink",
+        ("shard", str(folder), "--annotations", place, "--pair", "a=b"): "expected SRC, or --pair",
+        ("shard", str(folder), "--instance-masks"): "instance_masks are made of annotations; give COCO's JSON",
+    }
+    for command, message in wrong.items():
+        assert main(list(command)) == 2
+        assert message in capsys.readouterr().err
+    assert main(["shard", str(folder), "--annotations", place, "--no-labels", "--out", str(tmp_path / "x")]) == 1
+    assert "options for manifests, labels and tars don't go with annotations" in capsys.readouterr().err
+    assert main(["shard", "--pair", f"images={folder}", f"masks={masks}", "--out", str(masks / "out")]) == 1
+    assert "lies inside the source" in capsys.readouterr().err
