@@ -1,0 +1,102 @@
+"""Conditions of a measurement, and the feeds that all tasks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import feeder
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
+
+__all__ = ["Feed", "Setting", "Task", "checked", "epochs", "torch_batches"]
+
+_SHARDS = 8  # plenty for two workers
+_EPOCH = 20_000  # samples in an epoch, so that its beginning does not count
+
+# Yields the number of samples of each batch, without end; closing it ends what it started.
+Feed = Callable[[], Generator[int]]
+
+
+class Setting(NamedTuple):
+    """The conditions of a measurement.
+
+    Attributes:
+        images: The folder of images.
+        made: A folder for what is made of them, kept until the end.
+        workers: Worker processes.
+        image_size: Height and width of a sample, pixels.
+        batch_size: Samples in a batch.
+    """
+
+    images: str
+    made: Path
+    workers: int
+    image_size: int
+    batch_size: int
+
+    def paths(self) -> list[Path]:
+        """The images, in the order of their names."""
+        return sorted(path for path in Path(self.images).rglob("*") if path.is_file())
+
+    def tars(self) -> list[str]:
+        """WebDataset tars of the images as they are."""
+        out = self.made / "tars"
+        if not out.exists():
+            count = -(-len(self.paths()) // _SHARDS)
+            shard(self.images, str(out), ShardOptions(encode=EncodeOptions("keep"), samples_per_shard=count))
+        return sorted(map(str, out.glob("*.tar")))
+
+    def shards(self) -> str:
+        """A shard set of the images, with feeder's defaults."""
+        out = self.made / "shards"
+        if not out.exists():
+            shard(self.images, str(out), ShardOptions())
+        return str(out)
+
+    def dataset(self, shards: str, transform: Any, **options: Any) -> feeder.ShardDataset:
+        """A shard set, as often as it takes to make a long epoch."""
+        times = -(-_EPOCH // len(feeder.ShardDataset(shards, labels=False)))
+        return feeder.ShardDataset([shards] * times, transform, **options)
+
+
+class Task(NamedTuple):
+    """A task.
+
+    Attributes:
+        feeds: Returns the rivals by name; feeder's comes first.
+        goals: The least ratio of feeder's samples per CPU-second to those of some others.
+        parts: Names of feeds that are a part of the work alone, whose share of each rival's CPU time is reported.
+    """
+
+    feeds: Callable[[Setting], dict[str, Feed]]
+    goals: dict[str, float]
+    parts: tuple[str, ...] = ()
+
+
+def epochs(dataset: Any, setting: Setting, **options: Any) -> Generator[Any]:
+    """Yields feeder's batches, epoch by epoch."""
+    given: dict[str, Any] = {"shuffle": True, "drop_last": True, "batch_size": setting.batch_size, **options}
+    workers = setting.workers
+    with feeder.DataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **given) as loader:
+        if loader.path != "fast":
+            raise SystemExit(f"feeder takes its {loader.path} path")
+        while True:
+            yield from loader
+
+
+def torch_batches(dataset: Any, setting: Setting) -> Generator[Any]:
+    """Yields batches of torch's loader, drawn without end."""
+    sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=1 << 40)
+    yield from torch.utils.data.DataLoader(dataset, setting.batch_size, sampler=sampler, num_workers=setting.workers)
+
+
+def checked(name: str, images: torch.Tensor, *size: int) -> int:
+    """Returns the number of images of a batch, which must be float32 [N, 3, height, width]."""
+    if images.shape[1:] != (3, *size) or images.dtype != torch.float32:
+        raise SystemExit(f"{name}: a batch is {images.dtype} {list(images.shape)}")
+    return len(images)
