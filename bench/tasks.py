@@ -3,6 +3,10 @@
 webdataset     A webdataset pipeline with feeder.wds.decoder behind ``.listed(64)``, or on single samples, beside one
                with Pillow: tars of the images as they are, RandomResizedCrop(224), flip, normalize to float32, batches
                of 64.
+segmentation   Images and palette PNG masks of their size, from feeder.ShardDataset with T.Mask, beside torch's loader
+               with Pillow: RandomResizedCrop(224) and flip of both, normalize. Inflating the PNGs' zlib streams alone
+               is measured too, and its share of the CPU time reported.
+buckets        Batches of five aspect ratios and about 224x224 pixels, beside batches of that fixed size.
 
 Equal in each task: the files (in the page cache), the ops, the batches, the worker processes: none on one core, two on
 two cores, to which the whole process tree is held. The rivals run in turn, and each figure is of the time between two
@@ -17,102 +21,31 @@ samples per second.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-import feeder
 from bench.smoke import arguments
-from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.sharding import shard
+from bench.task_feeds import buckets, segmentation, webdataset
+from bench.task_feeds.setting import Feed, Setting, Task
 from feeder.system.process_usage import cpu_seconds
-from feeder.tools.bench.options import BenchOptions
-from feeder.tools.bench.pillow import preprocess
 from feeder.tools.bench.result_file import save, spread
-from feeder.tools.presets import preset
 from feeder.tools.terminal import table
 
 CORES = (1, 2)
-_SHARDS = 8  # plenty for two workers
 _WARM_BATCHES = 4  # behind them a loader's workers are at work, and what it has ready is what it makes
 
-# Yields the number of samples of each batch, without end; closing it ends what it started.
-Feed = Callable[[], Generator[int]]
-
-
-class Setting(NamedTuple):
-    """The conditions of a measurement.
-
-    Attributes:
-        images: The folder of images.
-        made: A folder for what is made of them, kept until the end.
-        workers: Worker processes.
-        image_size: Height and width of a sample, pixels.
-        batch_size: Samples in a batch.
-    """
-
-    images: str
-    made: Path
-    workers: int
-    image_size: int
-    batch_size: int
-
-    def tars(self) -> list[str]:
-        """WebDataset tars of the images as they are."""
-        out = self.made / "tars"
-        if not out.exists():
-            count = sum(path.is_file() for path in Path(self.images).rglob("*"))
-            shard(
-                self.images,
-                str(out),
-                ShardOptions(encode=EncodeOptions("keep"), samples_per_shard=-(-count // _SHARDS)),
-            )
-        return sorted(map(str, out.glob("*.tar")))
-
-
-class Task(NamedTuple):
-    """A task.
-
-    Attributes:
-        feeds: Returns the rivals by name; feeder's comes first.
-        goals: The least ratio of feeder's samples per CPU-second to those of some others.
-    """
-
-    feeds: Callable[[Setting], dict[str, Feed]]
-    goals: dict[str, float]
-
-
-def webdataset(setting: Setting) -> dict[str, Feed]:
-    import webdataset as wds
-
-    size = setting.image_size
-    pillow = functools.partial(preprocess, options=BenchOptions(image_size=size, preset="train", dtype="float32"))
-
-    def feed(name: str) -> Generator[int]:
-        source = wds.WebDataset(setting.tars(), shardshuffle=False)
-        decoder = feeder.wds.decoder(preset("train", "float32", size))
-        if name == "feeder":
-            batches = source.listed(setting.batch_size).map(decoder).to_tuple("jpg")
-        else:
-            source = source.map_dict(jpg=pillow) if name == "Pillow" else source.map(decoder)
-            batches = source.to_tuple("jpg").batched(setting.batch_size)
-        for (images,) in wds.WebLoader(batches.repeat(), batch_size=None, num_workers=setting.workers):
-            if images.shape[1:] != (3, size, size) or images.dtype != torch.float32:
-                raise SystemExit(f"{name}: a batch is {images.dtype} {list(images.shape)}")
-            yield len(images)
-
-    return {name: functools.partial(feed, name) for name in ("feeder", "feeder, one by one", "Pillow")}
-
-
-TASKS = {"webdataset": Task(webdataset, {"Pillow": 3.0})}
+TASKS = {
+    "webdataset": Task(webdataset.feeds, {"Pillow": 3.0}),
+    "segmentation": Task(segmentation.feeds, {"torch and Pillow": 4.0}, segmentation.PARTS),
+    "buckets": Task(buckets.feeds, {"fixed size": 0.95}),
+}
 
 
 @contextlib.contextmanager
@@ -149,13 +82,17 @@ def measure(task: Task, setting: Setting, repeats: int, seconds: float) -> dict[
         for name, feed in feeds.items():
             found[name].append(rates(feed, seconds))
             print(f"  {turn + 1}/{repeats} {name}: {found[name][-1][1]:.0f} samples/CPU-s", flush=True)
-    ours, *others = feeds
+    ours, *others = rivals = [name for name in feeds if name not in task.parts]
     per_cpu_s = {name: [each for _, each in pairs] for name, pairs in found.items()}
-    ratios = {name: [a / b for a, b in zip(per_cpu_s[ours], per_cpu_s[name], strict=True)] for name in others}
+
+    def ratio(a: str, b: str) -> dict[str, Any]:
+        return spread([x / y for x, y in zip(per_cpu_s[a], per_cpu_s[b], strict=True)])
+
     return {
         "samples_per_s": {name: spread([each for each, _ in pairs]) for name, pairs in found.items()},
         "samples_per_cpu_s": {name: spread(values) for name, values in per_cpu_s.items()},
-        "ratio": {name: spread(values) for name, values in ratios.items()},
+        "ratio": {name: ratio(ours, name) for name in others},
+        "share_of_cpu_time": {part: {name: ratio(name, part) for name in rivals} for part in task.parts},
         "goals": task.goals,
     }
 
@@ -184,6 +121,9 @@ def main() -> None:
                     rows.append(
                         [name, str(cores), rival, f"{rate['median']:.0f}", text, str(found["goals"].get(rival, ""))]
                     )
+                for part, shares in found["share_of_cpu_time"].items():
+                    text = ", ".join(f"{share['median']:.1%} of {rival}" for rival, share in shares.items())
+                    print(f"  {part}: {text}")
     print(table(rows))
     print(f"written to {save('tasks', result, options.json)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,8 @@ def epochs(dataset: Any, setting: Setting, **options: Any) -> Generator[Any]:
     """Yields feeder's batches, epoch by epoch."""
     given: dict[str, Any] = {"shuffle": True, "drop_last": True, "batch_size": setting.batch_size, **options}
     workers = setting.workers
-    with feeder.DataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **given) as loader:
+    loader = feeder.DataLoader(dataset, num_workers=workers, persistent_workers=workers > 0, **given)
+    with contextlib.closing(loader):
         if loader.path != "fast":
             raise SystemExit(f"feeder takes its {loader.path} path")
         while True:

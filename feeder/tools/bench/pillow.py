@@ -16,7 +16,7 @@ from feeder.tools.bench.options import BenchOptions
 from feeder.tools.inspect import open_index
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
-__all__ = ["PillowDataset", "preprocess"]
+__all__ = ["PillowDataset", "normalized", "preprocess", "random_resized_crop"]
 
 _NPY = b"\x93NUMPY"
 
@@ -32,14 +32,17 @@ def preprocess(data: bytes, options: BenchOptions) -> torch.Tensor:
             image = opened.convert("RGB")
     size = options.image_size
     if options.preset == "train":
-        image = image.crop(_random_resized_crop(*image.size)).resize((size, size), Image.Resampling.BILINEAR)
+        image = image.crop(random_resized_crop(*image.size)).resize((size, size), Image.Resampling.BILINEAR)
         if torch.rand(1) < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     else:
         image = _resize_and_center_crop(image, val_resize(size), size)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-    if options.dtype == "uint8":
-        return pixels
+    return pixels if options.dtype == "uint8" else normalized(pixels)
+
+
+def normalized(pixels: torch.Tensor) -> torch.Tensor:
+    """Returns uint8 pixels [3, H, W] as float32, normalized by ImageNet's mean and deviation."""
     floats = pixels.to(torch.float32).div_(255)
     return floats.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
 
@@ -73,7 +76,7 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
             return os.pread(file.fileno(), int(index.length[i]), int(index.offset[i])), int(index.label[i])
 
 
-def _random_resized_crop(width: int, height: int) -> tuple[int, int, int, int]:
+def random_resized_crop(width: int, height: int) -> tuple[int, int, int, int]:
     """Returns the box of torchvision's RandomResizedCrop.get_params with its defaults."""
     area = width * height
     for _ in range(10):
