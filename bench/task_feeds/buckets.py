@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import feeder
 from bench.task_feeds.setting import Feed, Setting, checked, epochs
@@ -19,7 +20,7 @@ def feeds(setting: Setting) -> dict[str, Feed]:
     heights = [round(side * aspect**0.5) for aspect in _ASPECTS]
     sizes = [(height, round(side**2 / height)) for height in heights]
 
-    def recipe(size: object) -> T.Compose:
+    def recipe(size: Any) -> T.Compose:
         values = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
         return T.Compose([T.RandomResizedCrop(size), T.RandomHorizontalFlip(), *values])
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feeder import write_shards
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.images import encode, pixels
@@ -33,6 +34,8 @@ for name, *arguments in json.loads((folder / "runs.json").read_text()):
 
 
 BUCKETS = ("--size", "32", "--step", "8", "--batch-size", "4", "--classes", "2")
+
+MASKS = ("--size", "32", "--batch-size", "2", "--classes", "2")
 
 
 def table(folder: Path) -> Path:
@@ -57,6 +60,23 @@ def photos(folder: Path) -> Path:
     for i, side in enumerate(sides):
         (folder / str(i % 2)).mkdir(parents=True, exist_ok=True)
         (folder / f"{i % 2}/{i}.jpg").write_bytes(encode(pixels(i, *side)))
+    return folder
+
+
+def masks(folder: Path) -> Path:
+    """Sixteen noisy images with a bright square, and masks that give it class 1."""
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for i in range(16):
+        classes = np.zeros((40, 40), np.uint8)
+        top, left = rng.integers(4, 20, 2)
+        classes[top : top + 16, left : left + 16] = 1
+        color = rng.normal(60 + 120 * classes[..., None], 20, (40, 40, 3)).clip(0, 255)
+        (folder / f"images/{i:02d}.jpg").write_bytes(encode(Image.fromarray(color.astype(np.uint8))))
+        mask = Image.fromarray(classes)
+        mask.putpalette([0, 0, 0, 255, 0, 0])
+        mask.save(folder / f"masks/{i:02d}.png")
     return folder
 
 
@@ -102,16 +122,34 @@ def test_diffusion_trains_on_buckets(tmp_path: Path, example: Callable[..., str]
     assert losses[-1] < losses[0]
 
 
+def shares_of(out: str) -> list[float]:
+    return [float(share) for share in re.findall(r"^epoch \d: (\S+)% of pixels right", out, re.M)]
+
+
+def test_segmentation_learns_masks_that_move_with_the_images(tmp_path: Path, example: Callable[..., str]) -> None:
+    folder = masks(tmp_path / "pairs")
+    samples = (
+        {"__key__": path.stem, "jpg": path.read_bytes(), "seg.png": (folder / f"masks/{path.stem}.png").read_bytes()}
+        for path in folder.glob("images/*.jpg")
+    )
+    write_shards(samples, tmp_path / "shards")
+    shares = shares_of(example("segmentation.py", tmp_path / "shards", *MASKS, "--workers", 1))
+    assert len(shares) == 3
+    assert shares[-1] > 90  # without the square, which covers a sixth to a third of a crop, it is at most 85
+
+
 @pytest.mark.slow
 def test_plain_versions_learn_the_same(tmp_path: Path) -> None:
     folder = photos(tmp_path / "images")
     runs = [["diffusion_buckets.py", str(folder), *BUCKETS]]
+    runs += [["segmentation.py", str(masks(tmp_path / "pairs")), *MASKS]]
     runs += [["csv_targets.py", str(table(tmp_path / "table")), "--size", "32", "--batch-size", "4", "--epochs", "6"]]
     (tmp_path / "runs.json").write_text(json.dumps([[*each, "--plain", "--workers", "0"] for each in runs]))
     (tmp_path / "plain.py").write_text(_PLAIN)
     run_with_torchvision(tmp_path / "plain.py", tmp_path)
     out = {name: (tmp_path / f"{name}.out").read_text() for name, *_ in runs}
     assert max(errors_of(out["csv_targets.py"])[-1]) < 0.2
+    assert shares_of(out["segmentation.py"])[-1] > 90
     assert re.findall(r"^epoch \d: (.*), loss", out["diffusion_buckets.py"], re.M) == ["7 batches of 3 sizes"] * 3
 
 
