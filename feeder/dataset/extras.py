@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from feeder.dataset.reader import check_fields
 from feeder.errors import ArgumentError, DecodeError
-from feeder.fields import Apply, Field
+from feeder.fields import Field
+from feeder.fields.function_field import kind_of
 from feeder.shard.format.index import NUMBER_FIELDS
 
 if TYPE_CHECKING:
@@ -130,18 +131,13 @@ class MemberField(Extra):
         return data
 
     def finish(self, value: bytes | None, draws: Draws, row: int) -> Any:
-        return self.value(value)
+        return self._value(value, float(draws.choices[row]) if self.kind.is_drawn else 0.0)
 
-    def value(self, data: bytes | None) -> Any:
-        """Returns the value of a member's bytes, or of None for a sample without the member.
-
-        Raises:
-            DecodeError: for bytes that the kind refuses.
-        """
+    def _value(self, data: bytes | None, draw: float) -> Any:
         if data is None:
             return self.kind.missing()
         try:
-            return self.kind.parse(data)
+            return self.kind.parse(data, draw)
         except ValueError as error:
             raise DecodeError(f"field {self.name!r}: {error}") from error
 
@@ -161,12 +157,18 @@ class MemberField(Extra):
         """Returns the field of all N samples: an array [N, *shape] for a kind of one column, else a list.
 
         Raises:
+            ArgumentError: for a field that is drawn.
             DecodeError: for the first bad sample, naming it.
         """
+        if self.kind.is_drawn:
+            raise ArgumentError(
+                f"field {self.name!r} is drawn for each epoch, so it has no column; that of a dataset without fields= "
+                "has the members' bytes"
+            )
         values = []
         for i in range(len(reader)):
             try:
-                values.append(self.value(self.read(reader, i)))
+                values.append(self._value(self.read(reader, i), 0.0))
             except DecodeError as error:
                 raise reader.at(error, i) from None
         if len(self.columns) != 1:
@@ -198,15 +200,10 @@ def fields_of(fields: Fields) -> tuple[Extra, ...]:
 def _kind(name: str, kind: Any) -> Field:
     if name in ("key", "path", *NUMBER_FIELDS):
         raise ArgumentError(f"field {name!r} is no member with bytes to parse; ask for it by {{{name!r}: None}}")
-    if isinstance(kind, type) and issubclass(kind, Field):
-        raise ArgumentError(f"field {name!r}: {kind.__name__} is a class; write {kind.__name__}()")
-    if isinstance(kind, Field):
-        return kind
-    if callable(kind):
-        return Apply(kind)
-    raise ArgumentError(
-        f"field {name!r}: expected a kind such as feeder.fields.Text(), a function of bytes, or None, got {kind!r}"
-    )
+    try:
+        return kind_of(kind)
+    except ArgumentError as error:
+        raise ArgumentError(f"field {name!r}: {error}") from None
 
 
 def sample_entries(

@@ -79,7 +79,7 @@ class Array(Field):
     def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         return () if self.shape is None or (self.optional and self.fill is None) else ((self.shape, self.dtype),)
 
-    def parse(self, data: bytes) -> Any:
+    def parse(self, data: bytes, draw: float = 0.0) -> Any:
         array = npy_array(data)
         if self.shape is not None and array.shape != self.shape:
             raise ValueError(f"expected shape {list(self.shape)}, got {list(array.shape)}")

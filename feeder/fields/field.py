@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Field"]
+__all__ = ["Field", "shown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,17 @@ class Field:
         """(shape, dtype name) of each array that a sample's value fills; empty if values are Python objects."""
         return ()
 
-    def parse(self, data: bytes) -> Any:
+    @property
+    def is_drawn(self) -> bool:
+        """True if the value depends on a number that is drawn for each sample and epoch."""
+        return False
+
+    def parse(self, data: bytes, draw: float = 0.0) -> Any:
         """Returns the value: a tuple of one for each of :attr:`columns`, or any object if there are none.
+
+        Args:
+            data: The member's bytes.
+            draw: The drawn number, 0 to 1 (exclusive); of no effect unless :attr:`is_drawn`.
 
         Raises:
             ValueError: if the bytes are damaged, or of another kind.
@@ -69,3 +78,9 @@ class Field:
         import torch
 
         return self.gather(tuple(map(torch.as_tensor, value)))
+
+
+def shown(value: Any) -> str:
+    """Returns the start of a value's ``repr``, for messages."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."

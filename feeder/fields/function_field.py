@@ -9,7 +9,7 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field
 
-__all__ = ["Apply"]
+__all__ = ["Apply", "kind_of"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,24 @@ class Apply(Field):
         if not callable(self.function):
             raise ArgumentError(f"Apply takes a function of a member's bytes, got {self.function!r}")
 
-    def parse(self, data: bytes) -> Any:
+    def parse(self, data: bytes, draw: float = 0.0) -> Any:
         try:
             return self.function(data)
         except Exception as error:
             name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
             raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def kind_of(kind: Any) -> Field:
+    """Returns a kind, or the kind of a function of bytes.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if isinstance(kind, Field):
+        return kind
+    if isinstance(kind, type) and issubclass(kind, Field):
+        raise ArgumentError(f"{kind.__name__} is a class; write {kind.__name__}()")
+    if callable(kind):
+        return Apply(kind)
+    raise ArgumentError(f"expected a kind such as feeder.fields.Text(), or a function of bytes, got {kind!r}")

@@ -29,7 +29,7 @@ class Int(Field):
     def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         return () if self.optional and self.fill is None else (((), "int64"),)
 
-    def parse(self, data: bytes) -> Any:
+    def parse(self, data: bytes, draw: float = 0.0) -> Any:
         number = int(_text(data, "an integer"))
         if not -(1 << 63) <= number < 1 << 63:
             raise ValueError(f"{number} does not fit into int64")
@@ -53,7 +53,7 @@ class Float(Field):
     def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         return () if self.optional and self.fill is None else (((), "float32"),)
 
-    def parse(self, data: bytes) -> Any:
+    def parse(self, data: bytes, draw: float = 0.0) -> Any:
         number = float(_text(data, "a number"))
         if math.isfinite(number) and abs(number) > _LARGEST:
             raise ValueError(f"{number} does not fit into float32")

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from feeder.fields.field import Field
+from feeder.fields.field import Field, shown
 
-__all__ = ["Bytes", "Json", "Text"]
+__all__ = ["Bytes", "Json", "Lines", "Text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Bytes(Field):
 
     fill_types: ClassVar[tuple[type, ...]] = (bytes,)
 
-    def parse(self, data: bytes) -> bytes:
+    def parse(self, data: bytes, draw: float = 0.0) -> bytes:
         return data
 
 
@@ -35,8 +35,23 @@ class Text(Field):
 
     fill_types: ClassVar[tuple[type, ...]] = (str,)
 
-    def parse(self, data: bytes) -> str:
+    def parse(self, data: bytes, draw: float = 0.0) -> str:
         return data.decode("utf-8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines(Field):
+    """The lines of the member's text, in UTF-8, without blanks around them and without empty ones. A batch has a list
+    of N lists.
+
+    Args:
+        optional, fill: See :class:`Field`.
+    """
+
+    fill_types: ClassVar[tuple[type, ...]] = (list,)
+
+    def parse(self, data: bytes, draw: float = 0.0) -> list[str]:
+        return [line for each in data.decode("utf-8").splitlines() if (line := each.strip())]
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Json(Field):
 
     key: str | None = None
 
-    def parse(self, data: bytes) -> Any:
+    def parse(self, data: bytes, draw: float = 0.0) -> Any:
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -58,12 +73,7 @@ class Json(Field):
         if self.key is None:
             return value
         if not isinstance(value, dict):
-            raise ValueError(f"expected an object with the key {self.key!r}, got {_shown(value)}")
+            raise ValueError(f"expected an object with the key {self.key!r}, got {shown(value)}")
         if self.key not in value:
             raise ValueError(f"has no key {self.key!r}; its keys are {', '.join(map(repr, value)) or 'none'}")
         return value[self.key]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

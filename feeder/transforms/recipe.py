@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.order.random import uniform
 from feeder.system.warning import warn
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from feeder.transforms.boxes import SampleBoxes
 
 __all__ = ["Compose", "Draws", "Recipe"]
+
+_CHOICE_STREAM = 65_528  # the next below that of the sequence of buckets
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -60,6 +63,9 @@ class Draws:
         flip: uint8 [N], 1 where the output is mirrored left to right.
         output_size: int32 [N, 2], (height, width) after all ops.
         ops: The drawn parameters of every op of the recipe, by name, each with N rows.
+        seed: Seed of the draws.
+        epoch: Epoch of the draws.
+        keys: int64 [N], keys of the draws.
     """
 
     image_size: npt.NDArray[np.int32]
@@ -69,6 +75,9 @@ class Draws:
     flip: npt.NDArray[np.uint8]
     output_size: npt.NDArray[np.int32]
     ops: tuple[Params, ...]
+    seed: int
+    epoch: int
+    keys: IntArray
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -84,7 +93,15 @@ class Draws:
             flip=self.flip[chosen],
             output_size=self.output_size[chosen],
             ops=tuple({name: values[chosen] for name, values in params.items()} for params in self.ops),
+            seed=self.seed,
+            epoch=self.epoch,
+            keys=self.keys[chosen],
         )
+
+    @cached_property
+    def choices(self) -> FloatArray:
+        """float64 [N], 0 to 1 (exclusive): a number for choices among a sample's other values, such as captions."""
+        return uniform(self.seed, self.epoch, self.keys, _CHOICE_STREAM, 1)[:, 0]
 
 
 @dataclass(frozen=True, repr=False)
@@ -326,6 +343,9 @@ class Recipe:
             flip=base.flip.astype(np.uint8),
             output_size=current.astype(np.int32),
             ops=tuple(drawn),
+            seed=seed,
+            epoch=epoch,
+            keys=ids,
         )
 
     def draw_rest(self, seed: int, epoch: int, sample_ids: npt.ArrayLike) -> tuple[Params, ...]:
