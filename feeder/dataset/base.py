@@ -22,7 +22,7 @@ from feeder.errors import ArgumentError
 from feeder.system.text import count
 
 if TYPE_CHECKING:
-    from feeder.transforms import Recipe
+    from feeder.transforms import Recipe, Views
 
 __all__ = ["FeederDataset", "applies_exif", "drawn_samples", "keeps_samples"]
 
@@ -38,23 +38,23 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
     Attributes:
         reader: Reads the samples' bytes.
-        recipe: The ops that every image goes through.
+        recipe: The ops that every image goes through, or its views.
         extras: Targets and further fields, in the order of a sample's values.
         classes: Class names by label; None if they are not known.
         class_to_idx: Label by class name; None if they are not known.
     """
 
     reader: Reader
-    recipe: Recipe
+    recipe: Recipe | Views
     extras: tuple[Extra, ...]
     _targets: list[Any] | None = None
     _decoder: SampleDecoder | None = None
 
     def __init__(self, reader: Reader, transform: Any, extras: Sequence[Extra]) -> None:
-        from feeder.transforms import Recipe
+        from feeder.transforms import recipe_or_views
 
         self.reader = reader
-        self.recipe = Recipe.of(transform)
+        self.recipe = recipe_or_views(transform)
         self.extras = tuple(extras)
         self._decoder: SampleDecoder | None = None
 
@@ -65,7 +65,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         classes = "" if self.classes is None else f", classes={len(self.classes)}"
         moved = {extra.name: extra.target for extra in targets_in(self.extras)}
         fields = (f", targets={moved}" if moved else "") + (f", fields={list(self.fields)}" if self.fields else "")
-        transform = f", transform={self.recipe!r}" if self.recipe.ops else ""
+        transform = f", transform={self.recipe!r}" if any(view.ops for view in self.recipe.views) else ""
         return f"{type(self).__name__}({self.reader.place!r}, samples={len(self)}{classes}{fields}{transform})"
 
     def __getitem__(self, i: int | slice) -> tuple[Any, ...]:
@@ -96,13 +96,14 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
         seed = int(torch.empty((), dtype=torch.int64).random_()) % (1 << 64)
-        return self._drawn(seed, 0, np.arange(len(ids)), ids)
+        return self._drawn(seed, 0, np.arange(len(self.recipe.views) * len(ids)), ids)
 
     def _drawn(
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
     ) -> list[tuple[Any, ...]]:
         if self._decoder is None:
             self._decoder = SampleDecoder(self.reader, self.recipe, self.extras)
+        keys = keys.reshape(len(self.recipe.views), len(ids))
         images, labels, fields = self._decoder.decode(seed, epoch, keys, ids)
         return as_samples(images, labels, fields, self.recipe.output_dtype)
 
@@ -129,7 +130,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     @property
-    def transform(self) -> Recipe:
+    def transform(self) -> Recipe | Views:
         """The recipe. It can't be changed, as loaders and their workers rely on it."""
         return self.recipe
 
@@ -205,7 +206,8 @@ def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[i
         ids: Sample ids, 0 or more.
     """
     found = np.array(ids, np.int64)
-    return dataset._drawn(seed, epoch, found, found)
+    views = np.arange(len(dataset.recipe.views))[:, None]
+    return dataset._drawn(seed, epoch, found + views * len(dataset), found)
 
 
 def keeps_samples(dataset: Any, base: type) -> bool:

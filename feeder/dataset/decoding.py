@@ -14,10 +14,12 @@ import numpy.typing as npt
 from feeder.dataset.extras import Extra
 from feeder.dataset.reader import Reader
 from feeder.dataset.targets import boxes_of
+from feeder.decoders.decoder import View
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
 from feeder.errors import DecodeError
 from feeder.system.warning import warn
+from feeder.transforms import Views
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
@@ -56,29 +58,29 @@ class SampleDecoder:
 
     Args:
         reader: The samples' encoded bytes.
-        recipe: The ops that every image goes through.
+        recipe: The ops that every image goes through, or its views.
         extras: Targets and further fields.
     """
 
-    def __init__(self, reader: Reader, recipe: Recipe, extras: Sequence[Extra]) -> None:
+    def __init__(self, reader: Reader, recipe: Recipe | Views, extras: Sequence[Extra]) -> None:
         self._reader, self._recipe, self._extras = reader, recipe, extras
         self._decoder = get_decoder("auto", recipe)
         self._has_warned = False
 
     def decode(
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
-    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any], list[list[Any]]]:
+    ) -> tuple[list[Any], npt.NDArray[Any], list[list[Any]]]:
         """Reads, decodes and augments samples. Warns of the first clipped image, unless :func:`counted` counts them.
 
         Args:
             seed: Seed of the augmentation, 0 to 2**64-1.
             epoch: Epoch of the augmentation.
-            keys: int64 [N], keys of the augmentation's draws.
+            keys: int64 [V, N], keys of the augmentation's draws for each of the V views, or for the one image.
             ids: int64 [N].
 
         Returns:
-            N images [C, H, W] of the recipe's ``storage_dtype``, each with its own memory; their labels [N]; and for
-            each target and field a list of N entries.
+            N images [C, H, W] of the recipe's ``storage_dtype``, each with its own memory, or N lists of views; their
+            labels [N]; and for each target and field a list of N entries.
 
         Raises:
             DecodeError: for the first bad sample, naming it.
@@ -92,12 +94,15 @@ class SampleDecoder:
             problem = encoded.errors[row]
             if problem is None:
                 one = slice(row, row + 1)
-                boxes = boxes_of(recipe, self._extras, [found[one] for found in values], encoded.sizes[one])
-                draws = recipe.draw(seed, epoch, keys[one], encoded.sizes[one], boxes)
-                image = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
-                buffers, turns = encoded.buffers[one], encoded.orientations[one]
-                problem = self._decoder.decode(buffers, turns, recipe, draws, image)[0]
-                images.append(image[0])
+                given, views = [found[one] for found in values], []
+                for each, drawn in zip(recipe.views, keys, strict=True):
+                    boxes = boxes_of(each, self._extras, given, encoded.sizes[one])
+                    draws = each.draw(seed, epoch, drawn[one], encoded.sizes[one], boxes)
+                    out = np.empty((1, 3, *draws.output_size[0].tolist()), each.storage_dtype)
+                    views.append(View(each, draws, out))
+                problem = self._decoder.decode_views(encoded.buffers[one], encoded.orientations[one], views)[0]
+                made = [view.out[0] for view in views]
+                images.append(made if isinstance(recipe, Views) else made[0])
                 if counts is not None:
                     counts.clipped += self._decoder.clipped
                     counts.slow += self._decoder.slow
@@ -109,7 +114,7 @@ class SampleDecoder:
                 raise reader.at(problem, i)
             for extra, found in zip(self._extras, values, strict=True):
                 try:
-                    found[row] = extra.sample(extra.finish(found[row], draws, 0))
+                    found[row] = extra.sample(extra.finish(found[row], views[0].draws, 0))
                 except DecodeError as error:
                     raise reader.at(error, i) from None
         return images, encoded.labels, values

@@ -11,7 +11,7 @@ from feeder.dataset.extras import Fields, MemberField, NamedField, fields_of
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 from feeder.dataset.targets import TargetValue, target_values
-from feeder.transforms import Recipe
+from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
 __all__ = ["FOLDER_EXTENSIONS", "FolderDataset"]
@@ -51,7 +51,7 @@ class FolderDataset(FeederDataset):
         targets: Mapping[str, Target] | None = None,
     ) -> None:
         root = os.path.abspath(os.fspath(path))
-        exif, recipe = applies_exif(exif_orientation), Recipe.of(transform)
+        exif, recipe = applies_exif(exif_orientation), recipe_or_views(transform)
         moved = target_values(targets, recipe, exif=exif)
         reader = FolderReader.scan(root, FOLDER_EXTENSIONS, exif=exif, targets=tuple(each.name for each in moved))
         if classes is not None:

@@ -24,7 +24,7 @@ from feeder.dataset.targets import TargetValue, target_values
 from feeder.errors import ArgumentError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
-from feeder.transforms import Recipe
+from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
 __all__ = ["ShardDataset"]
@@ -96,7 +96,7 @@ class ShardDataset(FeederDataset):
         if target_transform is not None:
             transform_labels(readers, target_transform)
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
-        recipe = Recipe.of(transform)
+        recipe = recipe_or_views(transform)
         super().__init__(reader, recipe, (*target_values(targets, recipe, exif=exif), *fields_of(fields)))
         self._check_known(*(e.name for e in self.extras if isinstance(e, (NamedField, MemberField, TargetValue))))
         for each in readers:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Subset, default_collate
 
 from feeder.errors import ArgumentError
-from feeder.transforms import Resize
+from feeder.transforms import Resize, Views
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
@@ -26,7 +26,7 @@ def different_sizes(recipe: Recipe) -> ArgumentError:
     )
 
 
-def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe) -> None:
+def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe | Views) -> None:
     """Raises a clearer error than torch's loader would if it stacked images of different sizes.
 
     Only torch's fetcher knows the loader's collate function, so this reads it from the frame of the caller's caller.
@@ -39,7 +39,7 @@ def check_stackable(samples: list[tuple[Any, ...]], recipe: Recipe) -> None:
     Raises:
         ArgumentError: naming the op that the recipe lacks.
     """
-    if recipe.output_size is not None or len({sample[0].shape for sample in samples}) < 2:
+    if isinstance(recipe, Views) or recipe.output_size is not None or len({sample[0].shape for sample in samples}) < 2:
         return
     frame = sys._getframe(2)
     while type(asking := frame.f_locals.get("self")) is Subset and frame.f_back is not None:

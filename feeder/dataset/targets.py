@@ -20,6 +20,7 @@ from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
 from feeder.transforms.moves import Moves, drawn_moves, upright
 from feeder.transforms.points import move_points
 from feeder.transforms.targets import BoundingBoxes, KeyPoints, Mask, Target, check_targets
+from feeder.transforms.views import Views
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
@@ -182,13 +183,13 @@ _VALUES: dict[type[Target], type[TargetValue]] = {Mask: MaskValue, BoundingBoxes
 
 
 def target_values(
-    targets: Mapping[str, Target] | None, recipe: Recipe, *, exif: bool = True
+    targets: Mapping[str, Target] | None, recipe: Recipe | Views, *, exif: bool = True
 ) -> tuple[TargetValue, ...]:
     """Returns the targets of a dataset by their members' names.
 
     Args:
         targets: The declarations; None for none.
-        recipe: The ops of the image.
+        recipe: The ops of the image; views have no targets.
         exif: Whether EXIF orientation is applied to the image.
 
     Raises:
@@ -198,6 +199,15 @@ def target_values(
         targets = {}
     if not isinstance(targets, Mapping):
         raise ArgumentError(f"targets must be a mapping such as {{'seg.png': T.Mask()}}, got {targets!r}")
+    if isinstance(recipe, Views):
+        if targets:
+            raise ArgumentError(
+                "targets follow the geometry of one image, and Views makes several of each sample: leave targets= out, "
+                "or give the recipe of one image"
+            )
+        for view in recipe.views:
+            check_targets(view, ())
+        return ()
     names = check_fields(list(targets))
     for name, target in targets.items():
         if name in ("key", "path", *NUMBER_FIELDS):

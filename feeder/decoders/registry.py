@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
-from feeder.transforms import Recipe
+from feeder.transforms import Recipe, Views
 
 __all__ = ["ENTRY_POINT_GROUP", "available_decoders", "dali_is_installed", "decoder_names", "get_decoder"]
 
@@ -51,7 +51,7 @@ def available_decoders() -> tuple[str, ...]:
 
 def get_decoder(
     name: str = "auto",
-    recipe: Recipe | None = None,
+    recipe: Recipe | Views | None = None,
     *,
     threads: int = 1,
     max_pixels: int = MAX_PIXELS,
@@ -66,7 +66,7 @@ def get_decoder(
         name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the first of these that is
             installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native backend
             "cpu", "pillow".
-        recipe: The recipe that the backend must be able to run.
+        recipe: The recipe, or the views, that the backend must be able to run.
         threads: Number of threads for one batch.
         max_pixels: Larger images are refused.
         fidelity: "fast", or "exact" for Pillow's pixels to about one level.
@@ -88,8 +88,8 @@ def get_decoder(
         decoder = _make(name, options)
         if isinstance(decoder, BackendError):
             raise decoder
-        if recipe is not None:
-            decoder.check(recipe)
+        for each in () if recipe is None else recipe.views:
+            decoder.check(each)
         return decoder
     reasons = []
     candidates = _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO

@@ -8,6 +8,8 @@ Note [Stored pixels]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,7 +58,16 @@ def stored_boxes(
     return boxes[0].astype(np.int32), boxes[1]
 
 
-def stored_rows(draws: Draws, orientations: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    """Returns the support boxes' (first, end) rows in stored pixels, int32 [N, 2]; arguments as above."""
-    box = draws.support_box if (orientations == 1).all() else stored_boxes(draws, orientations)[0]
-    return box[:, 1::2]
+def stored_rows(views: Sequence[Draws], orientations: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """Returns the (first, end) rows in stored pixels that all views of N images need, int32 [N, 2].
+
+    Args:
+        views: Draws of each view, boxes in upright pixels.
+        orientations: uint8 [N], EXIF orientation 1-8.
+    """
+    upright = (orientations == 1).all()
+    boxes = [draws.support_box if upright else stored_boxes(draws, orientations)[0] for draws in views]
+    if len(boxes) == 1:
+        return boxes[0][:, 1::2]
+    first, end = (np.stack([box[:, side] for box in boxes]) for side in (1, 3))
+    return np.stack([first.min(axis=0), end.max(axis=0)], axis=1)

@@ -24,9 +24,11 @@ def explain_sizes(dataset: Any, error: RuntimeError) -> None:
         ArgumentError: naming the op that the recipe lacks.
     """
     source = as_feeder(dataset)
-    if source is None or source.recipe.output_size is not None or _STACK_ERROR not in str(error):
+    if source is None or _STACK_ERROR not in str(error):
         return
-    raise different_sizes(source.recipe) from error
+    for recipe in source.recipe.views:
+        if recipe.output_size is None:
+            raise different_sizes(recipe) from error
 
 
 def raise_explained(dataset: Any, error: Exception) -> NoReturn:

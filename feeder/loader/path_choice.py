@@ -140,12 +140,12 @@ def choose_path(
     reason = None
     if source is None:
         reason = _foreign(dataset)
-    elif source.recipe.output_size is None and not sizes and not (in_batches and collates):
+    elif source.recipe.views[0].output_size is None and not sizes and not (in_batches and collates):
         way_out = "end the geometry of the recipe with a crop, or Resize((height, width)), or give a collate_fn"
         reason = _Reason("images have sizes of their own", way_out)
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
-    if source is not None and reason is not None and source.recipe.is_variable:
+    if source is not None and reason is not None and source.recipe.views[0].is_variable:
         raise ArgumentError(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
             + ("give buckets=feeder.Buckets(...)" if source.recipe.has_bucket and not sizes else str(reason))

@@ -39,6 +39,7 @@ from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.target_ops import ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints
 from feeder.transforms.targets import BoundingBoxes, KeyPoints, Mask
 from feeder.transforms.values import Normalize, ToDtype
+from feeder.transforms.views import Views, recipe_or_views
 
 __all__ = [
     "BUCKET",
@@ -97,6 +98,8 @@ __all__ = [
     "ToPureTensor",
     "ToTensor",
     "TrivialAugmentWide",
+    "Views",
+    "recipe_or_views",
 ]
 
 

@@ -278,6 +278,11 @@ class Recipe:
         """True if an op's draws depend on the sample's boxes."""
         return any(isinstance(op, RandomIoUCrop) for op in self.ops)
 
+    @property
+    def views(self) -> tuple[Recipe, ...]:
+        """The recipe alone: it makes one view of each image; see :class:`feeder.transforms.Views`."""
+        return (self,)
+
     @cached_property
     def output_dtype(self) -> str:
         """Name of the output's dtype: "uint8", "float16", "bfloat16" or "float32"."""
@@ -422,6 +427,13 @@ def _flatten(transform: object) -> list[Op]:
         raise ArgumentError(
             f"{transform} works on assembled batches, not on images; give it to DataLoader(mix=...), or several in a "
             "list, of which each batch gets one"
+        )
+    from feeder.transforms.views import Views  # which are made of recipes
+
+    if isinstance(transform, Views):
+        raise ArgumentError(
+            "Views stands among other ops, or where one image of each sample is made; give it to a dataset by itself, "
+            "with all ops in its recipes"
         )
     raise ArgumentError(
         f"expected an op of feeder.transforms, got {transform!r}; its ops have torchvision v2's names and arguments, "

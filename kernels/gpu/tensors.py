@@ -24,20 +24,26 @@ def as_tensor(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
 
 
 def as_samples(
-    images: Iterable[npt.NDArray[Any]], labels: npt.NDArray[Any], fields: Sequence[Sequence[Any]], dtype: str
+    images: Iterable[Any],
+    labels: npt.NDArray[Any],
+    fields: Sequence[Sequence[Any]],
+    dtype: str | tuple[str, ...],
 ) -> list[tuple[Any, ...]]:
     """Returns finished samples, each ``(image, label, *fields)``.
 
     Args:
-        images: N images [C, H, W] of a recipe's ``storage_dtype``; the tensors share their memory.
+        images: N images [C, H, W] of a recipe's ``storage_dtype``, or N sequences of views; the tensors share their
+            memory.
         labels: int64 [N], which become ints, or float32 [N] or [N, K], which become tensors: Python's floats would be
             collated as float64.
         fields: The N values of each further field.
-        dtype: The recipe's ``output_dtype``.
+        dtype: The recipe's ``output_dtype``; a tuple of those of the views, which become a list of tensors.
     """
     targets = labels.tolist() if labels.dtype.kind == "i" else torch.from_numpy(labels).clone().unbind()
     rows = zip(images, targets, *fields, strict=True)
-    return [(as_tensor(image, dtype), *rest) for image, *rest in rows]
+    if isinstance(dtype, str):
+        return [(as_tensor(image, dtype), *rest) for image, *rest in rows]
+    return [(list(map(as_tensor, views, dtype)), *rest) for views, *rest in rows]
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -53,6 +53,15 @@ def test_load_epoch(shards: Path, tmp_path: Path) -> None:
     assert out.startswith("60 samples in 4 batches, the last one torch.float32 (12, 3, 224, 224)\n")
 
 
+def test_dino_trains_on_views(shards: Path, tmp_path: Path) -> None:
+    out = _example(
+        tmp_path, "dino_views.py", shards, "--size", "32", "--small-size", "16", "--batch-size", "20", "--workers", "0"
+    )
+    losses = [float(found) for found in re.findall(r"^epoch \d: 3 steps, loss (\d+\.\d+)$", out, re.M)]
+    assert len(losses) == 3, out
+    assert max(losses) < 3.5  # about log(32) for scores that tell nothing
+
+
 @pytest.mark.slow
 def test_lightning_learns(shards: Path, tmp_path: Path) -> None:
     out = _example(tmp_path, "lightning_fit.py", shards, "--size", "32", "--batch-size", "8")

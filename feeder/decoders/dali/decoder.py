@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from feeder.transforms.op import Params
 __all__ = ["DaliDecoder"]
 
 _log = logging.getLogger(__name__)
+
+_FINISHERS = 16  # kept: of the recipes of an image's views
 
 
 class DaliDecoder(TrainerDecoder):
@@ -109,7 +112,7 @@ class DaliDecoder(TrainerDecoder):
             ),
             gpu_memory_limit_bytes,
         )
-        self._finisher: tuple[Recipe, Finisher] | None = None
+        self._finishers: collections.deque[tuple[Recipe, Finisher]] = collections.deque(maxlen=_FINISHERS)
         if self.device.type == "cuda":
             check_device(self.device.index)  # fails now, with the remedy
 
@@ -208,13 +211,15 @@ class DaliDecoder(TrainerDecoder):
         """
         size = size or recipe.output_size
         assert size is not None
-        if self._finisher is None or self._finisher[0] is not recipe:
+        finisher = next((known for of, known in self._finishers if of is recipe), None)
+        if finisher is None:
             self.check(recipe)
-            self._finisher = recipe, Finisher(recipe, self.device)
+            finisher = Finisher(recipe, self.device)
+            self._finishers.append((recipe, finisher))
         height, width = recipe.base_size or size
         images, errors = self._decode(staged, 3 * height * width)
         turn, mix = staged.rows["turn"], None if any(errors) else mix
-        result = self._finisher[1](images, size, rest, turn=turn, channels_last=channels_last, mix=mix, out=out)
+        result = finisher(images, size, rest, turn=turn, channels_last=channels_last, mix=mix, out=out)
         return result, errors
 
     def meters(self) -> dict[str, int]:

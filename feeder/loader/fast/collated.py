@@ -29,7 +29,7 @@ from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
-from feeder.transforms import Recipe
+from feeder.transforms import Recipe, Views
 
 __all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]
 
@@ -93,8 +93,9 @@ class CollatedWork(Work):
             made = self._samples(epoch, view, slice(first, first + count))
             parts.append((first, super().run(epoch, made, beat)))
             further = sample_entries(self.extras, made.further, parts[-1][1].extras)
-            finished += as_samples(made.images[0], made.labels, further, self.recipe.output_dtype)
-            del made, further  # the finished samples are the collate_fn's
+            images = zip(*made.images, strict=True) if isinstance(self.recipe, Views) else made.images[0]
+            finished += as_samples(images, made.labels, further, self.recipe.output_dtype)
+            del images, made, further  # the finished samples are the collate_fn's
         report = PartReport.join(parts)
         report.extras = []
         del parts
@@ -116,13 +117,15 @@ class CollatedWork(Work):
     def _samples(self, epoch: int, view: SlotView, rows: slice) -> SlotView:
         """Returns arrays for some of the samples in ordinary memory; images of different sizes are objects."""
         count, samples = rows.stop - rows.start, view.samples.part(rows)
-        size = self.recipe.at(None, epoch).output_size
-        columns = () if size is None else (Column((3, *size), self.recipe.storage_dtype.name),)
+        views = self.recipe.at(None, epoch).views
+        sized = [(recipe.output_size, recipe.storage_dtype.name) for recipe in views]
+        columns = tuple(Column((3, *size), dtype) for size, dtype in sized if size is not None)
+        has_size = len(columns) == len(views)
         made = SlotView.new(Layout(count, columns, self.reader.label_dtype, super().further_columns), samples)
-        return made if size is not None else dataclasses.replace(made, images=(np.empty(count, object),))
+        return made if has_size else dataclasses.replace(made, images=(np.empty(count, object),))
 
-    def _sink(self, recipe: Recipe, images: Any) -> Sink:
-        if recipe.output_size is not None:
+    def _sink(self, recipe: Recipe | Views, images: Any) -> Sink:
+        if isinstance(recipe, Views) or recipe.output_size is not None:
             return super()._sink(recipe, images)
         return SampleSink(self.decoder, recipe, images[0], self.meter)
 
@@ -141,8 +144,9 @@ def slot_bytes_per_sample(work: Work) -> int:
 
     If images differ in size, that is unknown: slots begin small, and grow with the first batches.
     """
-    if work.recipe.output_size is None:
-        return _ALIGN
-    size_bytes = 3 * int(np.prod(work.recipe.output_size)) * work.recipe.storage_dtype.itemsize
-    label_bytes = work.reader.label_dtype.itemsize
-    return sum(-(-size // _ALIGN) * _ALIGN for size in (size_bytes, label_bytes))
+    sizes_bytes = [work.reader.label_dtype.itemsize]
+    for recipe in work.recipe.views:
+        if recipe.output_size is None:
+            return _ALIGN
+        sizes_bytes.append(3 * int(np.prod(recipe.output_size)) * recipe.storage_dtype.itemsize)
+    return sum(-(-size // _ALIGN) * _ALIGN for size in sizes_bytes)

@@ -11,14 +11,17 @@ from feeder.dataset.targets import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
+from feeder.transforms import Views
 from feeder.transforms.mixing import pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from feeder.decoders.device.fused import DeviceSplit
     from feeder.loader.fast.sample_maker import Work
-    from feeder.transforms import BatchOp
+    from feeder.transforms import BatchOp, Recipe
     from feeder.transforms.mixing import Mixing
+    from feeder.transforms.op import Params
 
 __all__ = ["Finishing"]
 
@@ -27,7 +30,7 @@ class Finishing:
     """The last steps of one loader.
 
     Args:
-        work: The way its batches are made; with a split of the recipe, the device's side of it is done here.
+        work: The way its batches are made; with splits of the recipes, the device's side of them is done here.
         device: The device that the images go to; None: they stay where they were made.
         channels_last: Memory format of the images.
         mix: Ops of which one mixes the samples of each batch; empty for none.
@@ -48,23 +51,26 @@ class Finishing:
             _check_labels(mix[0], work)
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._is_on_device = device is not None
-        # numpy has no bfloat16: its bits are stored as uint16.
-        self._is_bfloat16 = work.split is None and work.recipe.output_dtype == "bfloat16"
-        self._finisher = Finisher(work.recipe, device) if work.split is not None and device is not None else None
+        recipes = () if work.makes_batches else work.recipe.views  # what a collate_fn made stays as it is
+        splits = work.splits or (None,) * len(recipes)
+        self._views = [_View(recipe, split, device) for recipe, split in zip(recipes, splits, strict=True)]
+        self._has_views = isinstance(work.recipe, Views)
 
     def host_batch(self, finished: Finished) -> tuple[Any, ...]:
         """Returns ``(images, labels, *targets, *fields)`` of a batch as it was made.
 
-        Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left.
+        Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left; with views a list of these.
         """
         if isinstance(finished, Decoded):
             images = finished.images
         else:
-            images = torch.from_numpy(finished.arrays.images[0])
-            if self._is_bfloat16:
-                images = images.view(torch.bfloat16)
+            views = zip(self._views, finished.arrays.images, strict=True)
+            images = [view.stored(torch.from_numpy(array)) for view, array in views]
         labels = finished.arrays.labels
-        first = images, torch.from_numpy(labels.copy() if self._is_on_device else labels)
+        first = (
+            images if self._has_views else images[0],
+            torch.from_numpy(labels.copy() if self._is_on_device else labels),
+        )
         return (*first, *self._extras(finished)) if self._work.extras else first
 
     def _extras(self, finished: Finished) -> Iterator[Any]:
@@ -82,56 +88,94 @@ class Finishing:
         if isinstance(finished, BaseException) or self._work.makes_batches:
             return batch
         images, labels, *extras = batch
-        mixing = self.mixing(finished, (images.shape[2], images.shape[3]))
+        views = images if self._has_views else [images]
+        mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views])
         if not isinstance(finished, Decoded):
-            images = self._images(finished, images, mixing)
-        return (images, self._labels(finished, labels, mixing), *extras)
+            done = self._images(finished, views, mixings)
+            images = done if self._has_views else done[0]
+        return (images, self._labels(finished, labels, mixings), *extras)
 
-    def mixing(self, finished: Finished, size: tuple[int, int] | None = None) -> Mixing | None:
-        """Returns the batch's mixing, a function of seed, epoch and the position of the batch's first sample.
+    def mixing(self, finished: Finished, sizes: Sequence[tuple[int, int]] | None = None) -> list[Mixing] | None:
+        """Returns each view's mixing, a function of seed, epoch and the position of the batch's first sample.
+
+        All views are mixed by one op with one drawn weight; a rectangle has the same place relative to a view's size.
 
         Args:
             finished: The batch.
-            size: (height, width) of its images; None: the recipe's.
+            sizes: (height, width) of the images of each view; None: the recipes'.
         """
         if not self._mix:
             return None
-        size = size or self._work.recipe.output_size
-        assert size is not None
+        if sizes is None:
+            sizes = [size for view in self._views if (size := view.recipe.output_size) is not None]
         place = self._work.seed, finished.epoch, int(finished.arrays.samples.positions[0])
-        return pick(self._mix, *place).draw(*place, *size)
+        op = pick(self._mix, *place)
+        return [op.draw(*place, *size) for size in sizes]
 
-    def _images(self, finished: Finished, images: torch.Tensor, mixing: Mixing | None) -> torch.Tensor:
-        """Completes images that workers decoded: [N, 3, H, W] of the recipe's output dtype."""
-        work = self._work
-        if self._finisher is None:
-            mixed = images if mixing is None else mixing.apply(images)
-            return mixed.to(memory_format=torch.channels_last) if self._channels_last else mixed
-        assert work.split is not None
-        rest = None
-        if work.split.fuses_rest and work.recipe.rest:
-            rest = work.recipe.draw_rest(work.seed, finished.epoch, work.keys(finished.made()))
-        fused = mixing is not None and work.recipe.output_dtype != "uint8"
-        done = self._finisher(
-            images,
-            (images.shape[2], images.shape[3]),
-            rest,
-            layout="nchw",
-            channels_last=self._channels_last,
-            mix=mixing_partner(mixing, len(images), images.device) if mixing is not None and fused else None,
-        )
-        return mixing.apply(done) if mixing is not None and not fused else done
+    def _images(
+        self, finished: Finished, images: Sequence[torch.Tensor], mixings: Sequence[Mixing] | None
+    ) -> list[torch.Tensor]:
+        """Completes images that workers decoded: [N, 3, H, W] of its recipe's output dtype, for each view."""
+        work, keys = self._work, None
+        done = []
+        for number, (view, pixels) in enumerate(zip(self._views, images, strict=True)):
+            rest = None
+            if view.needs_rest:
+                keys = work.keys(finished.made()) if keys is None else keys
+                rest = view.recipe.draw_rest(work.seed, finished.epoch, keys[number])
+            mixing = None if mixings is None else mixings[number]
+            done.append(view.complete(pixels, rest, mixing, self._channels_last))
+        return done
 
-    def _labels(self, finished: Finished, labels: torch.Tensor, mixing: Mixing | None) -> Any:
+    def _labels(self, finished: Finished, labels: torch.Tensor, mixings: Sequence[Mixing] | None) -> Any:
         """Mixes the labels, see :meth:`feeder.transforms.BatchOp.mixed_labels`.
 
         Raises:
             ArgumentError: if one is out of the range that the mixing op was told.
         """
-        if mixing is None:
+        if mixings is None:
             return labels
         self._mix[0].check_labels(finished.arrays.labels)
-        return self._mix[0].mixed_labels(labels, mixing.label_weight)
+        return self._mix[0].mixed_labels(labels, mixings[0].label_weight)
+
+
+class _View:
+    """The last steps on one view of the images, or on the only one.
+
+    Args:
+        recipe: Its recipe.
+        split: The split of the recipe; None if nothing is left to do on the device.
+        device: The device that the images go to; None: they stay where they were made.
+    """
+
+    def __init__(self, recipe: Recipe, split: DeviceSplit | None, device: torch.device | None) -> None:
+        self.recipe = recipe
+        self.needs_rest = split is not None and split.fuses_rest and bool(recipe.rest)
+        # numpy has no bfloat16: its bits are stored as uint16.
+        self._is_bfloat16 = split is None and recipe.output_dtype == "bfloat16"
+        self._finisher = Finisher(recipe, device) if split is not None and device is not None else None
+
+    def stored(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns images as they are stored, in their dtype."""
+        return images.view(torch.bfloat16) if self._is_bfloat16 else images
+
+    def complete(
+        self, images: torch.Tensor, rest: Sequence[Params] | None, mixing: Mixing | None, channels_last: bool
+    ) -> torch.Tensor:
+        """Completes images that workers decoded: [N, 3, H, W] of the recipe's output dtype."""
+        if self._finisher is None:
+            mixed = images if mixing is None else mixing.apply(images)
+            return mixed.to(memory_format=torch.channels_last) if channels_last else mixed
+        fused = mixing is not None and self.recipe.output_dtype != "uint8"
+        done = self._finisher(
+            images,
+            (images.shape[2], images.shape[3]),
+            rest,
+            layout="nchw",
+            channels_last=channels_last,
+            mix=mixing_partner(mixing, len(images), images.device) if mixing is not None and fused else None,
+        )
+        return mixing.apply(done) if mixing is not None and not fused else done
 
 
 def _check_labels(op: BatchOp, work: Work) -> None:

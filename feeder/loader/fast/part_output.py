@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.decoder import View
 from feeder.decoders.pillow.decoder import bfloat16_bits
 from feeder.decoders.staged.staged import ROW, Kind, Staged
 from feeder.loader.observe.meter import Meter
@@ -39,20 +40,20 @@ class Sink(Protocol):
     clipped: int
     slow: int
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
         """Takes the images of some rows; a row that is given again is replaced.
 
         Args:
             rows: int64 [K], rows of the part, ascending.
             encoded: K images, as they were read without an error; need not outlive the call.
-            draws: The random parameters drawn for them.
+            draws: The random parameters drawn for each view of them.
 
         Returns:
             One entry per image: None, or the error that kept it from being decoded.
         """
 
-    def close(self) -> dict[int, Buffer]:
-        """Ends the part; returns the images that did not fit the slot, by row."""
+    def close(self) -> dict[tuple[int, int], Buffer]:
+        """Ends the part; returns the images that did not fit the slot, by view and row."""
 
 
 class PixelSink:
@@ -60,43 +61,44 @@ class PixelSink:
 
     Args:
         decoder: The decoder.
-        recipe: The recipe.
-        split: Restricts the recipe to the CPU's side; None does all of it.
-        images: [N, C, H, W], the part of the slot.
+        recipes: The recipe of each view.
+        splits: For each view, what restricts its recipe to the CPU's side; None does all of it.
+        images: [N, C, H, W] of each view, the part of the slot.
         meter: Counts time and bytes.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        recipe: Recipe,
-        split: DeviceSplit | None,
-        images: npt.NDArray[Any],
+        recipes: tuple[Recipe, ...],
+        splits: tuple[DeviceSplit | None, ...],
+        images: tuple[npt.NDArray[Any], ...],
         meter: Meter,
     ) -> None:
-        self._decoder, self._split, self._images, self._meter = decoder, split, images, meter
-        self._recipe = recipe if split is None else split.cpu
+        self._decoder, self._splits, self._images, self._meter = decoder, splits, images, meter
+        both = zip(recipes, splits, strict=True)
+        self._recipes = [recipe if split is None else split.cpu for recipe, split in both]
         self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
-        if self._split is not None:
-            draws = self._split.draws(draws)
-        whole = len(rows) == len(self._images)
-        images = self._images if whole else np.empty((len(rows), *self._images.shape[1:]), self._images.dtype)
+        views = []
+        for recipe, split, drawn, images in zip(self._recipes, self._splits, draws, self._images, strict=True):
+            out = images if len(rows) == len(images) else np.empty((len(rows), *images.shape[1:]), images.dtype)
+            views.append(View(recipe, drawn if split is None else split.draws(drawn), out))
         started = time.perf_counter_ns()
-        errors = self._decoder.decode(
-            encoded.buffers, encoded.orientations, self._recipe, draws, images, encoded.first_rows
-        )
-        self._meter.add_images(time.perf_counter_ns() - started, len(rows), images.nbytes, self._decoder)
+        errors = self._decoder.decode_views(encoded.buffers, encoded.orientations, views, encoded.first_rows)
+        written = sum(view.out.nbytes for view in views)
+        self._meter.add_images(time.perf_counter_ns() - started, len(rows), written, self._decoder)
         self.clipped += self._decoder.clipped
         self.slow += self._decoder.slow
-        if not whole:
-            self._images[rows] = images
+        for view, images in zip(views, self._images, strict=True):
+            if view.out is not images:
+                images[rows] = view.out
         return errors
 
-    def close(self) -> dict[int, Buffer]:
+    def close(self) -> dict[tuple[int, int], Buffer]:
         """See :meth:`Sink.close`."""
         return {}
 
@@ -116,19 +118,19 @@ class SampleSink:
         self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
         errors: list[DecodeError | None] = []
         for k, row in enumerate(rows.tolist()):
-            drawn = draws.take([k])
+            drawn = draws[0].take([k])
             image = np.empty((1, 3, *drawn.output_size[0].tolist()), self._recipe.storage_dtype)
-            sink = PixelSink(self._decoder, self._recipe, None, image, self._meter)
-            errors += sink.add(np.zeros(1, np.int64), encoded.take([k]), drawn)
+            sink = PixelSink(self._decoder, (self._recipe,), (None,), (image,), self._meter)
+            errors += sink.add(np.zeros(1, np.int64), encoded.take([k]), (drawn,))
             self._images[row] = image[0]
             self.clipped, self.slow = self.clipped + sink.clipped, self.slow + sink.slow
         return errors
 
-    def close(self) -> dict[int, Buffer]:
+    def close(self) -> dict[tuple[int, int], Buffer]:
         """See :meth:`Sink.close`."""
         return {}
 
@@ -153,7 +155,7 @@ class PaddedSink:
         self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
         errors = self._decoded.add(rows, encoded, draws)
         self.clipped, self.slow = self._decoded.clipped, self._decoded.slow
@@ -167,46 +169,62 @@ class PaddedSink:
                 padded[:, :height, width:] = self._value
         return errors
 
-    def close(self) -> dict[int, Buffer]:
+    def close(self) -> dict[tuple[int, int], Buffer]:
         """See :meth:`Sink.close`."""
         return {}
 
 
 class StagedSink:
-    """Checks the images and cuts them to the rows that are needed; they are decoded elsewhere.
+    """Checks the images and cuts them to what each view needs; they are decoded elsewhere, for each view apart.
 
     Args:
         stager: Checks and cuts.
-        recipe: The recipe.
-        memory: uint8 [N, bytes], the part of the slot.
+        recipes: The recipe of each view.
+        memory: uint8 [N, bytes] for each view, the part of the slot.
         meter: Counts time and bytes: of checking and cutting, and of writing.
     """
 
-    def __init__(self, stager: Stager, recipe: Recipe, memory: npt.NDArray[np.uint8], meter: Meter) -> None:
-        self._stager, self._recipe, self._memory, self._meter = stager, recipe, memory, meter
-        rows = np.zeros(len(memory), ROW)
-        rows["kind"] = Kind.FAILED
-        self._staged = Staged(rows, [b""] * len(memory))
+    def __init__(
+        self,
+        stager: Stager,
+        recipes: tuple[Recipe, ...],
+        memory: tuple[npt.NDArray[np.uint8], ...],
+        meter: Meter,
+    ) -> None:
+        self._stager, self._recipes, self._memory, self._meter = stager, recipes, memory, meter
+        self._staged = []
+        for place in memory:
+            rows = np.zeros(len(place), ROW)
+            rows["kind"] = Kind.FAILED
+            self._staged.append(Staged(rows, [b""] * len(place)))
         self.takes_rows = stager.takes_rows
         self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: Draws) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
-        started = time.perf_counter_ns()
-        staged, errors = self._stager.stage(
-            encoded.buffers, encoded.orientations, self._recipe, draws, encoded.first_rows
-        )
-        self.clipped += self._stager.clipped
-        self.slow += self._stager.slow
-        self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
-        self._staged.rows[rows] = staged.rows
-        for row, payload in zip(rows.tolist(), staged.payloads, strict=True):
-            self._staged.payloads[row] = payload
+        errors: list[DecodeError | None] = [None] * len(rows)
+        clipped = slow = 0
+        for recipe, drawn, kept in zip(self._recipes, draws, self._staged, strict=True):
+            started = time.perf_counter_ns()
+            staged, found = self._stager.stage(encoded.buffers, encoded.orientations, recipe, drawn, encoded.first_rows)
+            errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
+            clipped, slow = max(clipped, self._stager.clipped), max(slow, self._stager.slow)
+            self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
+            kept.rows[rows] = staged.rows
+            for row, payload in zip(rows.tolist(), staged.payloads, strict=True):
+                kept.payloads[row] = payload
+        self.clipped += clipped
+        self.slow += slow
         return errors
 
-    def close(self) -> dict[int, Buffer]:
+    def close(self) -> dict[tuple[int, int], Buffer]:
         """See :meth:`Sink.close`."""
         started = time.perf_counter_ns()
-        left_over = self._staged.pack(self._memory.reshape(-1))
-        self._meter.add("write", time.perf_counter_ns() - started, sum(map(len, self._staged.payloads)))
+        left_over = {
+            (number, row): payload
+            for number, (staged, memory) in enumerate(zip(self._staged, self._memory, strict=True))
+            for row, payload in staged.pack(memory.reshape(-1)).items()
+        }
+        written = sum(len(payload) for staged in self._staged for payload in staged.payloads)
+        self._meter.add("write", time.perf_counter_ns() - started, written)
         return left_over

@@ -38,6 +38,7 @@ from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
 from feeder.system.warning import warn
+from feeder.transforms import Views
 from feeder.transforms.mixing import check_mix
 
 __all__ = ["FastPath"]
@@ -64,7 +65,12 @@ class FastPath:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
         sizes = source.reader.shard_sizes() if isinstance(fixed.shuffle, Window) else np.zeros(0, np.int64)
         self.order = Order(len(source), fixed.seed or 0, fixed.shuffle, sizes)
-        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad)
+        if isinstance(source.recipe, Views) and (fixed.buckets is not None or fixed.pad is not None):
+            raise ArgumentError(
+                "buckets= and pad= are for one image of each sample, and the transform is Views, of fixed sizes; "
+                "leave one of them out"
+            )
+        self._sizes = BatchSizes(source.reader, source.recipe.views[0], fixed.seed or 0, fixed.buckets, fixed.pad)
         self.work, decoder = make_work(fixed, options, source, self._sizes)
         if self.work.table is not None:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))

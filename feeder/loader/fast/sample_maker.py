@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from feeder.decoders.device.fused import DeviceSplit
     from feeder.decoders.staged.stager import Stager
     from feeder.order.bucket_order import BucketTable
-    from feeder.transforms import Draws, Recipe
+    from feeder.transforms import Draws, Recipe, Views
     from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["Work"]
@@ -50,7 +50,7 @@ class Work:
 
     Args:
         reader: Reads the encoded images.
-        recipe: The ops on every image.
+        recipe: The ops on every image, or its views.
         backend: The decode backend's name; never "auto".
         extras: Targets and further fields.
         seed: Of the augmentation, 0 to 2**64-1.
@@ -59,14 +59,14 @@ class Work:
         fidelity: "fast", or "exact" for pixels within a level of Pillow's.
         stager: Stages images for a decoder in the trainer, instead of decoding them.
         share_bytes: Bytes of the slot for each staged image; a multiple of 64.
-        split: The recipe's split; only the CPU's side is done.
+        splits: The split of each view's recipe, of which only the CPU's side is done; None does all. Empty: no splits.
         table: The samples of each bucket, of which substitutes are taken; None: without buckets.
         pad: Pads the images of a batch to one size; None: they have one.
         largest: (height, width) of the images that slots are made for; None: the recipe's.
     """
 
     reader: Reader
-    recipe: Recipe
+    recipe: Recipe | Views
     backend: str
     extras: tuple[Extra, ...] = ()
     seed: int = 0
@@ -75,7 +75,7 @@ class Work:
     fidelity: str = "fast"
     stager: Stager | None = None
     share_bytes: int = 0
-    split: DeviceSplit | None = None
+    splits: tuple[DeviceSplit | None, ...] = ()
     table: BucketTable | None = None
     pad: PadToBatch | None = None
     largest: tuple[int, int] | None = None
@@ -119,13 +119,19 @@ class Work:
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
-        """A sample's image in a slot: (C, H, W) of pixels, or (bytes,) of a staged image."""
+        """A sample's image in a slot, or each view: (C, H, W) of pixels, or (bytes,) of a staged image."""
         if self.stager is not None:
-            return (Column((self.share_bytes,), "uint8"),)
-        size = self.largest or self.recipe.output_size
-        assert size is not None
-        dtype = "uint8" if self.split is not None else self.recipe.storage_dtype.name
-        return (Column((3, *size), dtype),)
+            return (Column((self.share_bytes,), "uint8"),) * len(self.recipe.views)
+        columns = []
+        for recipe, split in zip(self.recipe.views, self._splits, strict=True):
+            size = self.largest or recipe.output_size
+            assert size is not None
+            columns.append(Column((3, *size), "uint8" if split is not None else recipe.storage_dtype.name))
+        return tuple(columns)
+
+    @property
+    def _splits(self) -> tuple[DeviceSplit | None, ...]:
+        return self.splits or (None,) * len(self.recipe.views)
 
     def make_larger(self, size: tuple[int, int]) -> None:
         """Has slots made for images of that (height, width), too."""
@@ -147,21 +153,21 @@ class Work:
         report.extras = [[None] * len(samples.ids) for extra in self.extras if not extra.columns]
         recipe = self.recipe.at(view.image_size if self.recipe.has_bucket else None, epoch)
         part = _Part(epoch, recipe, view, self._sink(recipe, view.images), report, beat)
-        errors = self._make(part, np.arange(len(samples.ids)), samples.ids, self.keys(samples))
+        errors = self._make(part, np.arange(len(samples.ids)), samples)
         if any(errors):
             for row, error in enumerate(errors):
                 if error is not None:
                     self._replace(part, row, error)
         report.clipped, report.slow = part.sink.clipped, part.sink.slow
-        report.left_over = {row: bytes(payload) for row, payload in part.sink.close().items()}
+        report.left_over = {place: bytes(payload) for place, payload in part.sink.close().items()}
         return report
 
-    def _sink(self, recipe: Recipe, images: Any) -> Sink:
+    def _sink(self, recipe: Recipe | Views, images: Any) -> Sink:
         if self.pad is not None:
-            return PaddedSink(self.decoder, recipe, images[0], self.pad.value, self.meter)
+            return PaddedSink(self.decoder, recipe.views[0], images[0], self.pad.value, self.meter)
         if self.stager is None:
-            return PixelSink(self.decoder, recipe, self.split, images[0], self.meter)
-        return StagedSink(self.stager, recipe, images[0], self.meter)
+            return PixelSink(self.decoder, recipe.views, self._splits, images, self.meter)
+        return StagedSink(self.stager, recipe.views, images, self.meter)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one.
@@ -188,26 +194,26 @@ class Work:
         one = np.array([i])
         known = self.reader.stored(one)
         assert known is not None  # or padding was refused
-        drawn = self.recipe.draw(self.seed, epoch, one, known[1])
+        drawn = self.recipe.views[0].draw(self.seed, epoch, one, known[1])
         return bool((drawn.output_size <= within).all())
 
-    def keys(self, samples: Samples) -> npt.NDArray[np.int64]:
-        """Returns the keys of the augmentation's draws, int64 [N]: others for each repeat of a sample."""
-        return samples.ids + samples.repeats * len(self.reader)
+    def keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
+        """Returns the keys of the augmentation's draws, int64 [N] for each view: others for each repeat of a sample."""
+        count = len(self.recipe.views)
+        return [samples.ids + (samples.repeats * count + view) * len(self.reader) for view in range(count)]
 
     def _make(
         self,
         part: _Part,
         rows: npt.NDArray[np.int64],
-        ids: npt.NDArray[np.int64],
-        keys: npt.NDArray[np.int64],
+        samples: Samples,
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
-        sink, report, beat = part.sink, part.report, part.beat
+        sink, report, beat, ids = part.sink, part.report, part.beat, samples.ids
         started, already_ns = time.perf_counter_ns(), report.read_ns
         # Before the images, which are valid until the reader's next call.
         extras = [[_read_extra(extra, self.reader, i) for i in ids.tolist()] for extra in self.extras]
-        drawing = _Drawing(self, part, keys, extras)
+        drawing = _Drawing(self, part, self.keys(samples), extras)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
         part.view.labels[rows] = encoded.labels
         beat()
@@ -219,12 +225,12 @@ class Work:
             if again:
                 beat()
                 encoded = self._read(ids[again], report)
-                for row, error in zip(again, _add(sink, encoded, rows[again], draws.take(again)), strict=True):
+                for row, error in zip(again, _add(sink, encoded, rows[again], _take(draws, again)), strict=True):
                     if error is None:
                         warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
         if extras:
-            _finish_extras(self.extras, extras, part, rows, draws, errors)
+            _finish_extras(self.extras, extras, part, rows, draws[0], errors)
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
@@ -249,8 +255,7 @@ class Work:
             raise error
         here, position = np.array([row]), int(part.view.samples.positions[row])
         for i in self.substitutes(part.epoch, position, None if self.pad is None else part.view.image_size):
-            one = np.array([i])
-            if self._make(part, here, one, one)[0] is None:
+            if self._make(part, here, Samples.of(np.array([position]), np.array([i])))[0] is None:
                 part.report.substitutions.append(Substitution.of(position, error, i))
                 return
         raise no_substitute(error)
@@ -260,7 +265,7 @@ class _Part(NamedTuple):
     """A part that is being made: epoch and recipe of its draws, its arrays, the way of its images there, its report."""
 
     epoch: int
-    recipe: Recipe
+    recipe: Recipe | Views
     view: SlotView
     sink: Sink
     report: PartReport
@@ -274,27 +279,29 @@ class _Drawing:
     Args:
         work: The work on them.
         part: The part that they belong to.
-        keys: int64 [N], keys of the draws.
+        keys: int64 [N] for each view, keys of the draws.
         extras: N values of each target and further field, as they were read.
 
     Attributes:
-        draws: The draws.
+        draws: The draws of each view.
         spent_ns: Time that they took, nanoseconds.
     """
 
     work: Work
     part: _Part
-    keys: npt.NDArray[np.int64]
+    keys: list[npt.NDArray[np.int64]]
     extras: list[list[Any]]
-    draws: Draws | None = field(default=None, init=False)
+    draws: tuple[Draws, ...] | None = field(default=None, init=False)
     spent_ns: int = field(default=0, init=False)
 
-    def draw(self, sizes: npt.NDArray[np.int32]) -> Draws:
+    def draw(self, sizes: npt.NDArray[np.int32]) -> tuple[Draws, ...]:
         """Draws for images of these upright sizes, int32 [N, 2]."""
         started = time.perf_counter_ns()
-        recipe = self.part.recipe
-        boxes = boxes_of(recipe, self.work.extras, self.extras, sizes)
-        self.draws = recipe.draw(self.work.seed, self.part.epoch, self.keys, sizes, boxes)
+        work, epoch = self.work, self.part.epoch
+        self.draws = tuple(
+            recipe.draw(work.seed, epoch, keys, sizes, boxes_of(recipe, work.extras, self.extras, sizes))
+            for recipe, keys in zip(self.part.recipe.views, self.keys, strict=True)
+        )
         self.spent_ns = time.perf_counter_ns() - started
         self.work.meter.add("draw", self.spent_ns)
         return self.draws
@@ -342,13 +349,19 @@ def _finish_extras(
                 next(further)[row] = each
 
 
-def _add(sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: Draws) -> list[DecodeError | None]:
+def _take(views: tuple[Draws, ...], rows: list[int]) -> tuple[Draws, ...]:
+    return tuple(draws.take(rows) for draws in views)
+
+
+def _add(
+    sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
+) -> list[DecodeError | None]:
     """Gives samples that were read to the sink; returns an error or None for each."""
     errors = list(encoded.errors)
     if not any(errors):
         return sink.add(rows, encoded, draws)
     good = [row for row, error in enumerate(errors) if error is None]
     if good:
-        for row, error in zip(good, sink.add(rows[good], encoded.take(good), draws.take(good)), strict=True):
+        for row, error in zip(good, sink.add(rows[good], encoded.take(good), _take(draws, good)), strict=True):
             errors[row] = error
     return errors

@@ -75,21 +75,22 @@ def make_work(
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options)
     elif target is not None and not sizes.varies:
-        work.split = split_for_device(recipe)
+        work.splits = tuple(split_for_device(view) for view in recipe.views)
     return work, decoder
 
 
 def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions) -> None:
     """Has workers stage images for a decoder in this process."""
-    reader, recipe = work.reader, work.recipe
-    assert recipe.output_size is not None
+    reader = work.reader
     rows = options.batch_size or 1
     parts = part_rows(rows, options.num_workers) if options.num_workers else [(0, rows)]
     found = reader.peek(planning_sample(len(reader), in_shards=len(reader.shard_sizes()) > 0))
-    capacity = plan_capacity(found, recipe.output_size, min(rows for _, rows in parts))
-    decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)
+    for recipe in work.recipe.views:
+        assert recipe.output_size is not None
+        capacity = plan_capacity(found, recipe.output_size, min(rows for _, rows in parts))
+        work.share_bytes = max(work.share_bytes, capacity.share_bytes)
+    decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)  # the same for every view
     work.stager = decoder.stager.with_threads(options.worker_threads)
-    work.share_bytes = capacity.share_bytes
 
 
 def _check_sizes(fixed: FixedOptions, options: EpochOptions, decoder: Decoder, sizes: BatchSizes) -> None:

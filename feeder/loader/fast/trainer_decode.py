@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:
-    from feeder.decoders.decoder import TrainerDecoder
+    from feeder._gpu import Mix
+    from feeder.decoders.decoder import Buffer, TrainerDecoder
     from feeder.transforms.mixing import Mixing
 
 __all__ = ["DecodeFeed"]
@@ -33,8 +34,8 @@ _AHEAD = 1
 @dataclass
 class _Waiting:
     finished: Finished | BaseException
-    staged: Staged | None = None
-    started: bool = False
+    staged: list[Staged] = field(default_factory=list)  # of each view
+    started: int = 0  # number of views
     start_ns: int = 0
 
 
@@ -46,7 +47,7 @@ class DecodeFeed:
         work: The work that made them.
         decoder: Decodes them.
         ready: Returns True if the source has the next batch; only then it is started ahead.
-        mixing: Returns the mixing of a batch; None: none.
+        mixing: Returns the mixing of each view of a batch; None: none.
         channels_last: Memory format of the images.
         stream: The stream to decode on; None: the current one.
         meter: Gets the stage "decode": the calling process's time for a batch.
@@ -59,7 +60,7 @@ class DecodeFeed:
         decoder: TrainerDecoder,
         ready: Callable[[], bool],
         *,
-        mixing: Callable[[Finished], Mixing | None] = lambda finished: None,
+        mixing: Callable[[Finished], list[Mixing] | None] = lambda finished: None,
         channels_last: bool = False,
         stream: Any = None,
         meter: Meter | None = None,
@@ -87,14 +88,12 @@ class DecodeFeed:
                 self._failure = failure
         waiting = self._queue[0]
         try:
-            if waiting.staged is None:
-                assert isinstance(waiting.finished, BaseException)
+            if isinstance(waiting.finished, BaseException):
                 return waiting.finished
-            assert isinstance(waiting.finished, Finished)
             started = time.perf_counter_ns()
             with self._on_stream():
-                batch = self._decode(waiting.finished, waiting.staged)
-            size_bytes = batch.images.nbytes if isinstance(batch, Decoded) else 0
+                batch = self._decode(waiting.finished, waiting)
+            size_bytes = sum(images.nbytes for images in batch.images) if isinstance(batch, Decoded) else 0
             self._meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
             return batch
         finally:
@@ -107,9 +106,9 @@ class DecodeFeed:
     def close(self) -> None:
         """Drops the batches that were started."""
         for waiting in self._queue:
-            if waiting.staged is not None:
+            for staged in waiting.staged:
                 with self._on_stream():  # what is dropped is collected first
-                    self._decoder.drop(waiting.staged)
+                    self._decoder.drop(staged)
         self._queue.clear()
 
     def _take(self) -> None:
@@ -117,37 +116,39 @@ class DecodeFeed:
         if isinstance(finished, BaseException):
             self._queue.append(_Waiting(finished))
             return
-        parts = []
-        for first, rows in finished.parts:
-            memory = finished.arrays.images[0][first : first + rows].reshape(-1)
-            left_over = {row - first: data for row, data in finished.left_over.items() if first <= row < first + rows}
-            parts.append(Staged.unpack(memory, rows, left_over))
-        self._queue.append(_Waiting(finished, Staged.join(parts)))
+        views = []
+        for view, images in enumerate(finished.arrays.images):
+            left_over, parts = _left_over(finished.left_over, view), []
+            for first, rows in finished.parts:
+                here = {row - first: data for row, data in left_over.items() if first <= row < first + rows}
+                parts.append(Staged.unpack(images[first : first + rows].reshape(-1), rows, here))
+            views.append(Staged.join(parts))
+        self._queue.append(_Waiting(finished, views))
         self._start()
 
     def _start(self) -> None:
-        """Starts waiting batches in order, as far as the decoder has capacity."""
+        """Starts waiting batches in order, view by view, as far as the decoder has capacity."""
         for waiting in self._queue:
-            if waiting.staged is None or waiting.started:
-                continue
-            began = time.perf_counter_ns()
-            with self._on_stream():
-                waiting.started = self._decoder.start(waiting.staged)
-            waiting.start_ns += time.perf_counter_ns() - began
-            if not waiting.started:
-                return
+            for staged in waiting.staged[waiting.started :]:
+                began = time.perf_counter_ns()
+                with self._on_stream():
+                    has_started = self._decoder.start(staged)
+                waiting.start_ns += time.perf_counter_ns() - began
+                if not has_started:
+                    return
+                waiting.started += 1
 
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def _decode(self, finished: Finished, staged: Staged) -> Decoded | BaseException:
+    def _decode(self, finished: Finished, waiting: _Waiting) -> Decoded | BaseException:
         work = self._work
-        made = finished.made()
-        rest = work.recipe.draw_rest(work.seed, finished.epoch, work.keys(made))
-        mixing = self._mixing(finished)
-        fused = mixing is not None and work.recipe.output_dtype != "uint8"
-        mix = mixing_partner(mixing, len(made.ids), self._decoder.device) if mixing is not None and fused else None
-        images, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last, mix=mix)
+        made, mixings = finished.made(), self._mixing(finished)
+        recipe = work.recipe.views[0]
+        # A bad view has all views of its sample replaced, before any is mixed.
+        fused = mixings is not None and len(work.recipe.views) == 1 and recipe.output_dtype != "uint8"
+        mix = mixing_partner(mixings[0], len(made.ids), self._decoder.device) if mixings is not None and fused else None
+        images, errors = self._finish(waiting, finished.epoch, made, mix)
         finished.let_go()
         batch = Decoded(
             finished.arrays,
@@ -165,9 +166,31 @@ class DecodeFeed:
                 failed = self._replace(batch, row, named) if work.skip else named
                 if failed is not None:
                     return failed
-        if mixing is not None and (any(errors) or not fused):
-            batch.images = mixing.apply(batch.images)
+        if mixings is not None and (any(errors) or not fused):
+            batch.images = [mixing.apply(view) for mixing, view in zip(mixings, batch.images, strict=True)]
         return batch
+
+    def _finish(
+        self, waiting: _Waiting, epoch: int, made: Samples, mix: Mix | None = None
+    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
+        """Decodes every view; returns the images of each, and one error or None for each sample."""
+        work, images = self._work, []
+        errors: list[DecodeError | None] = [None] * len(made.ids)
+        views = zip(work.recipe.views, work.keys(made), waiting.staged, strict=True)
+        for number, (recipe, keys, staged) in enumerate(views):
+            rest = recipe.draw_rest(work.seed, epoch, keys)
+            try:
+                view, found = self._decoder.finish(staged, recipe, rest, channels_last=self._channels_last, mix=mix)
+            except BaseException:
+                for later in waiting.staged[number + 1 : waiting.started]:
+                    self._decoder.drop(later)
+                raise
+            images.append(view)
+            errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
+            waiting.started = max(waiting.started, number + 1)
+            if waiting.started < len(waiting.staged):
+                self._start()
+        return images, errors
 
     def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
@@ -184,11 +207,14 @@ class DecodeFeed:
                 continue
             for found in report.substitutions:
                 i[0] = found.substitute
-            staged = Staged.unpack(view.images[0].reshape(-1), 1, report.left_over)
-            rest = work.recipe.draw_rest(work.seed, batch.epoch, i)
-            image, errors = self._decoder.finish(staged, work.recipe, rest, channels_last=self._channels_last)
+            staged = [
+                Staged.unpack(memory.reshape(-1), 1, _left_over(report.left_over, number))
+                for number, memory in enumerate(view.images)
+            ]
+            images, errors = self._finish(_Waiting(batch, staged), batch.epoch, Samples.of(here.positions, i))
             if errors[0] is None:
-                batch.images[row] = image[0]
+                for whole, image in zip(batch.images, images, strict=True):
+                    whole[row] = image[0]
                 arrays.labels[row] = view.labels[0]
                 for column, (array,) in zip(arrays.further, view.further, strict=True):
                     column[row] = array
@@ -197,3 +223,8 @@ class DecodeFeed:
                 batch.substitutions.append(Substitution.of(position, error, int(i[0])))
                 return None
         return no_substitute(error)
+
+
+def _left_over(places: Mapping[tuple[int, int], Buffer], view: int) -> dict[int, Buffer]:
+    """Returns the images of one view that did not fit into the slot, by row."""
+    return {row: data for (of, row), data in places.items() if of == view}

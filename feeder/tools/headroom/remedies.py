@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feeder.dataset.subset import as_feeder
+from feeder.decoders.decoder import View
 from feeder.decoders.device.fused import split_for_device
 from feeder.system.text import count
 from feeder.tools.headroom.fit import Fit
@@ -94,8 +95,7 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
         from feeder.decoders.native import CpuDecoder
     except ImportError:
         return None
-    reader, recipe = dataset.reader, dataset.recipe
-    recipe = recipe if recipe.has_bucket else recipe.at(None, 0)
+    reader = dataset.reader
     ids = np.unique(np.linspace(0, len(reader) - 1, _SEEKABLE_IMAGES).astype(np.int64))
     encoded = reader.read(ids)
     kept, before, after = [], [], []
@@ -112,18 +112,21 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
     if len(kept) < len(ids) / 2:
         return None
     rows = np.array(kept)
-    size = recipe.output_size
-    if size is None:
-        return None
-    draws, dtype = recipe.draw(loader.seed or 0, 0, ids[rows], encoded.sizes[rows]), recipe.storage_dtype
-    if loader.device is not None and (split := split_for_device(recipe)) is not None:  # the device does the rest
-        recipe, draws, dtype = split.cpu, split.draws(draws), np.dtype(np.uint8)
-    out = np.empty((len(kept), 3, *size), dtype)
+    views = []
+    for number, recipe in enumerate(dataset.recipe.views):
+        recipe = recipe if recipe.has_bucket else recipe.at(None, 0)
+        size = recipe.output_size
+        if size is None:
+            return None
+        draws = recipe.draw(loader.seed or 0, 0, ids[rows] + number * len(reader), encoded.sizes[rows])
+        if loader.device is not None and (split := split_for_device(recipe)) is not None:  # the device does the rest
+            recipe, draws = split.cpu, split.draws(draws)
+        views.append(View(recipe, draws, np.empty((len(kept), 3, *size), recipe.storage_dtype)))
     decoder = CpuDecoder(fidelity=loader.fidelity)
     times: dict[int, list[int]] = {0: [], 1: []}
     for _ in range(3):
         for which, buffers in enumerate((before, after)):
-            decoder.decode(buffers, encoded.orientations[rows], recipe, draws, out)
+            decoder.decode_views(buffers, encoded.orientations[rows], views)
             times[which].append(int(decoder.spent_ns[:, 0].sum()))
     factor = min(times[1]) / max(1, min(times[0]))
     return factor if factor < 1 - NOTICEABLE_WAIT else None

@@ -25,7 +25,7 @@ from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
 from feeder.tools.tune.setting import Setting, TriedSetting
-from feeder.transforms import Recipe
+from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
 
@@ -212,12 +212,12 @@ def _alone(origin: _Source, baseline: Setting, step: Callable[[Any], Any]) -> fl
     raise ArgumentError("the loader has no batch: the dataset is empty, or smaller than one with drop_last")
 
 
-def _backends(recipe: Recipe) -> tuple[str, ...]:
+def _backends(recipe: Recipe | Views) -> tuple[str, ...]:
     """Returns the available backends that can run the recipe."""
     return tuple(name for name in available_decoders() if _runs(name, recipe))
 
 
-def _runs(name: str, recipe: Recipe) -> bool:
+def _runs(name: str, recipe: Recipe | Views) -> bool:
     try:
         get_decoder(name, recipe)
     except BackendError:
@@ -241,8 +241,11 @@ def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
         dataset, size = origin.dataset, (origin.arguments or {}).get("batch_size", 1)
         if not isinstance(dataset, FeederDataset) or not origin.backends or not isinstance(size, int):
             return None
-        assert dataset.recipe.output_size is not None
-        layout = Layout(size, (Column((3, *dataset.recipe.output_size), dataset.recipe.storage_dtype.name),))
+        columns = []
+        for recipe in dataset.recipe.views:
+            assert recipe.output_size is not None
+            columns.append(Column((3, *recipe.output_size), recipe.storage_dtype.name))
+        layout = Layout(size, tuple(columns))
         slots = setting.num_workers * setting.prefetch_factor + HELD_BATCHES if setting.num_workers else 1
         if slots * layout.slot_bytes <= memory:
             return None

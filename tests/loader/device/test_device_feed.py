@@ -223,7 +223,7 @@ def test_last_ops_are_done_on_the_device_from_uint8(
         return move(value, device)
 
     monkeypatch.setattr("feeder.loader.device.feed.move", recorded)
-    affine = dataset.recipe.affine
+    affine = dataset.recipe.views[0].affine
     level = 1.0 if affine is None else float(affine[0].max())
     for (images, labels), (expected, wanted) in zip(loader, plain, strict=True):
         assert images.is_contiguous(memory_format=torch.channels_last)
@@ -318,7 +318,7 @@ def test_last_ops_on_the_gpu_are_those_on_the_cpu(shards: Path, ops: list[Any]) 
     options: dict[str, Any] = {"batch_size": 16, "backend": "cpu", "mix": MixUp(), "num_workers": 2}
     loader = DataLoader(dataset, device="cuda", channels_last=True, static_buffers=True, **options)
     addresses = set()
-    affine = dataset.recipe.affine
+    affine = dataset.recipe.views[0].affine
     level = 1.0 if affine is None else float(affine[0].max())
     for (images, labels), (expected, wanted) in zip(loader, DataLoader(dataset, **options), strict=True):
         addresses.add(images.data_ptr())

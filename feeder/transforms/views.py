@@ -1,0 +1,85 @@
+"""Several views of each image, each by a recipe of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from feeder.errors import ArgumentError
+from feeder.transforms.recipe import Recipe
+
+__all__ = ["Views", "recipe_or_views"]
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Views:
+    """Several views of each image, as self-supervised methods take them: SimCLR, MoCo, DINO.
+
+    A batch's images are a list of tensors [N, 3, H, W], one for each view, in its own size and dtype. The image is read
+    once, and decoded once where that is cheaper. Each view has random draws of its own; two views of one recipe differ.
+
+    Args:
+        transforms: The recipe of each view: a ``Compose``, an op, or a sequence of ops. ``[a] * 2 + [b] * 6`` makes two
+            views by ``a`` and six by ``b``.
+
+    Attributes:
+        views: The checked recipes.
+
+    Raises:
+        ArgumentError: without a recipe, for ``Views`` inside, or naming the view whose size depends on the image.
+    """
+
+    views: tuple[Recipe, ...]
+    has_bucket: ClassVar[bool] = False
+
+    def __init__(self, transforms: Sequence[Any]) -> None:
+        if not isinstance(transforms, (list, tuple)) or not transforms:
+            raise ArgumentError(f"Views takes a list of at least one recipe, got {transforms!r}")
+        known: dict[int, Recipe] = {}  # of [a] * 6, which is checked once
+        for number, transform in enumerate(transforms):
+            if isinstance(transform, Views):
+                raise ArgumentError(f"view {number} of Views is a Views; list its recipes themselves")
+            if id(transform) not in known:
+                known[id(transform)] = _fixed(Recipe.of(transform), number)
+        object.__setattr__(self, "views", tuple(known[id(transform)] for transform in transforms))
+
+    def at(self, bucket: tuple[int, int] | None, epoch: int) -> Views:
+        """Returns the views themselves, whose sizes are the same in every bucket and epoch; see :meth:`Recipe.at`."""
+        return self
+
+    @property
+    def output_dtype(self) -> tuple[str, ...]:
+        """Name of each view's dtype; see :attr:`Recipe.output_dtype`."""
+        return tuple(recipe.output_dtype for recipe in self.views)
+
+    def __call__(self, *images: object) -> NoReturn:
+        raise TypeError(
+            "Views is a declaration that datasets and loaders carry out: give it to ShardDataset(path, transform=...) "
+            "and take the images from dataset[i] or from a loader"
+        )
+
+    def __repr__(self) -> str:
+        lines = "".join(f"    {line}\n" for recipe in self.views for line in f"{recipe!r},".splitlines())
+        return f"Views(\n{lines})"
+
+
+def recipe_or_views(transform: Any) -> Recipe | Views:
+    """Returns the recipe of a dataset's transform, or its views.
+
+    Raises:
+        ArgumentError: for a transform that is neither.
+    """
+    return transform if isinstance(transform, Views) else Recipe.of(transform)
+
+
+def _fixed(recipe: Recipe, number: int) -> Recipe:
+    if recipe.has_bucket or len(recipe.phases) > 1:
+        what = "T.BUCKET" if recipe.has_bucket else "T.ByEpoch"
+        raise ArgumentError(f"view {number} of Views has the size {what}, but views have one size each; give a number")
+    if recipe.output_size is None:
+        raise ArgumentError(
+            f"the size of view {number} of Views depends on the image: {recipe!r}; end its geometry with "
+            "RandomResizedCrop, a crop, or Resize((height, width))"
+        )
+    return recipe

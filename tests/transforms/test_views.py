@@ -1,0 +1,50 @@
+"""Views: recipes of fixed size, one for each view."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from feeder import transforms as T
+from feeder.errors import ArgumentError
+
+LARGE = T.Compose([T.RandomResizedCrop(224, scale=(0.4, 1.0)), T.RandomHorizontalFlip(), T.ToDtype("float32", True)])
+SMALL = [T.RandomResizedCrop(96, scale=(0.05, 0.4)), T.RandomHorizontalFlip()]
+
+
+def test_views_have_the_recipes_in_order() -> None:
+    views = T.Views([LARGE] * 2 + [SMALL] * 3)
+    assert [recipe.output_size for recipe in views.views] == [(224, 224)] * 2 + [(96, 96)] * 3
+    assert [recipe.output_dtype for recipe in views.views] == ["float32"] * 2 + ["uint8"] * 3
+    assert views == T.Views([LARGE, LARGE, SMALL, SMALL, SMALL])
+    assert views != T.Views([LARGE, SMALL, LARGE, SMALL, SMALL])
+    assert pickle.loads(pickle.dumps(views)) == views
+    assert repr(views).count("RandomResizedCrop") == 5
+
+
+@pytest.mark.parametrize(
+    ("transforms", "said"),
+    [
+        ([], "at least one recipe"),
+        (LARGE, "at least one recipe"),
+        ([LARGE, T.Views([LARGE])], "view 1 of Views is a Views"),
+        ([LARGE, T.Compose([T.Resize(96)])], r"view 1 of Views depends on the image.*Resize\(size=\(96,"),
+        ([LARGE, []], "view 1 of Views depends on the image"),
+        ([LARGE, [T.RandomResizedCrop(T.BUCKET)]], "view 1 of Views has the size T.BUCKET"),
+        ([[T.RandomResizedCrop(T.ByEpoch({0: 8, 3: 16}))]], "view 0 of Views has the size T.ByEpoch"),
+        ([LARGE, "crop"], "expected an op of feeder.transforms, got 'crop'"),
+    ],
+    ids=["none", "no list", "nested", "size of the image", "no ops", "bucket", "by epoch", "no op"],
+)
+def test_views_refuse_what_they_can_not_make(transforms: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=f"(?s){said}"):
+        T.Views(transforms)
+
+
+def test_views_are_no_op_of_a_recipe() -> None:
+    ops: Any = [T.Views([SMALL]), T.RandomHorizontalFlip()]
+    for make in (T.Compose, T.Recipe.of):
+        with pytest.raises(ArgumentError, match="Views stands among other ops"):
+            make(ops)
