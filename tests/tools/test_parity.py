@@ -27,15 +27,16 @@ class Off(PillowDecoder):
     name = "off"
     fault = ""
 
-    def decode(self, buffers: Any, orientations: Any, recipe: Any, draws: Any, out: Any, first_rows: Any = None) -> Any:
-        errors = super().decode(buffers, orientations, recipe, draws, out, first_rows)
-        if self.fault == "shifted":
-            out[...] = np.roll(out, 1, axis=-1)
-        elif self.fault == "biased":
-            out[:, 0] = np.minimum(out[:, 0], 254) + (np.arange(out.shape[-1]) % 5 == 0)
-        elif self.fault == "spiky":
-            out[..., ::20, ::20] ^= 32
-        elif self.fault == "picky":
+    def decode_views(self, buffers: Any, orientations: Any, views: Any, first_rows: Any = None) -> Any:
+        errors = super().decode_views(buffers, orientations, views, first_rows)
+        for _, _, out in views:
+            if self.fault == "shifted":
+                out[...] = np.roll(out, 1, axis=-1)
+            elif self.fault == "biased":
+                out[:, 0] = np.minimum(out[:, 0], 254) + (np.arange(out.shape[-1]) % 5 == 0)
+            elif self.fault == "spiky":
+                out[..., ::20, ::20] ^= 32
+        if self.fault == "picky":
             return [DecodeError("don't like it") for _ in errors]
         return errors
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import PIL
 
-from feeder.decoders.decoder import Decoder, TrainerDecoder
+from feeder.decoders.decoder import Decoder, TrainerDecoder, View
 from feeder.decoders.image_header import image_info
 from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, SourceError
@@ -199,22 +199,28 @@ def _compare(
     seed: int,
     sample: int,
 ) -> Failure | None:
-    """Compares one image under all recipes."""
+    """Compares one image under all recipes, which make views of it."""
     orientations = np.array([image.orientation], np.uint8)
     width, height = image.width, image.height
     size = (width, height) if image.orientation > 4 else (height, width)
-    for recipe in recipes:
-        draws = recipe.draw(seed, 0, [sample], [size])
-        expected, found = (np.zeros((1, 3, *draws.output_size[0].tolist()), np.uint8) for _ in range(2))
-        (lost,) = reference.decode([image.data], orientations, recipe, draws, expected)
-        (missed,) = decoder.decode([image.data], orientations, recipe, draws, found)
-        if lost is not None and missed is not None:
-            return _NEITHER
-        if lost is not None:
-            return Failure(image.name, decoder.name, lost.reason)
-        if missed is not None:
-            return Failure(image.name, reference.name, missed.reason)
-        comparison.add(expected[0], found[0], crop_ratio(draws.source_box[0], draws.base_size[0]))
+    draws = [recipe.draw(seed, 0, [sample], [size]) for recipe in recipes]
+    expected, found = (
+        [
+            View(recipe, drawn, np.zeros((1, 3, *drawn.output_size[0].tolist()), np.uint8))
+            for recipe, drawn in zip(recipes, draws, strict=True)
+        ]
+        for _ in range(2)
+    )
+    (lost,) = reference.decode_views([image.data], orientations, expected)
+    (missed,) = decoder.decode_views([image.data], orientations, found)
+    if lost is not None and missed is not None:
+        return _NEITHER
+    if lost is not None:
+        return Failure(image.name, decoder.name, lost.reason)
+    if missed is not None:
+        return Failure(image.name, reference.name, missed.reason)
+    for (_, drawn, right), (_, _, pixels) in zip(expected, found, strict=True):
+        comparison.add(right[0], pixels[0], crop_ratio(drawn.source_box[0], drawn.base_size[0]))
     return None
 
 
