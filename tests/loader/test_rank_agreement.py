@@ -202,7 +202,8 @@ from torch import distributed
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.transforms import RandomResizedCrop
+from feeder.order.buckets import Buckets
+from feeder.transforms import BUCKET, RandomResizedCrop
 from tests.support.whole_exit import left
 
 rank, world_size, folder, shards, other = json.loads(sys.argv[1])
@@ -220,8 +221,8 @@ def in_a_group(scenario):
     distributed.barrier()
     distributed.destroy_process_group()
 
-def make(path=shards, **options):
-    dataset = ShardDataset(path, RandomResizedCrop(8), fields=("index",))
+def make(path=shards, size=8, **options):
+    dataset = ShardDataset(path, RandomResizedCrop(size), fields=("index",))
     return DataLoader(dataset, **{"batch_size": 2, "shuffle": True, "seed": 0} | options)
 
 def together(loader):
@@ -268,6 +269,15 @@ def first_rank_slow():
 @in_a_group
 def datasets_differ():
     return by_turns([0, 1, 2], path=other if rank == 1 else shards)
+
+@in_a_group
+def buckets_agree():
+    loader = make(size=BUCKET, buckets=Buckets(sizes=[(8, 8), (6, 8)]))
+    return together(loader)
+
+@in_a_group
+def buckets_differ():
+    return by_turns([0, 1, 2], size=BUCKET, buckets=Buckets(sizes=[(8, 8), (6, 8 + rank // 2)]))
 
 @in_a_group
 def rank_0_alone_before_and_after():
@@ -353,6 +363,7 @@ def _together(found: list[dict[str, Any]], name: str) -> list[int]:
 def test_real_ranks_that_agree_see_each_sample_once(found: list[dict[str, Any]]) -> None:
     for epoch in range(2):
         assert sorted(i for rank in found for i in rank["agree"][epoch]) == list(range(24))
+    assert _together(found, "buckets_agree") == list(range(24))
     assert _together(found, "rank_0_alone_before_and_after") == sorted([*range(24), *range(24)])
     assert _together(found, "rank_0_takes_a_batch_and_all_set_the_epoch") == list(range(24))
     assert _together(found, "explicit_samplers") == list(range(24))
@@ -368,6 +379,7 @@ def test_real_ranks_that_differ_all_get_an_error(found: list[dict[str, Any]]) ->
         ("first_rank_fast", "rank 2 does not load what rank 0 does: seed is 0 there and 1 here"),
         ("first_rank_slow", "rank 0 does not load what rank 2 does: batch_size is 2 there and 4 here"),
         ("datasets_differ", "rank 1 does not load what rank 0 does: dataset is '24 samples"),
+        ("buckets_differ", "rank 2 does not load what rank 0 does: buckets is [[6, 8], [8, 8]] there and [[6, 9], "),
         ("a_state_on_one_rank_alone", "epoch is"),
         ("rank_0_takes_a_batch_of_the_loader_of_all", "rank 0 left an epoch"),
     ]:

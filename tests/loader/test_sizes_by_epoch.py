@@ -100,10 +100,11 @@ def test_single_samples_have_the_size_of_the_first_epoch(shards: Path) -> None:
     assert dataset[0][0].shape == (3, 8, 8)
 
 
-def test_paths_that_know_no_epoch_are_refused_by_name(shards: Path) -> None:
+def test_what_sizes_by_epoch_do_not_go_with_is_refused_by_name(shards: Path) -> None:
     for options, message in (
         ({"batch_size": None, "shuffle": False}, "batch_size is None"),
         ({"backend": "dali"}, "'dali'"),
+        ({"device": "cpu", "static_buffers": True}, "static_buffers=True"),
     ):
         with pytest.raises(ArgumentError, match=message):
             loader_of(shards, **options)

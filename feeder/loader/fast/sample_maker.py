@@ -83,7 +83,8 @@ class Work:
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "meter"} | {"_decoder": None}
+        state = {name: value for name, value in self.__dict__.items() if name != "meter"}
+        return state | {"_decoder": None, "table": self.table if self.skip else None}  # which takes 4 bytes a sample
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, meter=Meter())

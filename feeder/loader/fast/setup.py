@@ -100,6 +100,11 @@ def _check_sizes(fixed: FixedOptions, options: EpochOptions, decoder: Decoder, s
             f"backend {decoder.name!r} makes batches of one size, and buckets=, pad= and T.ByEpoch make several: set "
             "backend='cpu'"
         )
+    if options.device.put is not None and sizes.varies:
+        raise ArgumentError(
+            "static_buffers=True keeps batches of one size at their addresses, and buckets=, pad= and T.ByEpoch make "
+            "several sizes: leave one of them out"
+        )
     names = [name for name in ("buckets", "pad") if getattr(fixed, name) is not None]
     if not names:
         return
@@ -107,11 +112,6 @@ def _check_sizes(fixed: FixedOptions, options: EpochOptions, decoder: Decoder, s
     if fixed.collate_fn is not None:
         raise ArgumentError(
             f"{name} is for batches as feeder collates them, and there is a collate_fn: leave one of them out"
-        )
-    if options.device.put is not None:
-        raise ArgumentError(
-            f"static_buffers=True keeps batches of one size at their addresses, and {name} makes several sizes: leave "
-            "one of them out"
         )
     groups = fixed.buckets is not None or (fixed.pad is not None and fixed.pad.group_by_aspect)
     if groups and fixed.batch_sampler is not None:
