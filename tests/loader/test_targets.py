@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
 from feeder.transforms.pad_to_batch import PadToBatch
+from tests.support import ROOT
 from tests.support.target_data import SCALE, TARGETS, write_target_shards
 
 SEED = 5
@@ -192,3 +194,13 @@ def test_targets_do_not_change_the_draws_of_the_image(shards: Path) -> None:
     bare = DataLoader(ShardDataset(shards, recipe), 5, shuffle=True, seed=SEED)
     for with_targets, without in zip(loader_of(shards, recipe), bare, strict=True):
         np.testing.assert_array_equal(with_targets[0], without[0])
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_target_shards(tmp_path / "shards", 20)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/transforms.md").read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "targets=" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert sum(map(len, (images for images, *_ in names["loader"]))) == 20
