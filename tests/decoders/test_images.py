@@ -24,6 +24,7 @@ from tests.support.shard_sets import samples_of
 
 CROPS = T.Compose([T.RandomResizedCrop(20), T.RandomHorizontalFlip()])
 NORMALIZED = T.Compose([*CROPS.transforms, T.ToDtype(torch.float32, scale=True), T.Normalize((0.5,) * 3, (0.2,) * 3)])
+GROWING = T.Compose([T.RandomResizedCrop(T.ByEpoch({0: 16, 2: 24, 3: 32})), T.ColorJitter(0.4)])
 FURTHER = T.Compose([T.Resize((18, 22)), T.RandomRotation(20), T.ColorJitter(0.4), T.ToDtype(torch.bfloat16)])
 
 
@@ -66,6 +67,15 @@ def test_pixels_are_the_loaders(source: Path, tmp_path: Path, backend: str, tran
     order = [5, 0, 9]
     some = feeder.decode([images[i] for i in order], transform, ids=order, seed=7, epoch=2, backend=backend, threads=3)
     assert torch.equal(some, found[order])
+
+
+def test_sizes_follow_the_epoch(source: Path, tmp_path: Path) -> None:
+    shard(str(source), str(tmp_path / "out"))
+    expected = loaded(tmp_path / "out", GROWING)
+    images = [data for _, data, _ in samples_of(tmp_path / "out")]
+    found = feeder.decode(images, GROWING, ids=range(11), seed=7, epoch=2)
+    assert torch.equal(found, torch.stack([expected[i] for i in range(11)]))
+    assert feeder.decode(images, GROWING, epoch=9).shape == (11, 3, 32, 32)
 
 
 def test_exact_pixels_and_arrays_are_the_loaders(tmp_path: Path) -> None:
@@ -144,6 +154,8 @@ def test_refuses_images_of_different_sizes(source: Path) -> None:
         feeder.decode(images, T.Resize(20))
     assert feeder.decode(images[:1], T.Resize(20)).shape[:3] == (1, 3, 27)
     assert feeder.decode([], CROPS).shape == (0, 3, 20, 20)
+    with pytest.raises(feeder.ArgumentError, match=r"T.BUCKET, .* and there are no buckets"):
+        feeder.decode(images, T.RandomResizedCrop(T.BUCKET))
     with pytest.raises(feeder.ArgumentError, match="no images"):
         feeder.decode([], None)
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import feeder
+from feeder import transforms as T
 from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.source.target_sources import TargetSources
@@ -107,6 +108,24 @@ def test_cocos_instances_become_a_mask(tmp_path: Path) -> None:
     assert member(out, "a.jpg", "segmentation.json") is None
     empty = Image.open(io.BytesIO(member(out, "b.jpg", "instances.png") or b""))
     assert (empty.size, empty.getextrema()) == ((24, 16), (0, 0))
+
+
+def test_a_dataset_has_the_boxes_and_the_masks_in_them(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    rows = [{"image_id": 10 + i, "bbox": [2, 3, 6, 6], "segmentation": [SQUARE]} for i in range(2)]
+    place = str(coco(tmp_path, rows))
+    out = run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=place, instance_masks=True)
+    targets = {"boxes.json": T.BoundingBoxes(format="xyxy"), "instances.png": T.Mask()}
+    dataset = feeder.ShardDataset(
+        out, T.Compose([T.CenterCrop((16, 22)), T.RandomHorizontalFlip(1.0)]), targets=targets
+    )
+    for _, labels, boxes, masks in feeder.DataLoader(dataset, batch_size=2):
+        assert labels.tolist() == [-1, -1]
+        for found, mask in zip(boxes, masks, strict=True):
+            assert found["boxes"].tolist() == [[15, 3, 21, 9]]
+            assert (found["labels"].tolist(), found["instance"]) == ([0], [1])
+            ys, xs = mask.nonzero(as_tuple=True)
+            assert [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1] == [15, 3, 21, 9]
 
 
 def test_more_instances_than_a_byte_counts_take_16_bits(tmp_path: Path) -> None:
