@@ -1,9 +1,10 @@
 """Trains a small U-Net on masks, which get the crops, flips and rotations of their images.
 
+feeder shard --pair images=images masks=masks --out shards
 python examples/segmentation.py shards [--epochs 3] [--size 256] [--classes 21]
-python examples/segmentation.py folder --plain    # torch's DataLoader and torchvision on images/*.jpg and masks/*.png
+python examples/segmentation.py . --plain    # torch's DataLoader and torchvision on images/*.jpg and masks/*.png
 
-The shards hold each image as jpg and its mask as seg.png: class numbers per pixel, 255 for none.
+Masks are PNGs with class numbers per pixel, 255 for none.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def loader(args: argparse.Namespace) -> Any:
             T.ToDtype(torch.float32, scale=True),
         ]
     )
-    dataset = feeder.ShardDataset(args.dir, transform, labels=False, targets={"seg.png": T.Mask(fill=IGNORED)})
+    dataset = feeder.ShardDataset(args.dir, transform, labels=False, targets={"masks.png": T.Mask(fill=IGNORED)})
     return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers)
 
 

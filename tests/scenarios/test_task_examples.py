@@ -9,12 +9,12 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from feeder import write_shards
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.images import encode, pixels
@@ -36,6 +36,8 @@ for name, *arguments in json.loads((folder / "runs.json").read_text()):
 BUCKETS = ("--size", "32", "--step", "8", "--batch-size", "4", "--classes", "2")
 
 MASKS = ("--size", "32", "--batch-size", "2", "--classes", "2")
+
+BOXES = ("--size", "64", "--batch-size", "4", "--classes", "2", "--epochs", "6")
 
 
 def table(folder: Path) -> Path:
@@ -77,6 +79,26 @@ def masks(folder: Path) -> Path:
         mask = Image.fromarray(classes)
         mask.putpalette([0, 0, 0, 255, 0, 0])
         mask.save(folder / f"masks/{i:02d}.png")
+    return folder
+
+
+def boxes(folder: Path) -> Path:
+    """Twelve images with up to two bright squares, in COCO's JSON."""
+    (folder / "images").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    coco: dict[str, list[Any]] = {"images": [], "annotations": [], "categories": []}
+    coco["categories"] = [{"id": 3, "name": "red"}, {"id": 7, "name": "green"}]
+    for i in range(12):
+        height, width = (64, 96) if i % 2 else (96, 64)
+        color = np.full((height, width, 3), 40, np.uint8)
+        for number in range(i % 3):
+            left, top = rng.integers(0, 40, 2).tolist()
+            color[top : top + 24, left : left + 24, number] = 240
+            box = {"id": 2 * i + number, "image_id": i, "category_id": (3, 7)[number], "bbox": [left, top, 24, 24]}
+            coco["annotations"].append(box | {"area": 576, "iscrowd": 0})
+        (folder / f"images/{i}.jpg").write_bytes(encode(Image.fromarray(color)))
+        coco["images"].append({"id": i, "file_name": f"{i}.jpg", "width": width, "height": height})
+    (folder / "instances.json").write_text(json.dumps(coco))
     return folder
 
 
@@ -128,14 +150,23 @@ def shares_of(out: str) -> list[float]:
 
 def test_segmentation_learns_masks_that_move_with_the_images(tmp_path: Path, example: Callable[..., str]) -> None:
     folder = masks(tmp_path / "pairs")
-    samples = (
-        {"__key__": path.stem, "jpg": path.read_bytes(), "seg.png": (folder / f"masks/{path.stem}.png").read_bytes()}
-        for path in folder.glob("images/*.jpg")
-    )
-    write_shards(samples, tmp_path / "shards")
+    shard("--pair", f"images={folder}/images", f"masks={folder}/masks", "--out", tmp_path / "shards")
     shares = shares_of(example("segmentation.py", tmp_path / "shards", *MASKS, "--workers", 1))
     assert len(shares) == 3
     assert shares[-1] > 90  # without the square, which covers a sixth to a third of a crop, it is at most 85
+
+
+def boxes_of(out: str) -> list[list[float]]:
+    found = re.findall(r"^epoch \d: (\d+) boxes, loss of classes (\S+), of boxes (\S+)$", out, re.M)
+    return [list(map(float, each)) for each in found]
+
+
+def test_detection_learns_boxes_in_padded_batches(tmp_path: Path, example: Callable[..., str]) -> None:
+    folder = boxes(tmp_path / "coco")
+    shard(folder / "images", "--annotations", folder / "instances.json", "--out", tmp_path / "shards")
+    found = boxes_of(example("detection.py", tmp_path / "shards", *BOXES, "--workers", 1))
+    assert [count for count, *_ in found] == [12] * 6
+    assert all(last < 0.7 * first for first, last in zip(found[0][1:], found[-1][1:], strict=True))
 
 
 @pytest.mark.slow
@@ -143,12 +174,14 @@ def test_plain_versions_learn_the_same(tmp_path: Path) -> None:
     folder = photos(tmp_path / "images")
     runs = [["diffusion_buckets.py", str(folder), *BUCKETS]]
     runs += [["segmentation.py", str(masks(tmp_path / "pairs")), *MASKS]]
+    runs += [["detection.py", str(boxes(tmp_path / "coco")), *BOXES]]
     runs += [["csv_targets.py", str(table(tmp_path / "table")), "--size", "32", "--batch-size", "4", "--epochs", "6"]]
     (tmp_path / "runs.json").write_text(json.dumps([[*each, "--plain", "--workers", "0"] for each in runs]))
     (tmp_path / "plain.py").write_text(_PLAIN)
     run_with_torchvision(tmp_path / "plain.py", tmp_path)
     out = {name: (tmp_path / f"{name}.out").read_text() for name, *_ in runs}
     assert max(errors_of(out["csv_targets.py"])[-1]) < 0.2
+    assert [count for count, *_ in boxes_of(out["detection.py"])] == [12] * 6
     assert shares_of(out["segmentation.py"])[-1] > 90
     assert re.findall(r"^epoch \d: (.*), loss", out["diffusion_buckets.py"], re.M) == ["7 batches of 3 sizes"] * 3
 
