@@ -25,7 +25,7 @@ from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.iterator import FastIterator
 from feeder.loader.fast.ledger import Ledger
 from feeder.loader.fast.part_report import PART_SUMS
-from feeder.loader.fast.position import EpochProgress, Place
+from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.setup import make_engine, make_work
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
@@ -216,7 +216,7 @@ class FastPath:
         place = progress.now() if progress is not None and goes_on else self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity()}
         if self.own_order:
-            return state | self._consumed(place)
+            return state | place.consumed(self.order)
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -260,24 +260,9 @@ class FastPath:
                 "this state was saved by an older version of feeder, which saved no random state of samplers and no "
                 "digest of their samples: batches are counted off, and what they were is not checked",
             )
-        by_bucket = self._by_bucket(state, epoch, start) if isinstance(self.order, BucketOrder) else ()
+        by_bucket = consumed_by_bucket(state, self.order, epoch, start)
         self._next = Place(epoch, start, by_bucket, sampler)
         self._iterator = self._progress = None
-
-    def _consumed(self, place: Place) -> dict[str, Any]:
-        if not isinstance(self.order, BucketOrder):
-            return {"consumed": place.start}
-        by_bucket = list(place.by_bucket) or [0] * self.order.table.buckets
-        return {"consumed": place.start, "consumed_by_bucket": by_bucket}
-
-    def _by_bucket(self, state: Mapping[str, Any], epoch: int, start: int) -> tuple[int, ...]:
-        """Returns the samples consumed of each bucket, as a state has them."""
-        assert isinstance(self.order, BucketOrder)
-        found = state.get("consumed_by_bucket")
-        if not isinstance(found, list) or not all(type(each) is int for each in found) or sum(found) != start:
-            raise ArgumentError(f"this state is damaged: of {start} samples consumed, the buckets have {found!r}")
-        BucketSplit(self.order, epoch, 1, consumed=found)  # checks the numbers
-        return tuple(found)
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from feeder.errors import ArgumentError
 from feeder.loader.fast.replay import Replay
 from feeder.loader.fast.substitution import Substitution
-from feeder.order.bucket_order import BucketSplit
+from feeder.order.bucket_order import BucketOrder, BucketSplit
+from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
-__all__ = ["EpochProgress", "Place"]
+__all__ = ["EpochProgress", "Place", "consumed_by_bucket"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Place:
     start: int = 0
     by_bucket: tuple[int, ...] = ()
     sampler: Mapping[str, Any] | None = None
+
+    def consumed(self, order: Order) -> dict[str, Any]:
+        """Returns the part of a state that says what was consumed before, in feeder's own order."""
+        if not isinstance(order, BucketOrder):
+            return {"consumed": self.start}
+        return {"consumed": self.start, "consumed_by_bucket": list(self.by_bucket) or [0] * order.table.buckets}
 
 
 @dataclass
@@ -98,3 +106,24 @@ class EpochProgress:
     def is_midway(self) -> bool:
         """True if a batch was asked for, and batches are left, as far as is known."""
         return not self.exhausted and self.asked and (self.split is None or self.steps < len(self.split))
+
+
+def consumed_by_bucket(state: Mapping[str, Any], order: Order, epoch: int, consumed: int) -> tuple[int, ...]:
+    """Returns the samples consumed of each bucket, as a state has them; () without buckets.
+
+    Args:
+        state: The state.
+        order: The loader's order.
+        epoch: The state's epoch.
+        consumed: The samples consumed of all buckets.
+
+    Raises:
+        ArgumentError: if the numbers do not fit.
+    """
+    if not isinstance(order, BucketOrder):
+        return ()
+    found = state.get("consumed_by_bucket")
+    if not isinstance(found, list) or not all(type(each) is int for each in found) or sum(found) != consumed:
+        raise ArgumentError(f"this state is damaged: of {consumed} samples consumed, the buckets have {found!r}")
+    BucketSplit(order, epoch, 1, consumed=found)  # checks the numbers
+    return tuple(found)
