@@ -6,6 +6,11 @@ webdataset     A webdataset pipeline with feeder.wds.decoder behind ``.listed(64
 segmentation   Images and palette PNG masks of their size, from feeder.ShardDataset with T.Mask, beside torch's loader
                with Pillow: RandomResizedCrop(224) and flip of both, normalize. Inflating the PNGs' zlib streams alone
                is measured too, and its share of the CPU time reported.
+views          Two views of 224 and six of 96 pixels of each image by T.Views, RandomResizedCrop, flip, normalize, from
+               seekable shards: beside a loader for each size whose sampler names each sample once for each view, and
+               beside torch's loader with Pillow, which decodes an image once and crops eight times.
+views-files    The same from the images as they are.
+dino           The same views by DINO's recipe, with color, blur and solarize; feeder alone.
 buckets        Batches of five aspect ratios and about 224x224 pixels, beside batches of that fixed size.
 
 Equal in each task: the files (in the page cache), the ops, the batches, the worker processes: none on one core, two on
@@ -32,7 +37,7 @@ from typing import Any
 import torch
 
 from bench.smoke import arguments
-from bench.task_feeds import buckets, segmentation, webdataset
+from bench.task_feeds import buckets, segmentation, views, webdataset
 from bench.task_feeds.setting import Feed, Setting, Task
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
@@ -44,6 +49,9 @@ _WARM_BATCHES = 4  # behind them a loader's workers are at work, and what it has
 TASKS = {
     "webdataset": Task(webdataset.feeds, {"Pillow": 3.0}),
     "segmentation": Task(segmentation.feeds, {"torch and Pillow": 4.0}, segmentation.PARTS),
+    "views": Task(views.feeds, {views.NAMED: 2.0, "torch and Pillow": 3.5}),
+    "views-files": Task(views.feeds_of_files, {views.NAMED: 2.0, "torch and Pillow": 3.5}),
+    "dino": Task(views.dino, {}),
     "buckets": Task(buckets.feeds, {"fixed size": 0.95}),
 }
 

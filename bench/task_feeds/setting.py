@@ -61,8 +61,12 @@ class Setting(NamedTuple):
 
     def dataset(self, shards: str, transform: Any, **options: Any) -> feeder.ShardDataset:
         """A shard set, as often as it takes to make a long epoch."""
-        times = -(-_EPOCH // len(feeder.ShardDataset(shards, labels=False)))
+        times = self.times(len(feeder.ShardDataset(shards, labels=False)))
         return feeder.ShardDataset([shards] * times, transform, **options)
+
+    def times(self, samples: int) -> int:
+        """How often a dataset is repeated to make a long epoch."""
+        return -(-_EPOCH // samples)
 
 
 class Task(NamedTuple):
