@@ -52,7 +52,7 @@ class Coco(torch.utils.data.Dataset):
         canvas = pixels.shape[-2:]
         target = {
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=canvas),
-            "labels": torch.tensor(self.labels[image["id"]]),
+            "labels": torch.tensor(self.labels[image["id"]], dtype=torch.int64),
         }
         return self.transform(pixels, target)
 
