@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.pairs import open_pairs
+from feeder.shard.source.source import reject_samples
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
@@ -131,8 +134,7 @@ def test_a_dataset_has_the_boxes_and_the_masks_in_them(tmp_path: Path) -> None:
 def test_more_instances_than_a_byte_counts_take_16_bits(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     rows = [{"image_id": 10, "segmentation": {"size": [16, 24], "counts": [i, 1, 383 - i]}} for i in range(300)]
-    names = tmp_path / "names.txt"
-    names.write_text("a\n")
+    names = write(tmp_path / "names.txt", "a\n")
     place = str(coco(tmp_path, rows))
     out = run(images(tmp_path / "src", "a.jpg"), tmp_path, annotations=place, instance_masks=True, names=str(names))
     found = np.asarray(Image.open(io.BytesIO(member(out, "a.jpg", "instances.png") or b"")))
@@ -183,6 +185,19 @@ def test_a_bad_segmentation_rejects_its_image(tmp_path: Path, segmentation: Any,
     assert found["a.jpg"].startswith("annotation 100: its segmentation: ")
     with pytest.raises(ValueError, match=message):
         raise ValueError(found["a.jpg"])
+
+
+def test_coco_takes_the_named_images_of_a_sane_size(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    place = coco(tmp_path, [{"image_id": 10, "segmentation": [SQUARE]}], ("a.jpg", "b.jpg", "c.jpg"))
+    data = json.loads(place.read_text())
+    data["images"][1] |= {"width": 10**6, "height": 10**6}
+    place.write_text(json.dumps(data))
+    names = write(tmp_path / "names.txt", "a\nb\n")
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg")
+    out = run(folder, tmp_path, annotations=str(place), instance_masks=True, names=str(names))
+    assert [path for path, _, _ in samples_of(out)] == ["a.jpg"]
+    assert rejected(out) == {"b.jpg": "1000000x1000000 is more than the 89,478,485 pixels that feeder decodes"}
 
 
 def test_nothing_of_coco_is_lost_in_silence(tmp_path: Path) -> None:
@@ -363,7 +378,38 @@ def test_a_run_over_pairs_resumes_and_notices_changes(tmp_path: Path) -> None:
         shard(str(folder), str(tmp_path / "out"), options)
 
 
-def test_a_mask_that_changes_or_is_too_large_is_noticed(tmp_path: Path) -> None:
+def test_an_unfinished_run_notices_a_mask_that_changed(tmp_path: Path) -> None:
+    folder, masks = tmp_path / "img", tmp_path / "mask"
+    images(folder, *(f"{i}.jpg" for i in range(4)))
+    images(masks, *(f"{i}.png" for i in range(4)))
+    options = kept(samples_per_shard=2, workers=1, targets=TargetSources(pairs=(("masks", str(masks)),)))
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(folder), str(tmp_path / "out"), options, progress=StopAtOnce())
+    later = (masks / "3.png").stat().st_mtime_ns + 10**9
+    os.utime(masks / "3.png", ns=(later, later))
+    with pytest.raises(ShardError, match=r"3.jpg: modification time \(ns\) was"):
+        shard(str(folder), str(tmp_path / "out"), options)
+
+
+def test_files_stay_with_the_samples_that_others_are_rejected_beside(tmp_path: Path) -> None:
+    folder, masks = images(tmp_path / "img", "a.jpg", "b.jpg"), images(tmp_path / "mask", "a.png", "b.png")
+    source = open_pairs(str(folder), (("masks", str(masks)),), None)
+    reject_samples(source, {0: "not wanted"})
+    assert source.read(0) == [(None, (folder / "b.jpg").read_bytes()), ("masks.png", (masks / "b.png").read_bytes())]
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    folder = images(tmp_path / "img", "a.jpg")
+    gone = tmp_path / "gone"
+    with pytest.raises(SourceError, match="gone: no such folder"):
+        run(folder, tmp_path, pairs=(("masks", str(gone)),))
+    with pytest.raises(SourceError, match="gone: no such folder"):
+        run(gone, tmp_path, annotations=str(coco(tmp_path, [])))
+    with pytest.raises(SourceError, match=r"x.txt: can't be read: No such file"):
+        run(folder, tmp_path, pairs=(("masks", str(folder)),), names=str(tmp_path / "x.txt"))
+
+
+def test_a_mask_that_is_too_large_is_named(tmp_path: Path) -> None:
     folder, masks = images(tmp_path / "img", "a.jpg", "b.jpg"), images(tmp_path / "mask", "a.png", "b.png")
     write(masks / "b.png", b"x" * 5000)
     targets = TargetSources(pairs=(("masks", str(masks)),))
