@@ -315,3 +315,15 @@ def simd_level() -> str:
 
 def set_simd_level(level: str) -> bool:
     """Makes all threads use another instruction set, for tests; False where this CPU lacks it."""
+
+def unfilter_png(rows: _Buffer, out: npt.NDArray[np.uint8], pixel_bytes: int = 1) -> None:
+    """Undoes the filters of a PNG's rows.
+
+    Args:
+        rows: Inflated rows, each of one byte for its filter and B bytes.
+        out: uint8 [height, B]; filled.
+        pixel_bytes: Size of a pixel.
+
+    Raises:
+        ValueError: for another number of bytes, or a filter that PNG does not have.
+    """

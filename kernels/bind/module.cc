@@ -26,4 +26,5 @@ NB_MODULE(_native, module) {
     feeder::bind::add_transcode(module);
     feeder::bind::add_decode(module);
     feeder::bind::add_libjpeg(module);
+    feeder::bind::add_png(module);
 }
