@@ -141,6 +141,8 @@ def test_slots_are_of_the_padded_maximum(shards: Path) -> None:
     ("options", "message"),
     [
         ({"pad": 32}, "must be a feeder.PadToBatch"),
+        ({"pad": PadToBatch(value=256)}, "no pixel of uint8 images"),
+        ({"pad": PadToBatch(value=0.5)}, "no pixel of uint8 images"),
         ({"collate_fn": list}, "collate_fn"),
         ({"mix": T.MixUp()}, "mix="),
         ({"backend": "dali"}, "'dali'"),

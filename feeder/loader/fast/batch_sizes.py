@@ -58,6 +58,11 @@ class BatchSizes:
                 "pad= needs each image's size before the sample is read, and RandomIoUCrop draws it from the sample's "
                 "boxes: end the geometry with Resize((height, width)), and leave pad= out"
             )
+        if self.pad is not None and self.recipe.output_dtype == "uint8" and self.pad.value not in range(256):
+            raise ArgumentError(
+                f"PadToBatch(value={self.pad.value!r}) is no pixel of uint8 images, an integer from 0 to 255; a recipe "
+                "with ToDtype or Normalize makes floats"
+            )
         if self.buckets is not None:
             for size in self.buckets.sizes:
                 for epoch in self.recipe.phases:
