@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from feeder.decoders.image_header import is_image_field
-from feeder.decoders.images import decode
+from feeder.decoders.images import decode_named
 from feeder.errors import ArgumentError, DecodeError
 from feeder.transforms import Recipe
 
@@ -47,6 +47,10 @@ def decoder(
     number of passes that the worker began before this one, as webdataset's ``detshuffle`` counts it; the count goes on
     where a DataLoader makes new workers for each epoch. A resampled pipeline needs ``.with_epoch(n)``: without it there
     is one pass that never ends.
+
+    Behind ``.listed(n)``, ``.map`` makes a batch of each list of samples, which takes much less time than to collate
+    them: a dict with the images as [N, 3, H, W] under the first sample's field, and the other fields as webdataset's
+    ``.batched(n)`` collates them. An image that can't be decoded is an error for its whole list.
 
     Args:
         transform: The ops on every image, as :class:`feeder.ShardDataset` takes them.
@@ -86,29 +90,34 @@ class ImageDecoder:
         self._forget()
 
     def __call__(self, sample: Any, data: bytes | None = None) -> Any:
-        """Decodes an image, as ``.map`` or ``.decode`` asks for it.
+        """Decodes an image, as ``.map`` or ``.decode`` asks for it, or several.
 
         Args:
-            sample: A sample, from ``.map``; or a field's name after a dot, from ``.decode``.
+            sample: A sample or a list of N samples, from ``.map``; or a field's name after a dot, from ``.decode``.
             data: None, or the field's bytes.
 
         Returns:
-            The sample, with the image as a tensor [3, H, W]; or the tensor alone, or None for a field that is no image.
+            The sample, with the image as a tensor [3, H, W]; or a batch, with the images as a tensor [N, 3, H, W]; or
+            the tensor alone, or None for a field that is no image.
 
         Raises:
             DecodeError: for a sample without an image, or with one that can't be decoded, naming the sample.
-            ArgumentError: for a sample with several images.
+            ArgumentError: for a sample with several images, or samples of a list that differ in their fields.
         """
         caller = _caller()
-        if data is None:
-            name = self._image_field(sample)
-            return {**sample, name: self._decode(sample, sample[name], caller)}
-        name = sample.removeprefix(".")
-        if not self._is_image(name):
-            return None
-        whole = caller.f_locals["sample"]
-        self._check_alone(whole, name)
-        return self._decode(whole, data, caller)
+        if data is not None:
+            name = sample.removeprefix(".")
+            if not self._is_image(name):
+                return None
+            whole = caller.f_locals["sample"]
+            self._check_alone(whole, name)
+            return self._decode([whole], [data], caller)[0]
+        samples = sample if isinstance(sample, list) else [sample]
+        names = [self._image_field(each) for each in samples]
+        images = self._decode(samples, [each[name] for each, name in zip(samples, names, strict=True)], caller)
+        if samples is sample:
+            return {names[0]: images, **_collated(samples, names)}
+        return {**sample, names[0]: images[0]}
 
     def _is_image(self, name: str) -> bool:
         return is_image_field(name) if self._fields is None else name in self._fields
@@ -131,19 +140,19 @@ class ImageDecoder:
                     f"decoder(..., field={name!r})"
                 )
 
-    def _decode(self, sample: dict[str, Any], data: Any, caller: FrameType) -> torch.Tensor:
-        key = sample["__key__"]
-        if not isinstance(data, bytes):
-            raise ArgumentError(
-                f"sample {key!r} has an image that is decoded already, of type {type(data).__name__}: use feeder's "
-                "decoder in place of webdataset's, .decode() without 'pil' or the like"
-            )
-        try:
-            return decode([data], self._recipe, ids=[key], seed=self._seed, epoch=self._epoch(caller), **self._options)[
-                0
-            ]
-        except DecodeError as error:
-            raise _at(error, sample) from None
+    def _decode(self, samples: list[dict[str, Any]], images: list[Any], caller: FrameType) -> torch.Tensor:
+        for sample, image in zip(samples, images, strict=True):
+            if not isinstance(image, bytes):
+                raise ArgumentError(
+                    f"sample {sample['__key__']!r} has an image that is decoded already, of type "
+                    f"{type(image).__name__}: use feeder's decoder in place of webdataset's, .decode() without 'pil'"
+                )
+
+        def at(error: DecodeError, row: int) -> DecodeError:
+            return _at(error, samples[row])
+
+        options = {"ids": [sample["__key__"] for sample in samples], "seed": self._seed, **self._options}
+        return decode_named(images, self._recipe, at, epoch=self._epoch(caller), **options)
 
     def _epoch(self, caller: FrameType) -> int:
         """The epoch of the pass that this frame of webdataset's makes; see Note [Passes over a pipeline]."""
@@ -172,6 +181,23 @@ def _caller() -> FrameType:
         "a function that feeder.wds.decoder returned works in .map and .decode of a webdataset pipeline; elsewhere "
         "call feeder.decode([data], transform, ids=[key], epoch=epoch)"
     )
+
+
+def _collated(samples: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
+    """The fields beside the images, collated as webdataset does it."""
+    from webdataset.filters import default_collation_fn
+
+    rows = []
+    for sample, image in zip(samples, names, strict=True):
+        rows.append({name: value for name, value in sample.items() if name != image})
+    for row in rows:
+        if different := sorted(row.keys() ^ rows[0].keys()):
+            raise ArgumentError(
+                f"samples {rows[0]['__key__']!r} and {row['__key__']!r} of a batch differ in their fields: one lacks "
+                f"{', '.join(different)}; drop it before"
+            )
+    columns = default_collation_fn([tuple(row[name] for name in rows[0]) for row in rows])
+    return dict(zip(rows[0], columns, strict=True))
 
 
 def _at(error: DecodeError, sample: dict[str, Any]) -> DecodeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from feeder.transforms import Draws
 
-__all__ = ["decode", "sample_id"]
+__all__ = ["decode", "decode_named", "sample_id"]
 
 _local = threading.local()  # a decoder has the counts of its last call, so each thread has its own
 
@@ -69,18 +69,36 @@ def decode(
         ArgumentError: for arguments that don't fit each other, images of different sizes, or an op in a wrong place.
         BackendError: for a backend that is not installed, or can't run the recipe.
     """
+    options: dict[str, Any] = {"backend": backend, "threads": threads, "fidelity": fidelity}
+    return decode_named(images, transform, _at, ids=ids, seed=seed, epoch=epoch, out=out, **options)
+
+
+def decode_named(
+    images: Iterable[Buffer],
+    transform: Any,
+    at: Callable[[DecodeError, int], DecodeError],
+    *,
+    ids: Iterable[int] | Iterable[str] | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    out: torch.Tensor | None = None,
+    backend: str = "cpu",
+    threads: int = 1,
+    fidelity: str = "fast",
+) -> torch.Tensor:
+    """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error."""
     from feeder._gpu.tensors import as_tensor
 
     recipe = Recipe.of(transform).at(None, epoch)
     decoder = _decoder(backend, recipe, threads, fidelity)
     buffers = _buffers(images)
-    orientations, sizes = _headers(buffers)
+    orientations, sizes = _headers(buffers, at)
     draws = recipe.draw(seed, epoch, _ids(ids, len(buffers)), sizes)
     shape = (len(buffers), 3, *_output_size(recipe, draws))
     pixels = np.empty(shape, recipe.storage_dtype) if out is None else _array(out, shape, recipe)
     for row, error in enumerate(decoder.decode(buffers, orientations, recipe, draws, pixels)):
         if error is not None:
-            raise _at(error, row)
+            raise at(error, row)
     if decoder.clipped:
         warn(clipped_warning(decoder.clipped))
     return as_tensor(pixels, recipe.output_dtype) if out is None else out
@@ -124,7 +142,9 @@ def _buffers(images: Iterable[Buffer]) -> list[bytes]:
     return buffers
 
 
-def _headers(buffers: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+def _headers(
+    buffers: Sequence[bytes], at: Callable[[DecodeError, int], DecodeError]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     """Orientations, uint8 [N], and upright (height, width), int32 [N, 2]."""
     orientations = np.ones(len(buffers), np.uint8)
     sizes = np.ones((len(buffers), 2), np.int32)
@@ -136,7 +156,7 @@ def _headers(buffers: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArr
                 info = image_info(data)
                 orientations[row], sizes[row] = info.orientation, info.upright_size
         except (ValueError, DecodeError) as error:
-            raise _at(DecodeError(str(error)), row) from None
+            raise at(DecodeError(str(error)), row) from None
     return orientations, sizes
 
 

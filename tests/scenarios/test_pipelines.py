@@ -51,10 +51,13 @@ def test_webdataset(tmp_path: Path) -> None:
         member for key, data in IMAGES.items() for member in ((f"{key}.jpg", data), (f"{key}.cls", key.encode()))
     ]
     urls = [str(write_tar(tmp_path / "a.tar", members))]
-    dataset = run("wds.WebDataset", wds=wds, urls=urls)["dataset"]
+    names = run("wds.WebDataset", wds=wds, urls=urls)
+    assert names["loader"].pipeline[0].num_workers == 4
     for epoch in (0, 1):
-        found = {label.decode(): image for image, label in dataset}
-        assert torch.equal(torch.stack([found[key] for key in IMAGES]), expected(*IMAGES, epoch=epoch))
+        ((images, labels),) = names["dataset"]
+        keys = [f"{label:03d}" for label in labels]
+        assert sorted(keys) == list(IMAGES)
+        assert torch.equal(images, expected(*keys, epoch=epoch))
 
 
 def test_torchdata() -> None:

@@ -88,6 +88,34 @@ def test_pixels_are_those_of_decode_by_key_and_pass(urls: list[str], way: str) -
                 assert (sample["cls"], sample["txt"]) == (b"3", key.encode())
 
 
+def test_lists_become_batches(urls: list[str]) -> None:
+    dataset = (
+        pipeline(urls)
+        .decode()
+        .listed(5)
+        .map(feeder.wds.decoder(CROPS, field="jpg;png"))
+        .to_tuple("jpg;png", "cls", "__key__", "txt")
+    )
+    for epoch in (0, 1):
+        batches = list(dataset)
+        assert [len(images) for images, *_ in batches] == [5, 5, 2]
+        for images, labels, keys, texts in batches:
+            assert torch.equal(images, torch.stack([expected(key, epoch) for key in keys]))
+            assert labels.tolist() == [3] * len(keys)
+            assert list(texts) == list(keys)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2)
+    assert sorted(key for _, _, keys, _ in loader for key in keys) == sorted(IMAGES)
+
+
+def test_a_list_names_the_sample_that_does_not_fit(tmp_path: Path) -> None:
+    good = encode(pixels(0))
+    bad = [("a.jpg", good), ("b.jpg", encode(pixels(1))[:60]), ("c.jpg", good), ("c.cls", b"1")]
+    for count, message in ((2, "sample 'b' in a.tar: truncated jpg"), (1, "'a' and 'c' .* one lacks cls; drop it")):
+        tar = write_tar(tmp_path / "a.tar", bad[:2] if count == 2 else [bad[0], *bad[2:]])
+        with pytest.raises(feeder.FeederError, match=message):
+            next(iter(pipeline([str(tar)]).listed(4).map(feeder.wds.decoder(CROPS))))
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs_go_on_in_a_data_loaders_workers(urls: list[str], persistent: bool) -> None:
     dataset = pipeline(urls).map(feeder.wds.decoder(CROPS, epoch=4))
