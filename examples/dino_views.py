@@ -1,29 +1,24 @@
 """Self-supervised training on two large and six small views of each image, as in DINO.
 
 python examples/dino_views.py DIR [--epochs 3] [--size 224] [--small-size 96]
-
-Beside a plain torch loop with Pillow, where a dataset returns a list of eight crops, only the lines with T.Views and
-feeder's names differ:
-
-    class MultiCrop:                                                  # gone
-        def __call__(self, image): return [large(image), large(image), *(small(image) for _ in range(6))]
-    dataset = ImageFolder(root, MultiCrop())                          # ShardDataset(root, T.Views([...]))
+python examples/dino_views.py DIR --plain    # torch's DataLoader and torchvision, on a folder of class folders
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+from typing import Any
 
 import torch
 
-from feeder import DataLoader, ShardDataset
-from feeder import transforms as T
+from feeder import DataLoader, ShardDataset, transforms
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("dir", help="a folder that `feeder shard` wrote")
+    parser.add_argument("dir", help="a folder that `feeder shard` wrote; with --plain one of class folders")
+    parser.add_argument("--plain", action="store_true", help="load by torch and torchvision")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)
@@ -32,20 +27,46 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def views(size: int, small_size: int) -> T.Views:
-    """Returns DINO's recipe (Caron et al., "Emerging properties in self-supervised vision transformers", 2021)."""
+def recipes(T: Any, size: int, small_size: int) -> list[list[Any]]:
+    """Returns the ops of DINO's eight views.
+
+    Source: Caron et al., "Emerging properties in self-supervised vision transformers", 2021.
+
+    Args:
+        T: feeder.transforms or torchvision.transforms.v2.
+        size: Side of the first two views, pixels.
+        small_size: Side of the six others.
+    """
     colors = [
         T.RandomHorizontalFlip(),
         T.RandomApply([T.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
         T.RandomGrayscale(0.2),
     ]
-    values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    values = [
+        T.ToImage(),
+        T.ToDtype(torch.float32, scale=True),
+        T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ]
     blur = T.GaussianBlur(9, (0.1, 2.0))
     first = [T.RandomResizedCrop(size, scale=(0.4, 1.0)), *colors, blur, *values]
     solarized = [T.RandomApply([blur], p=0.1), T.RandomSolarize(128, p=0.2)]
     second = [T.RandomResizedCrop(size, scale=(0.4, 1.0)), *colors, *solarized, *values]
     small = [T.RandomResizedCrop(small_size, scale=(0.05, 0.4)), *colors, T.RandomApply([blur], p=0.5), *values]
-    return T.Views([first, second, *[small] * 6])
+    return [first, second, *[small] * 6]
+
+
+def plain_loader(args: argparse.Namespace) -> Any:
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    views = [v2.Compose(ops) for ops in recipes(v2, args.size, args.small_size)]
+    dataset = ImageFolder(args.dir, lambda image: [view(image) for view in views])
+    return torch.utils.data.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, drop_last=True)
+
+
+def loader(args: argparse.Namespace) -> Any:
+    dataset = ShardDataset(args.dir, transforms.Views(recipes(transforms, args.size, args.small_size)))
+    return DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, drop_last=True)
 
 
 class Model(torch.nn.Module):
@@ -78,17 +99,15 @@ def main() -> None:
     args = arguments()
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dataset = ShardDataset(args.dir, views(args.size, args.small_size))
-    loader: DataLoader[tuple[list[torch.Tensor], torch.Tensor]] = DataLoader(
-        dataset, args.batch_size, shuffle=True, num_workers=args.workers, drop_last=True, device=device
-    )
+    batches = (plain_loader if args.plain else loader)(args)
     student = Model().to(device)
     teacher = copy.deepcopy(student).requires_grad_(False)
     center = torch.zeros(32, device=device)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
     for epoch in range(args.epochs):
         total, steps = torch.zeros((), device=device), 0
-        for images, _ in loader:
+        for views, _ in batches:
+            images = [view.to(device) for view in views]
             with torch.no_grad():
                 targets = [teacher(view) for view in images[:2]]
             loss = dino_loss([student(view) for view in images], targets, center)

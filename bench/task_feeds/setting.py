@@ -65,7 +65,7 @@ class Setting(NamedTuple):
         return feeder.ShardDataset([shards] * times, transform, **options)
 
     def times(self, samples: int) -> int:
-        """How often a dataset is repeated to make a long epoch."""
+        """Number of repeats of a dataset that make a long epoch."""
         return -(-_EPOCH // samples)
 
 

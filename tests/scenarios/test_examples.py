@@ -15,8 +15,6 @@ from PIL import Image
 from tests.support import ROOT
 from tests.support.images import encode
 from tests.support.ranks import TORCHRUN
-from tests.support.shard_sets import write_tar
-from tests.support.tokenizer_files import WORDS, word_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +112,3 @@ def test_transformers_trainer_goes_on_from_its_last_checkpoint(shards: Path, tmp
     found = re.search(r"^epochs 3, steps 24, loss (\d+\.\d+)$", out, re.M)
     assert found is not None, out
     assert float(found[1]) < 1.15  # a guess costs log(3)
-
-
-@pytest.mark.slow
-def test_clip_learns(tmp_path: Path) -> None:
-    colours = [(r, g, b) for r in range(3) for g in range(3) for b in range(3)]
-    members = []
-    for r, g, b in colours:
-        image = encode(Image.new("RGB", (40, 40), (90 * r, 90 * g, 90 * b)))
-        captions = f"a photo of cat {r} {g} {b}\n{r} {g} {b} dog\n"
-        members.append({"jpg": image, "txt": captions.encode()})
-    write_tar(tmp_path / "set.tar", [(f"{i:04d}.{k}", v) for i, each in enumerate(members) for k, v in each.items()])
-    _python(tmp_path, "-m", "feeder", "shard", "set.tar", "--out", "shards")
-    word_tokenizer(tmp_path / "tokenizer.json")
-    options = ("--size", "32", "--batch-size", "9", "--max-length", "12", "--vocabulary", str(len(WORDS)))
-    out = _example(tmp_path, "clip.py", tmp_path / "shards", "tokenizer.json", *options, "--epochs", "30")
-    losses = [float(loss) for loss in re.findall(r"^epoch \d+: loss (\d+\.\d+)$", out, re.M)]
-    assert len(losses) == 30
-    assert losses[0] > 1.8  # a guess costs log(9)
-    assert losses[-1] < 1.0

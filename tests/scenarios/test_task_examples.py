@@ -18,6 +18,8 @@ from PIL import Image
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.images import encode, pixels
+from tests.support.shard_sets import write_tar
+from tests.support.tokenizer_files import WORDS, word_tokenizer
 from tests.support.with_torchvision import run_with_torchvision
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 _PLAIN = """
 import contextlib, json, runpy, sys
 from pathlib import Path
+import torch
+torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 for name, *arguments in json.loads((folder / "runs.json").read_text()):
     sys.argv = [name, *arguments]
@@ -102,6 +106,20 @@ def boxes(folder: Path) -> Path:
     return folder
 
 
+def captions(folder: Path) -> list[str]:
+    """A tar of nine colors with two captions each, and a tokenizer of words; returns arguments of the example."""
+    members = []
+    for i in range(9):
+        image = encode(Image.new("RGB", (40, 40), (100 * (i // 3), 100 * (i % 3), 60)))
+        text = f"a photo of {i // 3} {i % 3}\n{i // 3} {i % 3} dog\n"
+        members += [(f"{i:04d}.jpg", image), (f"{i:04d}.txt", text.encode())]
+    folder.mkdir()
+    write_tar(folder / "set.tar", members)
+    word_tokenizer(folder / "tokenizer.json")
+    options = ("--size", "32", "--batch-size", "9", "--max-length", "12", "--vocabulary", str(len(WORDS)))
+    return [str(folder), str(folder / "tokenizer.json"), *options, "--epochs", "30"]
+
+
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs an example in this process and returns what it prints."""
@@ -124,7 +142,7 @@ def errors_of(out: str) -> list[list[float]]:
 
 
 def losses_of(out: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r", loss (\d+\.\d+)$", out, re.M)]
+    return [float(loss) for loss in re.findall(r"[,:] loss (\d+\.\d+)$", out, re.M)]
 
 
 def test_targets_of_a_table_are_learnt(tmp_path: Path, example: Callable[..., str]) -> None:
@@ -156,6 +174,14 @@ def test_segmentation_learns_masks_that_move_with_the_images(tmp_path: Path, exa
     assert shares[-1] > 90  # without the square, which covers a sixth to a third of a crop, it is at most 85
 
 
+def test_clip_learns(tmp_path: Path, example: Callable[..., str]) -> None:
+    folder, *options = captions(tmp_path / "captions")
+    shard(Path(folder) / "set.tar", "--out", tmp_path / "shards")
+    losses = losses_of(example("clip.py", tmp_path / "shards", *options, "--workers", 1))
+    assert len(losses) == 30
+    assert losses[-1] < 1.0 < 1.8 < losses[0]  # a guess costs log(9)
+
+
 def boxes_of(out: str) -> list[list[float]]:
     found = re.findall(r"^epoch \d: (\d+) boxes, loss of classes (\S+), of boxes (\S+)$", out, re.M)
     return [list(map(float, each)) for each in found]
@@ -175,6 +201,8 @@ def test_plain_versions_learn_the_same(tmp_path: Path) -> None:
     runs = [["diffusion_buckets.py", str(folder), *BUCKETS]]
     runs += [["segmentation.py", str(masks(tmp_path / "pairs")), *MASKS]]
     runs += [["detection.py", str(boxes(tmp_path / "coco")), *BOXES]]
+    runs += [["clip.py", *captions(tmp_path / "captions")]]
+    runs += [["dino_views.py", str(folder), "--size", "32", "--small-size", "16", "--batch-size", "10"]]
     runs += [["csv_targets.py", str(table(tmp_path / "table")), "--size", "32", "--batch-size", "4", "--epochs", "6"]]
     (tmp_path / "runs.json").write_text(json.dumps([[*each, "--plain", "--workers", "0"] for each in runs]))
     (tmp_path / "plain.py").write_text(_PLAIN)
@@ -182,6 +210,9 @@ def test_plain_versions_learn_the_same(tmp_path: Path) -> None:
     out = {name: (tmp_path / f"{name}.out").read_text() for name, *_ in runs}
     assert max(errors_of(out["csv_targets.py"])[-1]) < 0.2
     assert [count for count, *_ in boxes_of(out["detection.py"])] == [12] * 6
+    losses = losses_of(out["clip.py"])
+    assert losses[-1] < 1.0 < losses[0]
+    assert re.findall(r"^epoch \d: (\d+) steps, loss", out["dino_views.py"], re.M) == ["3"] * 3
     assert shares_of(out["segmentation.py"])[-1] > 90
     assert re.findall(r"^epoch \d: (.*), loss", out["diffusion_buckets.py"], re.M) == ["7 batches of 3 sizes"] * 3
 
