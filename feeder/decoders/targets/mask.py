@@ -89,19 +89,22 @@ def _numbers(data: memoryview, height: int, width: int, depth: int) -> npt.NDArr
         elif parts:
             break
         position += 12 + length
-    pixel_bytes = depth // 8
-    size = height * (1 + width * pixel_bytes)
+    row_bytes = width * depth // 8
+    size = height * (1 + row_bytes)
     inflater = zlib.decompressobj()
     try:
         # One byte more than the pixels take, so that the memory is sized by the header.
         rows = inflater.decompress(parts[0] if len(parts) == 1 else b"".join(parts), size + 1)
-        out = np.empty((height, width * pixel_bytes), np.uint8)
-        _native.unfilter_png(rows, out, pixel_bytes)
+        if not inflater.eof or len(rows) != size:  # the checksum comes last
+            return None
+        table = np.frombuffer(rows, np.uint8).reshape(height, 1 + row_bytes)
+        numbers = table[:, 1:]
+        if table[:, 0].any():  # writers leave palette images unfiltered
+            numbers = np.empty((height, row_bytes), np.uint8)
+            _native.unfilter_png(rows, numbers, depth // 8)
     except (ValueError, zlib.error):
         return None
-    if not inflater.eof:  # the checksum comes last
-        return None
-    return out if pixel_bytes == 1 else out.view(">u2")
+    return numbers if depth == 8 else numbers.view(">u2")
 
 
 def _with_pillow(data: Buffer) -> npt.NDArray[Any]:

@@ -116,7 +116,7 @@ def _seekable_gain(loader: DataLoader[Any]) -> float | None:
     for number, recipe in enumerate(dataset.recipe.views):
         recipe = recipe if recipe.has_bucket else recipe.at(None, 0)
         size = recipe.output_size
-        if size is None:
+        if size is None or recipe.draws_from_boxes:
             return None
         draws = recipe.draw(loader.seed or 0, 0, ids[rows] + number * len(reader), encoded.sizes[rows])
         if loader.device is not None and (split := split_for_device(recipe)) is not None:  # the device does the rest
