@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from feeder.loader.dataloader import DataLoader
     from feeder.order.buckets import Buckets
+    from feeder.order.lanes import Lanes
     from feeder.order.sample_order import Window
     from feeder.shard.write.sharding import write_shards
     from feeder.tools.headroom.headroom import headroom
@@ -46,6 +47,7 @@ __all__ = [
     "FeederError",
     "FolderDataset",
     "FormatError",
+    "Lanes",
     "LockedError",
     "PadToBatch",
     "ShardDataset",
@@ -71,6 +73,7 @@ _HOMES = {
     "FolderDataset": "feeder.dataset.folders",
     "PadToBatch": "feeder.transforms.pad_to_batch",
     "ShardDataset": "feeder.dataset.shards",
+    "Lanes": "feeder.order.lanes",
     "Window": "feeder.order.sample_order",
     "decode": "feeder.decoders.images",
     "find_batch_size": "feeder.tools.training.batch_size",

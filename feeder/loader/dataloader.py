@@ -33,9 +33,10 @@ from feeder.loader.options import (
 )
 from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
-from feeder.loader.samplers import follow_sampler, show_order, tell_epoch
+from feeder.loader.samplers import change_order, follow_sampler, show_order, tell_epoch
 from feeder.order.buckets import Buckets
-from feeder.order.sample_order import Window
+from feeder.order.lanes import Lanes
+from feeder.order.sample_order import Shuffle, goes_by_shard, in_blocks
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 from feeder.transforms import BatchOp
@@ -100,7 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             something can't be pickled.
         worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of seed, rank, the
             epoch that the workers start in and the worker's number.
-        shuffle: For feeder datasets also a :class:`feeder.Window`.
+        shuffle: For feeder datasets also a :class:`feeder.Window` or :class:`feeder.Lanes`.
         in_order: Ignored on the fast path: batches always come in order, as resume rests on it.
         generator: For feeder datasets the source of ``seed``.
         seed: Seed of order and augmentation, 0 to 2**64-1; None: drawn from ``generator`` when the loader is made, 0
@@ -163,7 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: bool | Window | None = None,
+        shuffle: Shuffle | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
         num_workers: int | Literal["auto"] = 0,
@@ -213,7 +214,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if seed is None and (path.is_fast or path.is_split_generic):
             seed = 0 if generator is None else draw_seed(generator)
         fixed = FixedOptions(
-            shuffle=shuffle if isinstance(shuffle, Window) else bool(shuffle),
+            shuffle=shuffle if goes_by_shard(shuffle) else bool(shuffle),
             seed=seed,
             backend=backend,
             fidelity=fidelity,
@@ -246,7 +247,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         super().__init__(
             dataset,
             batch_size,
-            bool(shuffle) if isinstance(shuffle, Window) else shuffle,
+            bool(shuffle) if goes_by_shard(shuffle) else shuffle,
             sampler,
             batch_sampler,
             num_workers,
@@ -391,9 +392,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._generic_path
 
     def _make_split_order(self) -> SplitOrder:
-        order = order_of(self.dataset, self.seed or 0, self._fixed.shuffle)
+        shuffle = self._fixed.shuffle
+        order = order_of(self.dataset, self.seed or 0, in_blocks(shuffle, self.batch_size))
         show_order(self, order)
-        return SplitOrder(self.dataset, order, self.batch_size, self.drop_last, self._epoch_options().ranks)
+        return SplitOrder(self.dataset, order, shuffle, self.batch_size, self.drop_last, self._epoch_options().ranks)
 
     def _aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, by the sampler, which may have made the iterator already."""
@@ -509,8 +511,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if self._fast is None:
             self._generic.load_state_dict(self, state_dict)
+            if self._generic.order is not None and isinstance(self._fixed.shuffle, Lanes):
+                change_order(self, self._generic.order.order())
         else:
             self._fast.load_state_dict(state_dict)
+            change_order(self, self._fast.order)
 
     def stats(self) -> dict[str, Any]:
         """Returns the time that each stage took so far, and the lists of bad samples and replaced workers.

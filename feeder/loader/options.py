@@ -13,7 +13,7 @@ import torch.utils.data
 
 from feeder.errors import ArgumentError
 from feeder.order.buckets import Buckets
-from feeder.order.sample_order import Window
+from feeder.order.sample_order import Shuffle, goes_by_shard
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.pad_to_batch import PadToBatch
@@ -41,7 +41,7 @@ class FixedOptions:
         ArgumentError: if one of them is bad.
     """
 
-    shuffle: bool | Window = False
+    shuffle: Shuffle = False
     seed: int | None = None
     backend: str = "auto"
     fidelity: str = "fast"
@@ -75,7 +75,7 @@ class FixedOptions:
         """Returns the names of the given options that torch's path does not have."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in _ON_BOTH_PATHS]
         given = [name for name in names if getattr(self, name) != getattr(FixedOptions, name)]
-        return ["shuffle=Window(...)", *given] if isinstance(self.shuffle, Window) else given
+        return [f"shuffle={type(self.shuffle).__name__}(...)", *given] if goes_by_shard(self.shuffle) else given
 
 
 @dataclass(frozen=True)

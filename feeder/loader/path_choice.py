@@ -13,13 +13,14 @@ from feeder.dataset.subset import as_feeder, differing_part, is_feeders
 from feeder.errors import ArgumentError
 from feeder.loader.options import FixedOptions
 from feeder.loader.ranks import current_ranks
-from feeder.order.sample_order import Window
+from feeder.order.sample_order import Shuffle, goes_by_shard
 from feeder.system.warning import warn
 
 __all__ = ["PathChoice", "choose_path"]
 
 _DEEPEST = 4  # wrappers around each other
 _MOST_ITEMS = 16  # of a list in a wrapper
+_BY_SHARD = frozenset({"shuffle=Window(...)", "shuffle=Lanes(...)"})
 
 
 class _Reason(NamedTuple):
@@ -85,7 +86,7 @@ class PathChoice:
         names = fixed.for_the_fast_path() + (["rank", "world_size"] if ranks is not None else [])
         holding = {"seed", "rank", "world_size"} if self.holds_feeders else set()
         if self.is_split_generic:
-            holding.add("shuffle=Window(...)")
+            holding |= _BY_SHARD
         if refused := [name for name in names if name not in holding]:
             raise self._refusal(refused)
         if self.reason is not None:
@@ -94,7 +95,7 @@ class PathChoice:
     def _refusal(self, names: list[str]) -> ArgumentError:
         are, them = ("is", "it") if len(names) == 1 else ("are", "them")
         way = ""
-        if {"seed", "shuffle=Window(...)"}.intersection(names):
+        if ({"seed"} | _BY_SHARD).intersection(names):
             way = "; torch.manual_seed(), generator= or a sampler decides about the order here"
         elif {"rank", "world_size"}.intersection(names):
             way = "; a DistributedSampler splits the samples by rank here"
@@ -117,7 +118,7 @@ class PathChoice:
 def choose_path(
     dataset: Any,
     *,
-    shuffle: bool | Window | None,
+    shuffle: Shuffle | None,
     in_batches: bool,
     own_order: bool,
     collates: bool,
@@ -136,7 +137,7 @@ def choose_path(
     Raises:
         ArgumentError: if the recipe has sizes that the path can't give it.
     """
-    source = as_feeder(dataset, stored_order=isinstance(shuffle, Window))
+    source = as_feeder(dataset, stored_order=goes_by_shard(shuffle))
     reason = None
     if source is None:
         reason = _foreign(dataset)

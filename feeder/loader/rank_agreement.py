@@ -16,6 +16,7 @@ Note [Agreement]
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -25,11 +26,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from feeder.errors import ArgumentError
 from feeder.loader.group_store import group_life, group_store, within
-from feeder.order.sample_order import Order, Window
+from feeder.order.lanes import Lanes
+from feeder.order.sample_order import Order, Shuffle, Window
 from feeder.order.split import Split
 from feeder.system.text import count
 
-__all__ = ["Agreement", "Connection", "calling_place", "check_identity", "connect", "epoch_values", "order_identity"]
+__all__ = [
+    "Agreement",
+    "Connection",
+    "calling_place",
+    "check_identity",
+    "connect",
+    "epoch_values",
+    "order_identity",
+    "resumed_order",
+]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions, in the text of a recipe
@@ -60,13 +71,32 @@ def connect(rank: int) -> Connection | None:
 
 def order_identity(order: Order, fingerprint: str) -> dict[str, Any]:
     """Returns the values that states and ranks of one order have in common, as JSON takes them."""
-    shuffle = order.shuffle
+    shuffle: Any = order.shuffle
+    if isinstance(shuffle, Window):
+        shuffle = shuffle.samples
+    elif isinstance(shuffle, Lanes):
+        shuffle = {"lanes": shuffle.count, "window": shuffle.window, "block": shuffle.block}
     return {
         "seed": order.seed,
-        "shuffle": shuffle.samples if isinstance(shuffle, Window) else shuffle,
+        "shuffle": shuffle,
         "samples": order.samples,
         "fingerprint": fingerprint,
     }
+
+
+def resumed_order(order: Order, given: Shuffle, state: Mapping[str, Any]) -> Order:
+    """Returns the order of the run that a state is of: in lanes, with the block of the run's first loader.
+
+    Args:
+        order: The loader's order.
+        given: The way to shuffle as the caller gave it; with a block of its own it is not changed.
+        state: The state, which :func:`check_identity` checks afterwards.
+    """
+    saved = state.get("shuffle")
+    block = saved.get("block") if isinstance(saved, Mapping) else None
+    if not isinstance(given, Lanes) or given.block is not None or type(block) is not int or block < 1:
+        return order
+    return dataclasses.replace(order, shuffle=dataclasses.replace(given, block=block))
 
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

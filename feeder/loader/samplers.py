@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from feeder.order.lanes import LaneOrder
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.warning import warn
 
-__all__ = ["follow_sampler", "show_order", "tell_epoch", "warn_of_split"]
+__all__ = ["change_order", "follow_sampler", "show_order", "tell_epoch", "warn_of_split"]
 
 _AT_ONCE = 4096
 
@@ -71,6 +72,12 @@ def show_order(loader: DataLoader[Any], order: Order) -> None:
         loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]
 
 
+def change_order(loader: DataLoader[Any], order: Order) -> None:
+    """Has a loader's sampler show the order of the run that it goes on with."""
+    if isinstance(loader.sampler, _Epochs):
+        loader.sampler.order = order
+
+
 def follow_sampler(loader: DataLoader[Any]) -> None:
     """Has a copied loader take the epochs that its sampler is told."""
     if isinstance(loader.sampler, _Epochs):
@@ -88,7 +95,43 @@ def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
             each.set_epoch(epoch)
 
 
-def warn_of_split(split: Split) -> None:
+def warn_of_split(order: Order, split: Split, *, is_meant: bool) -> bool:
+    """Warns of a split by rank that the caller may not expect.
+
+    Args:
+        order: The order of all ranks.
+        split: This rank's part of an epoch.
+        is_meant: True if the caller gave rank and world size.
+
+    Returns:
+        True after a warning.
+    """
+    if split.world_size > 1 and order.shuffle is False and not is_meant:
+        _warn_of_stored(split)
+        return True
+    return order.lanes is not None and _warn_of_reach(order.lanes, split)
+
+
+def _warn_of_reach(lanes: LaneOrder, split: Split) -> bool:
+    """Warns that ranks read from more shards than they need to."""
+    rank, world_size, size = split.rank, split.world_size, split.batch_size
+    share, least = lanes.share(size, rank, world_size), max(1 / world_size, 1 / lanes.count)
+    if share < 1.01 * least:
+        return False
+    why = []
+    if lanes.count % world_size and world_size % lanes.count:
+        why.append(f"{world_size} ranks can't have equal parts of the order's {lanes.count} lanes")
+    if size != lanes.block:
+        why.append(f"the order is in blocks of {lanes.block}, the batch size that the run began with, not of {size}")
+    warn(
+        f"rank {rank} of {world_size} reads from about {100 * share:.3g} % of the shards in each epoch, where "
+        f"{100 * least:.3g} % would do: {', and '.join(why)}. Each sample still comes once in an epoch. For fewer "
+        f"shards take a world size that divides {lanes.count} and batch_size={lanes.block}, or begin a new run"
+    )
+    return True
+
+
+def _warn_of_stored(split: Split) -> None:
     """Warns that an epoch in stored order, as of an evaluation, is split by rank, which torch's loader would not do."""
     warn(
         f"rank {split.rank} of {split.world_size} gets its part of the epoch, {split.samples_here()} of "

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "Lanes": "lanes",
     "Order": "sample_order",
     "Split": "split",
     "Window": "sample_order",

@@ -1,6 +1,8 @@
-"""A keyed permutation of 0..n-1, in O(1) memory."""
+"""Keyed permutations of 0..n-1, in O(1) memory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,7 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.random import philox
 
-__all__ = ["FEISTEL_ROUNDS", "ORDER_STREAM", "permute"]
+__all__ = ["FEISTEL_ROUNDS", "ORDER_STREAM", "permute", "permute_each"]
 
 # Stream numbers 0..65,533 belong to the ops of a recipe.
 ORDER_STREAM = 65_535
@@ -43,21 +45,54 @@ def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0) -> npt.
     state = values.astype(np.uint64)
     outside = np.arange(state.size)
     while outside.size:
-        state[outside] = _feistel(state[outside], bits, keys)
+        state[outside] = _feistel(state[outside], np.uint64(bits // 2), np.uint64(bits - bits // 2), keys)
         outside = outside[state[outside] >= np.uint64(n)]
     return state.astype(np.int64)
 
 
-def _feistel(values: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    low_bits = bits // 2
-    low_mask = np.uint64((1 << low_bits) - 1)
-    high_mask = np.uint64((1 << (bits - low_bits)) - 1)
+def permute_each(
+    positions: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.uint64],
+    groups: npt.NDArray[np.intp],
+) -> npt.NDArray[np.int64]:
+    """Maps positions by several keyed permutations at once, as :func:`permute` does by one.
+
+    Args:
+        positions: int64 [N], each in [0, size of its group).
+        sizes: int64 [groups], sizes of the permutations, 1 to 2**52; 0 for a group without positions.
+        keys: uint64 [groups, FEISTEL_ROUNDS], random words.
+        groups: intp [N], the permutation of each position.
+
+    Returns:
+        int64 [N].
+    """
+    bits = np.maximum(np.frexp((sizes - 1).astype(np.float64))[1], 2).astype(np.uint64)  # exact below 2**53
+    state, by_round = positions.astype(np.uint64), np.ascontiguousarray(keys.T)
+    outside = np.arange(state.size)
+    while outside.size:
+        group = groups[outside]
+        low_bits = bits[group] >> np.uint64(1)
+        state[outside] = _feistel(state[outside], low_bits, bits[group] - low_bits, by_round[:, group])
+        outside = outside[state[outside] >= sizes[group].astype(np.uint64)]
+    return state.astype(np.int64)
+
+
+def _feistel(values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys: Any) -> npt.NDArray[np.uint64]:
+    """Runs the network.
+
+    Args:
+        values: uint64 [N].
+        low_bits, high_bits: Numbers of bits of both halves, uint64 or uint64 [N].
+        keys: uint64 [rounds] or [rounds, N].
+    """
+    low_mask, high_mask = (np.uint64(1) << low_bits) - np.uint64(1), (np.uint64(1) << high_bits) - np.uint64(1)
     low = values & low_mask
-    high = values >> np.uint64(low_bits)
-    for i in range(0, keys.size, 2):
+    high = values >> low_bits
+    for i in range(0, len(keys), 2):
         low = low ^ (_mix(high ^ keys[i]) & low_mask)
         high = high ^ (_mix(low ^ keys[i + 1]) & high_mask)
-    joined: npt.NDArray[np.uint64] = high << np.uint64(low_bits) | low
+    joined: npt.NDArray[np.uint64] = high << low_bits | low
     return joined
 
 

@@ -6,19 +6,24 @@ world size, or where a run was resumed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.order.lanes import LaneOrder, Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, ORDER_STREAM, permute
 from feeder.order.random import check_range, philox
 from feeder.order.recent import Recent
 
-__all__ = ["Order", "Window", "substitute"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+__all__ = ["Order", "Shuffle", "Window", "goes_by_shard", "in_blocks", "substitute"]
 
 _SUBSTITUTE_STREAM = 65_534
 
@@ -57,6 +62,14 @@ class Window:
             raise ArgumentError(f"Window(samples) must be 1 or more, got {self.samples}")
 
 
+Shuffle: TypeAlias = bool | Window | Lanes
+
+
+def goes_by_shard(shuffle: object) -> TypeIs[Window | Lanes]:
+    """Returns True for a way to shuffle that takes shards of the stored order one after another."""
+    return isinstance(shuffle, (Window, Lanes))
+
+
 class _Turns(NamedTuple):
     """The shards of a set in an epoch's order, each int64 [shards].
 
@@ -69,6 +82,13 @@ class _Turns(NamedTuple):
     stored: npt.NDArray[np.int64]
 
 
+def in_blocks(shuffle: Shuffle, batch_size: int | None) -> Shuffle:
+    """Returns the way to shuffle of a loader with batches of this size, None for single samples."""
+    if isinstance(shuffle, Lanes) and shuffle.block is None:
+        return dataclasses.replace(shuffle, block=batch_size or 1)
+    return shuffle
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
     """The order of a dataset's epochs: (epoch, position) -> sample id, the same on every rank.
@@ -76,15 +96,20 @@ class Order:
     Args:
         samples: Number of samples, 0 or more.
         seed: 0 to 2**64-1.
-        shuffle: True for a full permutation, a :class:`Window`, or False for the stored order.
-        shard_sizes: Samples in each shard, in stored order, kept as int64 [shards]; used by a window only. Empty: one
-            shard.
+        shuffle: True for a full permutation, a :class:`Window`, :class:`Lanes` with a block, or False for the stored
+            order.
+        shard_sizes: Samples in each shard, in stored order, kept as int64 [shards]; used by windows and lanes only.
+            Empty: one shard.
+
+    Attributes:
+        lanes: The order in lanes; None for any other, and without samples.
     """
 
     samples: int
     seed: int = 0
-    shuffle: bool | Window = False
+    shuffle: Shuffle = False
     shard_sizes: Sequence[int] | npt.NDArray[np.int64] = ()
+    lanes: LaneOrder | None = field(init=False, repr=False)
     _turns: Recent[_Turns] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +118,14 @@ class Order:
         if sizes.size and sizes.sum() != self.samples:
             raise ArgumentError(f"shard_sizes add up to {sizes.sum()}, expected {self.samples} samples")
         object.__setattr__(self, "shard_sizes", sizes)
+        lanes = None
+        if isinstance(self.shuffle, Lanes) and self.samples:
+            lanes = LaneOrder(self.samples, self.seed, self.shuffle, sizes)
+        object.__setattr__(self, "lanes", lanes)
         object.__setattr__(self, "_turns", Recent(2))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("lanes", "_turns")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)  # of an earlier version, perhaps
@@ -116,6 +148,9 @@ class Order:
             return places
         if self.shuffle is True:
             return permute(places, self.samples, self.seed, epoch)
+        if self.lanes is not None:
+            return self.lanes.ids(epoch, places)
+        assert isinstance(self.shuffle, Window)
         return self._windowed(epoch, places, self.shuffle.samples)
 
     def neighbour_distance(self, epoch: int = 0, *, pairs: int = 4096) -> float:

@@ -10,7 +10,9 @@ from torch import distributed
 
 from feeder.errors import ArgumentError
 from feeder.loader import rank_agreement
-from feeder.loader.rank_agreement import Agreement, Connection
+from feeder.loader.rank_agreement import Agreement, Connection, order_identity
+from feeder.order.lanes import Lanes
+from feeder.order.sample_order import Order
 from tests.support.loader_data import write_shards
 from tests.support.ranks import run_ranks
 
@@ -63,6 +65,13 @@ def test_the_rank_that_comes_later_raises_and_the_others_with_their_next_look(sl
         loaders[2].begin(2, _VALUES)
     for loader in loaders:  # each has said so
         loader.close()
+
+
+def test_ranks_whose_lanes_have_other_blocks_raise() -> None:
+    first, second = _Job().loaders()
+    first.begin(0, order_identity(Order(10, 0, Lanes(block=5)), ""))
+    with _raises("rank 1 .*: shuffle is {'lanes': 64, 'window': 2048, 'block': 5} there and .* 'block': 6} here"):
+        second.begin(1, order_identity(Order(10, 0, Lanes(block=6)), ""))
 
 
 def test_a_rank_that_is_through_with_its_epoch_raises_when_it_is_closed() -> None:

@@ -33,6 +33,7 @@ SECOND = {"feeder.dataset.shards": "feeder.dataset.datasets", "feeder.dataset.fo
         ("feeder.loader", "DataLoader"),
         ("feeder.dataset", "ShardDataset"),
         ("feeder.dataset", "FolderDataset"),
+        ("feeder.order", "Lanes"),
         ("feeder.order", "Window"),
         ("feeder.shard", "write_shards"),
     ],

@@ -30,12 +30,12 @@ from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.setup import make_engine, make_work
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
-from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity
+from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
-from feeder.order.sample_order import Order, Window
+from feeder.order.sample_order import Order, goes_by_shard, in_blocks
 from feeder.order.split import Split
 from feeder.system.warning import warn
 from feeder.transforms import Views
@@ -63,8 +63,8 @@ class FastPath:
         self._worker_init: WorkerInit | None = None
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
-        sizes = source.reader.shard_sizes() if isinstance(fixed.shuffle, Window) else np.zeros(0, np.int64)
-        self.order = Order(len(source), fixed.seed or 0, fixed.shuffle, sizes)
+        sizes = source.reader.shard_sizes() if goes_by_shard(fixed.shuffle) else np.zeros(0, np.int64)
+        self.order = Order(len(source), fixed.seed or 0, in_blocks(fixed.shuffle, options.batch_size), sizes)
         if isinstance(source.recipe, Views) and (fixed.buckets is not None or fixed.pad is not None):
             raise ArgumentError(
                 "buckets= and pad= are for one image of each sample, and the transform is Views, of fixed sizes; "
@@ -139,12 +139,9 @@ class FastPath:
         )
 
     def _tell_of_split(self, split: Split | None) -> None:
-        """Says once that an epoch in stored order is split by rank: torch's own loader would not split it."""
-        is_told = self._has_told or self._options.ranks is not None or self.order.shuffle is not False
-        if split is None or split.world_size == 1 or is_told:
-            return
-        self._has_told = True
-        warn_of_split(split)
+        """Says once that an epoch is split by rank in a way that the caller may not expect."""
+        if split is not None and not self._has_told:
+            self._has_told = warn_of_split(self.order, split, is_meant=self._options.ranks is not None)
 
     def _agree(self, progress: EpochProgress) -> None:
         """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
@@ -155,7 +152,7 @@ class FastPath:
         if steps:
             self._agreement.check(steps)
             return
-        values = epoch_values(self._identity(), split, self.dataset.recipe, progress.place.epoch)
+        values = epoch_values(self._identity(self.order), split, self.dataset.recipe, progress.place.epoch)
         if isinstance(split, BucketSplit):
             values["consumed_by_bucket"] = split.consumed_by_bucket(0)
         self._agreement.begin(split.rank, values, self._left_after)
@@ -166,7 +163,7 @@ class FastPath:
         Torch's loader would take the new ones; here order and workers rest on the old ones.
         """
         here, kind = self.dataset, type(self._given_dataset).__name__
-        now = as_feeder(self._given_dataset, stored_order=isinstance(self.order.shuffle, Window))
+        now = as_feeder(self._given_dataset, stored_order=goes_by_shard(self.order.shuffle))
         if now is here:
             return
         changed = f"of the {kind} were changed after the loader was made; make another loader"
@@ -214,7 +211,7 @@ class FastPath:
         progress = self._progress
         goes_on = progress is not None and (progress.is_midway if iterator is None else not progress.exhausted)
         place = progress.now() if progress is not None and goes_on else self._next
-        state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity()}
+        state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
             return state | place.consumed(self.order)
         replay = progress.replay if progress is not None else None
@@ -237,7 +234,8 @@ class FastPath:
         version = state.get("version")
         if version != _STATE_VERSION:
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
-        check_identity(state, dict.fromkeys(SIZE_IDENTITY) | self._identity())
+        order = resumed_order(self.order, self._fixed.shuffle, state)
+        check_identity(state, dict.fromkeys(SIZE_IDENTITY) | self._identity(order))
         epoch = state.get("epoch")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:
             raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
@@ -261,7 +259,7 @@ class FastPath:
                 "digest of their samples: batches are counted off, and what they were is not checked",
             )
         by_bucket = consumed_by_bucket(state, self.order, epoch, start)
-        self._next = Place(epoch, start, by_bucket, sampler)
+        self.order, self._next = order, Place(epoch, start, by_bucket, sampler)
         self._iterator = self._progress = None
 
     def stats(self) -> dict[str, Any]:
@@ -346,10 +344,10 @@ class FastPath:
         if is_in_group(self._options.ranks):
             self._agreement.close()
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, order: Order) -> dict[str, Any]:
         if self._fingerprint is None:
             self._fingerprint = self.dataset.reader.fingerprint()
-        identity = order_identity(self.order, self._fingerprint)
+        identity = order_identity(order, self._fingerprint)
         return {**identity, "backend": self.backend, "fidelity": self.work.fidelity, **self._sizes.identity()}
 
 

@@ -24,7 +24,7 @@ from feeder.loader.fast.task_board import part_rows
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
-from feeder.order.sample_order import Window
+from feeder.order.sample_order import goes_by_shard
 
 __all__ = ["make_engine", "make_work"]
 
@@ -116,8 +116,9 @@ def _check_sizes(fixed: FixedOptions, options: EpochOptions, decoder: Decoder, s
     groups = fixed.buckets is not None or (fixed.pad is not None and fixed.pad.group_by_aspect)
     if groups and fixed.batch_sampler is not None:
         raise ArgumentError(f"{name} decides about the order, and so does a sampler: leave one of them out")
-    if groups and isinstance(fixed.shuffle, Window):
-        raise ArgumentError(f"{name} shuffles whole buckets: give shuffle=True in place of a Window")
+    if groups and goes_by_shard(fixed.shuffle):
+        kind = type(fixed.shuffle).__name__
+        raise ArgumentError(f"{name} shuffles whole buckets: give shuffle=True in place of {kind}(...)")
     if fixed.pad is not None and fixed.mix is not None:
         raise ArgumentError("mix= mixes images of one size, and pad= is for images of different sizes: leave one out")
 

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
 from feeder.errors import ArgumentError
-from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity
+from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.workers.seeding import seeded
 from feeder.order.random import check_range
-from feeder.order.sample_order import Order, Window
+from feeder.order.sample_order import Order, Shuffle, goes_by_shard
 from feeder.order.split import Split, ordered_batches
 
 __all__ = ["Batch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
@@ -83,19 +83,24 @@ class _SeededSamples:
             return several([*batch]) if several else [self.dataset[i] for i in batch]
 
 
-def order_of(dataset: Any, seed: int, shuffle: bool | Window) -> Order:
+def order_of(dataset: Any, seed: int, shuffle: Shuffle) -> Order:
     """Returns the order of a feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
 
+    Args:
+        dataset: The dataset.
+        seed: 0 to 2**64-1.
+        shuffle: The way to shuffle; :class:`Lanes` with a block.
+
     Raises:
-        ArgumentError: for a :class:`Window` where it is not known which samples lie in one shard.
+        ArgumentError: for a :class:`Window` or :class:`Lanes` where it is not known which samples lie in one shard.
     """
     sizes: Sequence[int] | npt.NDArray[np.int64] = ()
-    if isinstance(shuffle, Window):
+    if goes_by_shard(shuffle):
         source = as_feeder(dataset, stored_order=True) or dataset
         if not isinstance(source, FeederDataset) or len(source) != len(source.reader):
             raise ArgumentError(
-                f"shuffle=Window(...) needs to know the samples of each shard, and not for all samples of this "
-                f"{type(dataset).__name__} they are known; take shuffle=True"
+                f"shuffle={type(shuffle).__name__}(...) needs to know the samples of each shard, and not for all "
+                f"samples of this {type(dataset).__name__} they are known; take shuffle=True"
             )
         sizes = source.reader.shard_sizes()
     return Order(len(dataset), seed, shuffle, sizes)
@@ -107,6 +112,7 @@ class SplitOrder:
     Args:
         dataset: A feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
         order: Its order. The number of samples is asked of the dataset again for each epoch.
+        shuffle: The way to shuffle as the caller gave it.
         batch_size: Samples in a batch; None: single samples.
         drop_last: Leave out a last step that can't fill every rank's batch.
         ranks: (rank, world size) where they are given; None: those of the job.
@@ -117,11 +123,17 @@ class SplitOrder:
     """
 
     def __init__(
-        self, dataset: Any, order: Order, batch_size: int | None, drop_last: bool, ranks: tuple[int, int] | None
+        self,
+        dataset: Any,
+        order: Order,
+        shuffle: Shuffle,
+        batch_size: int | None,
+        drop_last: bool,
+        ranks: tuple[int, int] | None,
     ) -> None:
-        self._dataset, self._order, self._given = dataset, order, ranks
+        self._dataset, self._order, self._shuffle, self._given = dataset, order, shuffle, ranks
         self._batch_size, self._drop_last = batch_size or 1, drop_last
-        self.seeding = Seeding(order.seed, isinstance(order.shuffle, Window))
+        self.seeding = Seeding(order.seed, goes_by_shard(order.shuffle))
         self.padded: list[int] = []
         self.fixed_epoch: int | None = None
         self._next = 0
@@ -167,9 +179,8 @@ class SplitOrder:
         self._next = begun.epoch + 1
         left_after = None if self._latest is None else self._latest.left_after
         self._latest = begun
-        if self._given is None and self._order.shuffle is False and split.world_size > 1 and not self._has_warned:
-            self._has_warned = True
-            warn_of_split(split)
+        if not self._has_warned:
+            self._has_warned = warn_of_split(self._order, split, is_meant=self._given is not None)
         return left_after
 
     def agree(self, epoch: int, split: Split, steps: int, left_after: int | None) -> None:
@@ -189,13 +200,18 @@ class SplitOrder:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what states have to agree in."""
+        return self._identity(self._order)
+
+    def _identity(self, order: Order) -> dict[str, Any]:
         if self._fingerprint is None:
             self._fingerprint = dataset_fingerprint(self._dataset)
-        return order_identity(self._order, self._fingerprint)
+        return order_identity(order, self._fingerprint)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuses a state of another dataset, seed or order."""
-        check_identity(state, self.state_dict())
+        """Goes on with the order of a state, and refuses one of another dataset, seed or order."""
+        order = resumed_order(self._order, self._shuffle, state)
+        check_identity(state, self._identity(order))
+        self._order = order
 
 
 class SplitEpoch:

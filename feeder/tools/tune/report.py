@@ -233,7 +233,7 @@ def _short(setting: Setting) -> str:
 
 def _literal(value: Any) -> str:
     text = repr(value)
-    if text.startswith("Window("):
+    if text.startswith(("Window(", "Lanes(")):
         return f"feeder.{text}"
     if isinstance(value, str):
         return json.dumps(value)
