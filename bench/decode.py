@@ -225,7 +225,7 @@ def markdown(result: dict[str, Any]) -> str:
         ),
         (f"feeder, raw arrays of at most {RAW_SIDE_PX} pixels a side", rate("feeder-raw"), ""),
         (
-            "feeder, seekable, Resize 256 and CenterCrop 224",
+            "feeder, seekable, Resize(256) and CenterCrop(224)",
             rate("feeder-validation"),
             f"{times('dali-validation', 'feeder-validation')} times DALI ({rate('dali-validation')})",
         ),

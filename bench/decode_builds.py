@@ -162,7 +162,7 @@ def markdown(found: dict[str, Any]) -> str:
     sums = [sum(column.values()) for column in columns]
     rows = [[LABELS[stage], *(column[stage] for column in columns)] for stage in STAGES if stage in LABELS]
     lines = [
-        "| us an image | seekable, before | after | ordinary, before | after |",
+        "| us per image | seekable, before | after | ordinary, before | after |",
         "|---|---|---|---|---|",
         *(
             f"| {label} | "
@@ -171,7 +171,7 @@ def markdown(found: dict[str, Any]) -> str:
             for label, *values in rows
         ),
         "",
-        "| CPU us an image | before | after | times as fast |",
+        "| CPU us per image | before | after | times as fast |",
         "|---|---|---|---|",
     ]
     for where, both in found["us_per_image"].items():
