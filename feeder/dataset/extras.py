@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feeder.dataset.reader import check_fields
 from feeder.errors import ArgumentError, DecodeError
-from feeder.fields import Field
+from feeder.fields.field import Field, MissingValueError
 from feeder.fields.function_field import kind_of
 from feeder.shard.format.index import NUMBER_FIELDS
 
@@ -139,6 +139,8 @@ class MemberField(Extra):
         try:
             return self.kind.parse(data, draw)
         except ValueError as error:
+            if self.kind.optional and isinstance(error, MissingValueError):
+                return self.kind.missing()
             raise DecodeError(f"field {self.name!r}: {error}") from error
 
     def gather(self, tensors: tuple[Any, ...]) -> Any:

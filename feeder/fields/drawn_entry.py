@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.fields.field import Field, shown
+from feeder.fields.field import Field, MissingValueError, shown
 from feeder.fields.function_field import kind_of
 
 __all__ = ["Choice"]
@@ -16,6 +16,7 @@ __all__ = ["Choice"]
 @dataclass(frozen=True)
 class Choice(Field):
     """One entry of a list, such as one of several captions, drawn for each sample and epoch. A batch has a list of N.
+    A sample with an empty list lacks the value.
 
     Under :class:`feeder.DataLoader` the draw is a function of (seed, epoch, sample), as augmentation is: the same with
     any number of workers or ranks and after a resume. Fields of a sample with equally long lists draw the same entry.
@@ -47,6 +48,8 @@ class Choice(Field):
 
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         found = self._lists.parse(data, draw)
-        if not isinstance(found, (list, tuple)) or not found:
-            raise ValueError(f"expected a list of one or more to choose from, got {shown(found)}")
+        if not isinstance(found, (list, tuple)):
+            raise ValueError(f"expected a list to choose from, got {shown(found)}")
+        if not found:
+            raise MissingValueError("is an empty list, of which none can be drawn; optional=True takes such samples")
         return found[int(draw * len(found))]

@@ -7,7 +7,11 @@ from typing import Any, ClassVar
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Field", "shown"]
+__all__ = ["Field", "MissingValueError", "shown"]
+
+
+class MissingValueError(ValueError):
+    """The member lacks the value that is asked for; a sample without the member has none either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +19,8 @@ class Field:
     """A kind of field: turns the bytes of a sample's member into a value.
 
     Args:
-        optional: True if samples may lack the member; False makes that an error, which names the sample.
-        fill: Value of samples without the member.
+        optional: True if samples may lack the member or its value; False makes that an error, which names the sample.
+        fill: Value of these samples.
 
     Raises:
         ArgumentError: if there is a ``fill``, but the field is not optional, or if it is none of the kind's values.
@@ -51,6 +55,7 @@ class Field:
             draw: The drawn number, 0 to 1 (exclusive); of no effect unless :attr:`is_drawn`.
 
         Raises:
+            MissingValueError: if the value is not in them.
             ValueError: if the bytes are damaged, or of another kind.
         """
         raise NotImplementedError

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from feeder.fields.field import Field, shown
+from feeder.fields.field import Field, MissingValueError, shown
 
 __all__ = ["Bytes", "Json", "Lines", "Text"]
 
@@ -59,7 +59,8 @@ class Json(Field):
     """The member as parsed JSON. A batch has a list of N.
 
     Args:
-        key: Key of the object, whose value is the field's; None for all. A sample without the key is an error.
+        key: Key of the object, whose value is the field's; a sample without the key, or with null, lacks the value.
+            None for all.
         optional, fill: See :class:`Field`.
     """
 
@@ -74,6 +75,7 @@ class Json(Field):
             return value
         if not isinstance(value, dict):
             raise ValueError(f"expected an object with the key {self.key!r}, got {shown(value)}")
-        if self.key not in value:
-            raise ValueError(f"has no key {self.key!r}; its keys are {', '.join(map(repr, value)) or 'none'}")
+        if value.get(self.key) is None:
+            known = "is null" if self.key in value else f"its keys are {', '.join(map(repr, value)) or 'none'}"
+            raise MissingValueError(f"has no {self.key!r}: {known}; optional=True takes samples without it")
         return value[self.key]

@@ -17,7 +17,7 @@ import feeder
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
-from feeder.fields import Apply, Array, Bytes, Float, Int, Json, Text
+from feeder.fields import Apply, Array, Bytes, Choice, Float, Int, Json, Text
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool
 from feeder.transforms import Resize
@@ -227,6 +227,15 @@ def test_an_optional_field_is_none_or_fill_where_a_sample_lacks_it(tmp_path: Pat
     assert results == [3, 9]
     dataset = ShardDataset(shards, fields={"txt": Text(optional=True, fill="none")})
     assert dataset.column("txt") == [dataset[0][2], dataset[1][2]] == ["a", "none"]
+
+
+def test_a_value_that_is_not_in_its_member_is_missing_too(tmp_path: Path) -> None:
+    shards = members_set(tmp_path, [{"json": data} for data in (b'{"a": 1}', b"{}", b'{"a": null}')] + [{}])
+    assert ShardDataset(shards, fields={"json": Json("a", optional=True)}).column("json") == [1, None, None, None]
+    chosen = ShardDataset(shards, fields={"json": Choice(Json("a"), optional=True, fill="none")})
+    assert [chosen[i][2] for i in (1, 2, 3)] == ["none"] * 3
+    with pytest.raises(DecodeError, match=r"sample '0002'.*field 'json': has no 'a': is null; optional=True takes"):
+        ShardDataset(shards, fields={"json": Json("a")})[2]
 
 
 def test_a_column_has_the_kinds_values(shards: Path) -> None:

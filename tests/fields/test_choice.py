@@ -104,13 +104,13 @@ def test_torchs_random_state_rules_it_outside_feeders_loader(shards: Path) -> No
 def test_what_is_no_list_names_its_sample(tmp_path: Path) -> None:
     shards = members_set(tmp_path, [{"txt": b"\n \n", "json": b'{"a": 1}'}, {}])
     for fields, reason in (
-        ({"txt": Choice(Lines())}, r"field 'txt': expected a list of one or more to choose from, got \[\]"),
-        ({"json": Choice(Json("a"))}, "field 'json': expected a list of one or more to choose from, got 1"),
+        ({"txt": Choice(Lines())}, "field 'txt': is an empty list, of which none can be drawn; optional=True"),
+        ({"json": Choice(Json("a"), optional=True)}, "field 'json': expected a list to choose from, got 1"),
     ):
         with pytest.raises(DecodeError, match=f"sample '0000'.*{reason}"):
             ShardDataset(shards, fields=fields)[0]
     dataset = ShardDataset(shards, fields={"txt": Choice(Lines(), optional=True, fill="none")})
-    assert dataset[1][2] == "none"
+    assert dataset[0][2] == dataset[1][2] == "none"
 
 
 def test_what_has_no_column_or_gives_no_list_is_refused(shards: Path) -> None:

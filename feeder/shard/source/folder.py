@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import os
 import stat
@@ -9,14 +10,16 @@ import stat
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.class_folders import UNREADABLE, class_names, splits_advice, unlistable, walk
-from feeder.shard.source.image_file import looks_like_image
+from feeder.shard.source.image_file import LARGE_BYTES, looks_like_image
+from feeder.shard.source.siblings import member_names
 from feeder.shard.source.source import Source
 
 __all__ = ["list_tree", "open_folder"]
 
 
 def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
-    """Lists a class-per-folder tree, or, if its subfolders hold no file, a flat folder.
+    """Lists a class-per-folder tree, or, if its subfolders hold no file, a flat folder. Files beside an image become
+    members of its sample, see :func:`feeder.shard.source.siblings.member_names`.
 
     Args:
         root: The folder.
@@ -42,10 +45,12 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
             if advice := splits_advice(root, classes):
                 tree.notes.append(advice)
             _list_files(tree, "", -1, "is outside the class folders")
+            _note_members(tree)
             return tree
         flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
         flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
-        _list_files(flat, "", -1, None)
+        _list_files(flat, "", -1, None, with_members=True)
+        _note_members(flat)
         return flat
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
@@ -59,12 +64,12 @@ def list_tree(source: Source) -> None:
     """
     try:
         for name in _list_files(source, "", -1, None):
-            _add_class(source, name, -1)
+            _add_class(source, name, -1, with_members=False)
     except OSError as error:
         raise SourceError(f"{source.root}: can't be listed: {error.strerror}") from None
 
 
-def _add_class(source: Source, top: str, label: int) -> None:
+def _add_class(source: Source, top: str, label: int, *, with_members: bool = True) -> None:
     """Adds the files below a class folder, sorted by name."""
 
     def leave_out(path: str, reason: str) -> None:
@@ -76,14 +81,18 @@ def _add_class(source: Source, top: str, label: int) -> None:
     walk(
         source.root,
         top,
-        lambda relative: _list_files(source, relative, label, None),
+        lambda relative: _list_files(source, relative, label, None, with_members=with_members),
         leave_out,
         skip_unreadable=source.skip_unreadable,
     )
 
 
-def _list_files(source: Source, relative: str, label: int, refusal: str | None) -> list[str]:
+def _list_files(
+    source: Source, relative: str, label: int, refusal: str | None, *, with_members: bool = False
+) -> list[str]:
     """Adds a folder's files, or rejects them all with the reason ``refusal``; returns its subfolders, sorted.
+
+    With ``with_members`` files beside an image are members of its sample.
 
     Raises:
         OSError: if the folder can't be listed or searched.
@@ -92,6 +101,7 @@ def _list_files(source: Source, relative: str, label: int, refusal: str | None) 
     with os.scandir(os.path.join(source.root, relative)) as entries:
         names = sorted(entry.name for entry in entries)
     folders = []
+    files: dict[str, os.stat_result] = {}
     for name in names:
         path = os.path.join(relative, name)
         full = os.path.join(source.root, path)
@@ -121,5 +131,58 @@ def _list_files(source: Source, relative: str, label: int, refusal: str | None) 
         elif refusal:
             source.reject(path, refusal, bad=looks_like_image(path))
         else:
-            source.table.add(os.fsencode(path), status.st_size, status.st_mtime_ns, label)
+            files[name] = status
+    _add_files(source, relative, files, label, _members(files) if with_members else {})
     return folders
+
+
+def _add_files(
+    source: Source, relative: str, files: dict[str, os.stat_result], label: int, members: dict[str, str]
+) -> None:
+    """Adds a folder's files to the table, but for those that are members of the others' samples.
+
+    Args:
+        source: Takes the files.
+        relative: The folder.
+        files: Its files, sorted by name.
+        label: Their label.
+        members: Name of the field by the name of the file, for files that are members.
+    """
+    by_stem: dict[str, dict[str, str]] = {}
+    for name, field in members.items():
+        by_stem.setdefault(name[: -len(field) - 1], {}).setdefault(field.lower(), name)
+    taken = {name for own in by_stem.values() for name in own.values()}
+    for name, status in files.items():
+        if name in taken:
+            continue
+        parts, size, newest_ns = [], status.st_size, status.st_mtime_ns
+        own = by_stem.get(os.path.splitext(name)[0], {}) if _is_photo(name) else {}
+        for field, other in own.items():
+            beside = files[other]
+            path = os.fsencode(os.path.join(relative, other))
+            parts.append(source.table.add_file(field, path, beside.st_size))
+            size, newest_ns = size + beside.st_size, max(newest_ns, beside.st_mtime_ns)
+        source.table.add(os.fsencode(os.path.join(relative, name)), size, newest_ns, label, parts)
+
+
+def _members(files: dict[str, os.stat_result]) -> dict[str, str]:
+    """Returns the field of each file that is a member of an image's sample. The label is the folder's, so ``cls`` is
+    none, nor are large files, such as videos."""
+    photos = [name for name in files if _is_photo(name)]
+    others = [name for name, status in files.items() if not _is_photo(name) and status.st_size <= LARGE_BYTES]
+    return {name: field for name, field in member_names(photos, others).items() if field.lower() != "cls"}
+
+
+def _is_photo(name: str) -> bool:
+    """Returns whether a file's name claims that it is an image, and can be nothing else, as ``.npy`` can."""
+    return looks_like_image(name) and not name.lower().endswith(".npy")
+
+
+def _note_members(source: Source) -> None:
+    """Notes the names of the files that became members."""
+    counts: collections.Counter[str] = collections.Counter()
+    for fields, ids in source.table.by_fields().items() if source.table.fields else ():
+        counts.update(dict.fromkeys(fields, len(ids)))
+    if counts:
+        listed = ", ".join(f"{field} ({number:,})" for field, number in sorted(counts.items()))
+        source.notes.append(f"{source.root}: files beside the images are members of their samples: {listed}")

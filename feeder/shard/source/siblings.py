@@ -12,7 +12,7 @@ def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]
     """Finds the files of a folder that are members of its images' samples.
 
     A member's name is the image's stem, a dot and the name of the field: ``a.txt`` and ``a.emb.npy`` belong to
-    ``a.jpg``. The longest stem counts: ``a.b.txt`` belongs to ``a.b.jpg``, if there is one.
+    ``a.jpg``. The longest stem counts: ``a.b.txt`` belongs to ``a.b.jpg``, if there is one. Names of fields are ASCII.
 
     Args:
         images: Names of the image files.
@@ -30,4 +30,4 @@ def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]
             if stem in stems:
                 found[name] = name[len(stem) + 1 :]
                 break
-    return {name: field for name, field in found.items() if field}
+    return {name: field for name, field in found.items() if field.isascii() and field.isprintable() and field}
