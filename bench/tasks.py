@@ -3,6 +3,11 @@
 webdataset     A webdataset pipeline with feeder.wds.decoder behind ``.listed(64)``, or on single samples, beside one
                with Pillow: tars of the images as they are, RandomResizedCrop(224), flip, normalize to float32, batches
                of 64.
+clip           Images and captions of 4 to 40 words, whose 77 token ids a byte-level BPE of the ``tokenizers`` library
+               makes, trained here: fields.Tokens on seekable shards, beside webdataset with Pillow and the same
+               tokenizer on tars of the images as they are. RandomResizedCrop(224, scale=(0.9, 1)), as open_clip has it,
+               normalize. The share of CPU time that the tokenizer alone takes is reported.
+clip-crops     The same with RandomResizedCrop's own scale, (0.08, 1).
 segmentation   Images and palette PNG masks of their size, from feeder.ShardDataset with T.Mask, beside torch's loader
                with Pillow: RandomResizedCrop(224) and flip of both, normalize. Inflating the PNGs' zlib streams alone
                is measured too, and its share of the CPU time reported.
@@ -37,7 +42,7 @@ from typing import Any
 import torch
 
 from bench.smoke import arguments
-from bench.task_feeds import buckets, segmentation, views, webdataset
+from bench.task_feeds import buckets, clip, segmentation, views, webdataset
 from bench.task_feeds.setting import Feed, Setting, Task
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
@@ -48,6 +53,8 @@ _WARM_BATCHES = 4  # behind them a loader's workers are at work, and what it has
 
 TASKS = {
     "webdataset": Task(webdataset.feeds, {"Pillow": 3.0}),
+    "clip": Task(clip.feeds, {"webdataset, Pillow": 4.0}, clip.PARTS),
+    "clip-crops": Task(clip.crop_feeds, {"webdataset, Pillow": 4.0}, clip.PARTS),
     "segmentation": Task(segmentation.feeds, {"torch and Pillow": 4.0}, segmentation.PARTS),
     "views": Task(views.feeds, {views.NAMED: 2.0, "torch and Pillow": 3.5}),
     "views-files": Task(views.feeds_of_files, {views.NAMED: 2.0, "torch and Pillow": 3.5}),

@@ -76,11 +76,11 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
             return os.pread(file.fileno(), int(index.length[i]), int(index.offset[i])), int(index.label[i])
 
 
-def random_resized_crop(width: int, height: int) -> tuple[int, int, int, int]:
-    """Returns the box of torchvision's RandomResizedCrop.get_params with its defaults."""
+def random_resized_crop(width: int, height: int, scale: tuple[float, float] = (0.08, 1.0)) -> tuple[int, int, int, int]:
+    """Returns the box of torchvision's RandomResizedCrop.get_params, by default with its defaults."""
     area = width * height
     for _ in range(10):
-        target = area * torch.empty(1).uniform_(0.08, 1.0).item()
+        target = area * torch.empty(1).uniform_(*scale).item()
         ratio = torch.exp(torch.empty(1).uniform_(float(np.log(3 / 4)), float(np.log(4 / 3)))).item()
         w, h = round((target * ratio) ** 0.5), round((target / ratio) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
