@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError
-from feeder.order.sample_order import Order, Window
+from feeder.order.batch_scores import BatchScores, batch_scores
+from feeder.order.lanes import Lanes
+from feeder.order.sample_order import Order, Shuffle, Window
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import row_data
 from feeder.shard.format.index_file import INDEX_NAME
@@ -30,6 +32,7 @@ __all__ = ["Damage", "Report", "inspect", "open_index", "render", "verify"]
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
+_RANKS, _BATCH = 8, 256
 _WINDOWS = (1024, 8192, 65536)
 _BAR = 24
 
@@ -66,6 +69,8 @@ class Report:
         window_scores: Score of a windowed shuffle, by samples in the window: how far samples that are stored side by
             side are moved apart, from 0 for the stored order to 1 for a full shuffle. Windows of the whole set are left
             out.
+        batch_scores: Scores of each way to shuffle, by its name, for 8 ranks with batches of 256; empty for a set with
+            too few samples.
     """
 
     path: str
@@ -83,6 +88,7 @@ class Report:
     width_px: list[int]
     height_px: list[int]
     window_scores: dict[int, float]
+    batch_scores: dict[str, BatchScores]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON values."""
@@ -138,6 +144,7 @@ def inspect(path: str) -> Report:
         width_px=_percentiles(index.width),
         height_px=_percentiles(index.height),
         window_scores=_window_scores(index),
+        batch_scores=_batch_scores(index),
     )
 
 
@@ -158,6 +165,14 @@ def render(report: Report) -> str:
     if report.window_scores:
         scores = [f"{window:,} samples {score:.2f}" for window, score in report.window_scores.items()]
         lines.append(_listed("  windows     ", [*scores, "(a full shuffle is 1)"]))
+    if report.batch_scores:
+        head = f"  distance of a batch's samples (a full shuffle is 1), {_RANKS} ranks x {_BATCH}"
+        heads = ["shuffle", "a rank's batch", "all ranks'", "shards of a rank"]
+        scored = [
+            [name, f"{scores.rank:.2f}", f"{scores.job:.2f}", f"{100 * scores.shards:.3g} %"]
+            for name, scores in report.batch_scores.items()
+        ]
+        lines += ["", head, indent(table([heads, *scored]), "  ")]
     rows = {"image bytes": report.image_bytes, "width, px": report.width_px, "height, px": report.height_px}
     cells = [[name, *(f"{value:,}" for value in row)] for name, row in rows.items()]
     lines += ["", indent(table([["", "min", "5 %", "median", "95 %", "max"], *cells]), "  ")]
@@ -325,6 +340,20 @@ def _window_scores(index: Index) -> dict[int, float]:
     sizes = index.shard_counts()
     windows = [window for window in _WINDOWS if window < len(index)]
     return {w: round(Order(len(index), 0, Window(w), sizes).neighbour_distance(), 4) for w in windows}
+
+
+def _batch_scores(index: Index) -> dict[str, BatchScores]:
+    """Returns the scores of each way to shuffle, if a step of all ranks is less than a part of the set."""
+    counts = index.shard_counts()
+    if len(index) <= _RANKS * _BATCH:
+        return {}
+    ways: dict[str, Shuffle] = {
+        "shuffle=True": True,
+        f"Window({Window().samples})": Window(),
+        f"Lanes({Lanes().count})": Lanes(block=_BATCH),
+    }
+    sizes = counts[counts > 0]
+    return {name: batch_scores(Order(len(index), 0, way, sizes), _BATCH, _RANKS) for name, way in ways.items()}
 
 
 def _histogram(classes: list[tuple[str, int]]) -> list[str]:

@@ -240,6 +240,20 @@ def test_windowed_shuffles_are_scored_against_the_full_one(tmp_path: Path) -> No
     assert "1,024 samples 0.05, 8,192 samples 0.3" in render(inspect(str(tmp_path)))
 
 
+def test_shuffles_are_scored_for_one_rank_and_all(tmp_path: Path) -> None:
+    builder = IndexBuilder(0)
+    for i in range(40_000):
+        row = {"label": -1, "width": 1, "height": 1, "orientation": 1, "source_bytes": 1, "crc32": 0}
+        builder.add(key=b"k", path=b"p", field="jpg", offset=i, length=1, members=[], **row)  # type: ignore[arg-type]
+    builder.write(str(tmp_path / "index.bin"), [ShardEntry("x.tar", 40_000)])
+    with_shards = inspect(str(tmp_path))
+    assert list(with_shards.batch_scores) == ["shuffle=True", "Window(8192)", "Lanes(64)"]
+    assert with_shards.to_json()["batch_scores"]["shuffle=True"]["shards"] == 1.0
+    text = render(with_shards)
+    assert re.search(r"shuffle=True +1\.0\d +1\.0\d +100 %\n", text)
+    assert max(map(len, text.splitlines()[1:])) <= 80
+
+
 # Tars that others wrote
 
 
