@@ -72,17 +72,33 @@ def test_batches_have_the_size_of_their_images_bucket(shards: Path, options: dic
         assert batches[0][0].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_pixels_are_those_of_a_loader_with_that_fixed_size(shards: Path) -> None:
-    recipe = [T.RandomResizedCrop(T.BUCKET), T.ToDtype(torch.float32, scale=True), T.Normalize([0.5] * 3, [0.2] * 3)]
-    expected = {}
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"device": "cpu"}, {"device": "cpu", "num_workers": 1}])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [T.ToDtype(torch.float32, scale=True), T.Normalize([0.5] * 3, [0.2] * 3)],
+        [T.RandomHorizontalFlip(), T.ColorJitter(0.4), T.ToDtype(torch.bfloat16), T.RandomErasing(1.0, value=1.0)],
+        [T.ColorJitter(hue=0.3), T.ToDtype(torch.float16)],
+    ],
+)
+def test_pixels_are_those_of_a_loader_with_that_fixed_size(shards: Path, rest: Any, options: dict[str, Any]) -> None:
+    expected: dict[Any, torch.Tensor] = {}
     for size in BUCKETS.sizes:
-        fixed = loader_of(shards, [T.RandomResizedCrop(size), *recipe[1:]], batch_size=1, buckets=None)
+        fixed = loader_of(shards, [T.RandomResizedCrop(size), *rest], batch_size=31, buckets=None, **options)
         for images, _, index in fixed:
-            expected[size, int(index)] = images[0].clone()
-    for options in ({"num_workers": 2}, {"device": "cpu"}):
-        for images, _, index in loader_of(shards, recipe, **options):
-            for image, i in zip(images, index.tolist(), strict=True):
-                assert torch.equal(image, expected[tuple(images.shape[2:]), i])
+            expected |= {(size, i): image.clone() for i, image in zip(index.tolist(), images, strict=True)}
+    for images, _, index in loader_of(shards, [T.RandomResizedCrop(T.BUCKET), *rest], **options):
+        for image, i in zip(images, index.tolist(), strict=True):
+            assert torch.equal(image, expected[tuple(images.shape[2:]), i])
+
+
+def test_workers_leave_floats_to_the_device(shards: Path) -> None:
+    recipe = [T.RandomResizedCrop(T.BUCKET), T.ToDtype(torch.float32)]
+    slot_bytes = 4096 + 4096
+    loader = loader_of(shards, recipe, device="cpu", num_workers=1, memory_limit_bytes=2 * slot_bytes)
+    assert {batch[0].dtype for batch in loader} == {torch.float32}
+    with pytest.raises(ArgumentError, match="memory_limit_bytes"):  # four bytes a number
+        next(iter(loader_of(shards, recipe, num_workers=1, memory_limit_bytes=2 * slot_bytes)))
 
 
 def global_epoch(

@@ -95,6 +95,18 @@ def test_a_bucket_is_cropped_from_sizes_by_epoch(shards: Path) -> None:
         assert same_batches(copied_epoch(loader), copied_epoch(fixed))
 
 
+def test_the_device_finishes_each_epoch_as_its_sizes_need(shards: Path) -> None:
+    """A crop is part of the decoding only if all images are known to be large enough for it."""
+    dtype = T.ToDtype(torch.float32)
+    buckets = Buckets(sizes=[(24, 24), (24, 30)])
+    recipe = T.Compose([T.Resize(T.ByEpoch({0: 24, 1: 40})), T.RandomCrop(T.BUCKET), dtype])
+    loader = DataLoader(ShardDataset(shards, recipe), 5, buckets=buckets, device="cpu", num_workers=1)
+    for size in (24, 40):
+        fixed = DataLoader(ShardDataset(shards, [T.Resize(size), T.RandomCrop((24, 30)), dtype]), 5)
+        fixed.set_epoch(int(size == 40))
+        assert same_batches(copied_epoch(loader), copied_epoch(fixed))
+
+
 def test_single_samples_have_the_size_of_the_first_epoch(shards: Path) -> None:
     dataset = ShardDataset(shards, recipe_of(T.ByEpoch(SIZES)))
     assert dataset[0][0].shape == (3, 8, 8)

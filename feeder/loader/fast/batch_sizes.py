@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.reader import Reader
+from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError
 from feeder.loader.slots.image_slots import Samples
 from feeder.order.bucket_order import BucketSplit, BucketTable
@@ -110,6 +111,12 @@ class BatchSizes:
             assert isinstance(split, BucketSplit)
             return self.buckets.sizes[split.bucket(step)]
         return self.recipe.at(None, epoch).output_size if self.recipe.is_variable else None
+
+    def splits(self) -> tuple[DeviceSplit | None, ...]:
+        """Returns the recipe's split for a device, at one of the sizes; empty if it can't be split at all of them."""
+        sizes = (None,) if self.buckets is None else self.buckets.sizes
+        found = [split_for_device(self.recipe.at(size, epoch)) for size in sizes for epoch in self.recipe.phases]
+        return () if None in found else (found[0],)
 
     def identity(self) -> dict[str, Any]:
         """Returns the values that states and ranks have in common, as JSON takes them; see :data:`SIZE_IDENTITY`."""

@@ -9,6 +9,7 @@ import torch
 
 from feeder.dataset.targets import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
+from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.transforms import Views
@@ -17,7 +18,6 @@ from feeder.transforms.mixing import pick
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from feeder.decoders.device.fused import DeviceSplit
     from feeder.loader.fast.sample_maker import Work
     from feeder.transforms import BatchOp, Recipe
     from feeder.transforms.mixing import Mixing
@@ -51,9 +51,12 @@ class Finishing:
             _check_labels(mix[0], work)
         self._work, self._channels_last, self._mix = work, channels_last, mix
         self._is_on_device = device is not None
-        recipes = () if work.makes_batches else work.recipe.views  # what a collate_fn made stays as it is
+        self._device = device
+        # What a collate_fn made stays as it is. Where sizes vary, these are the last steps at one of them.
+        recipes = () if work.makes_batches else work.recipe.at(work.largest, 0).views
         splits = work.splits or (None,) * len(recipes)
         self._views = [_View(recipe, split, device) for recipe, split in zip(recipes, splits, strict=True)]
+        self._made: dict[Recipe | Views, list[_View]] = {}
         self._has_views = isinstance(work.recipe, Views)
 
     def host_batch(self, finished: Finished) -> tuple[Any, ...]:
@@ -118,7 +121,7 @@ class Finishing:
         """Completes images that workers decoded: [N, 3, H, W] of its recipe's output dtype, for each view."""
         work, keys = self._work, None
         done = []
-        for number, (view, pixels) in enumerate(zip(self._views, images, strict=True)):
+        for number, (view, pixels) in enumerate(zip(self._views_of(finished, images), images, strict=True)):
             rest = None
             if view.needs_rest:
                 keys = work.keys(finished.made()) if keys is None else keys
@@ -126,6 +129,15 @@ class Finishing:
             mixing = None if mixings is None else mixings[number]
             done.append(view.complete(pixels, rest, mixing, self._channels_last))
         return done
+
+    def _views_of(self, finished: Finished, images: Sequence[torch.Tensor]) -> list[_View]:
+        """Returns the last steps on the images of a batch."""
+        recipe = self._work.recipe.at((images[0].shape[2], images[0].shape[3]), finished.epoch)
+        if recipe is self._work.recipe or not self._work.splits:
+            return self._views
+        if recipe not in self._made:
+            self._made[recipe] = [_View(view, split_for_device(view), self._device) for view in recipe.views]
+        return self._made[recipe]
 
     def _labels(self, finished: Finished, labels: torch.Tensor, mixings: Sequence[Mixing] | None) -> Any:
         """Mixes the labels, see :meth:`feeder.transforms.BatchOp.mixed_labels`.

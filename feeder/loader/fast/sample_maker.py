@@ -16,6 +16,7 @@ import numpy.typing as npt
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.reader import Encoded, Reader
 from feeder.dataset.targets import boxes_of
+from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
@@ -29,7 +30,6 @@ from feeder.system.warning import warn
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Decoder
-    from feeder.decoders.device.fused import DeviceSplit
     from feeder.decoders.staged.stager import Stager
     from feeder.order.bucket_order import BucketTable
     from feeder.transforms import Draws, Recipe, Views
@@ -81,10 +81,14 @@ class Work:
     largest: tuple[int, int] | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
+    _made_splits: dict[Recipe | Views, tuple[DeviceSplit | None, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "meter"}
-        return state | {"_decoder": None, "table": self.table if self.skip else None}  # which takes 4 bytes a sample
+        # The table takes 4 bytes a sample.
+        return state | {"_decoder": None, "_made_splits": {}, "table": self.table if self.skip else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, meter=Meter())
@@ -134,6 +138,14 @@ class Work:
     def _splits(self) -> tuple[DeviceSplit | None, ...]:
         return self.splits or (None,) * len(self.recipe.views)
 
+    def _splits_of(self, recipe: Recipe | Views) -> tuple[DeviceSplit | None, ...]:
+        """Returns the splits of the recipe of one batch."""
+        if recipe is self.recipe or not self.splits:
+            return self._splits
+        if recipe not in self._made_splits:
+            self._made_splits[recipe] = tuple(split_for_device(view) for view in recipe.views)
+        return self._made_splits[recipe]
+
     def make_larger(self, size: tuple[int, int]) -> None:
         """Has slots made for images of that (height, width), too."""
         height, width = self.largest or size
@@ -167,7 +179,7 @@ class Work:
         if self.pad is not None:
             return PaddedSink(self.decoder, recipe.views[0], images[0], self.pad.value, self.meter)
         if self.stager is None:
-            return PixelSink(self.decoder, recipe.views, self._splits, images, self.meter)
+            return PixelSink(self.decoder, recipe.views, self._splits_of(recipe), images, self.meter)
         return StagedSink(self.stager, recipe.views, images, self.meter)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:

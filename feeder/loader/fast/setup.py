@@ -74,8 +74,8 @@ def make_work(
         work.extras = (ImageSizes(), *work.extras)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options)
-    elif target is not None and not sizes.varies:
-        work.splits = tuple(split_for_device(view) for view in recipe.views)
+    elif target is not None and fixed.pad is None:
+        work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(view) for view in recipe.views)
     return work, decoder
 
 
