@@ -28,6 +28,8 @@ GPU_CHECKS = [
     conformance.check_further_ops,
     conformance.check_geometry,
     conformance.check_orientations,
+    conformance.check_targets,
+    conformance.check_views,
 ]
 
 

@@ -15,7 +15,9 @@ from feeder import _gpu
 from feeder.dataset.shards import ShardDataset
 from feeder.decoders.registry import available_decoders
 from feeder.loader.dataloader import DataLoader
+from feeder.order.buckets import Buckets
 from feeder.transforms import (
+    BUCKET,
     CenterCrop,
     ColorJitter,
     Compose,
@@ -31,10 +33,15 @@ from feeder.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
+    RandomShortestSize,
     Resize,
+    SanitizeBoundingBoxes,
     ToDtype,
+    Views,
 )
+from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support.loader_data import write_shards
+from tests.support.target_data import SCALE, TARGETS, write_target_shards
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,6 +83,8 @@ MORE = Compose(
     ]
 )
 
+VIEWS = Views([RECIPE, RECIPE, Compose([RandomResizedCrop((16, 24), (0.1, 0.4)), RandomHorizontalFlip()])])
+
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -90,9 +99,14 @@ def _has(backend: str) -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def _loader(shards: Path, backend: str, recipe: Compose = RECIPE, **options: Any) -> DataLoader[Any]:
+def _loader(shards: Path, backend: str, recipe: Compose | Views = RECIPE, **options: Any) -> DataLoader[Any]:
     options = {"num_workers": 2, "persistent_workers": True, "shuffle": True, "channels_last": True} | options
     return DataLoader(ShardDataset(shards, recipe), 16, backend=backend, device="cuda", **options)
+
+
+def _views(images: Any) -> list[torch.Tensor]:
+    """The views of a batch's images, or its only one."""
+    return images if isinstance(images, list) else [images]
 
 
 def _close(loader: DataLoader[Any]) -> None:
@@ -102,25 +116,25 @@ def _close(loader: DataLoader[Any]) -> None:
 
 
 @pytest.mark.skipif(not _gpu.has_triton(), reason="without Triton the references wait")
-@pytest.mark.parametrize("recipe", [RECIPE, MORE], ids=["one pass", "batched ops"])
-def test_no_batch_waits_for_the_gpu(shards: Path, backend: str, recipe: Compose) -> None:
+@pytest.mark.parametrize("recipe", [RECIPE, MORE, VIEWS], ids=["one pass", "batched ops", "views"])
+def test_no_batch_waits_for_the_gpu(shards: Path, backend: str, recipe: Compose | Views) -> None:
     loader = _loader(shards, backend, recipe, mix=CutMix())
     sums: list[Any] = []
     for images, _ in itertools.chain(loader, loader):
         if len(sums) == 4:  # kernels are compiled, memory is there
             torch.cuda.set_sync_debug_mode("error")
-        sums.append(images.float().sum())
+        sums += [view.float().sum() for view in _views(images)[:1]]
     torch.cuda.set_sync_debug_mode("default")
     assert torch.stack(sums).isfinite().all()
     _close(loader)
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, MORE], ids=["one pass", "batched ops"])
-def test_memory_stays_flat_over_epochs(shards: Path, backend: str, recipe: Compose) -> None:
+@pytest.mark.parametrize("recipe", [RECIPE, MORE, VIEWS], ids=["one pass", "batched ops", "views"])
+def test_memory_stays_flat_over_epochs(shards: Path, backend: str, recipe: Compose | Views) -> None:
     loader, free = _loader(shards, backend, recipe), []
     for _ in range(8):
         for images, _ in loader:
-            assert images.is_cuda
+            assert all(view.is_cuda for view in _views(images))
         torch.cuda.synchronize()
         free.append(torch.cuda.mem_get_info()[0])
     assert free[2] - free[7] <= 16 << 20
@@ -171,6 +185,74 @@ def test_two_loaders_at_once_train_and_validation(shards: Path, backend: str) ->
     torch.testing.assert_close(again, [images for images, _ in alone[1]], rtol=0, atol=5e-3)
     assert half[0].isfinite().all()
     _close(loaders[1])
+
+
+def test_views_are_those_of_the_host(shards: Path, backend: str) -> None:
+    """Held on a stream that lags behind."""
+    loader = _loader(shards, backend, VIEWS, mix=CutMix())
+    host = DataLoader(ShardDataset(shards, VIEWS), 16, shuffle=True, backend="cpu", mix=CutMix())
+    held = []
+    for images, labels in loader:
+        torch.cuda._sleep(20_000_000)
+        held.append((images, labels))
+    for (images, labels), (expected, wanted) in zip(held, host, strict=True):
+        assert [view.shape for view in images] == [view.shape for view in expected]
+        for view, other in zip(images, expected, strict=True):
+            assert view.is_contiguous(memory_format=torch.channels_last)
+            level = 1.0 if view.dtype == torch.uint8 else 1 / 255 / 0.25
+            difference = (view.cpu().float() - other.float()).abs() / level
+            assert difference.mean() <= 1.5
+        assert torch.equal(labels[0].cpu(), wanted[0])
+        assert torch.equal(labels[1].cpu(), wanted[1])
+    _close(loader)
+
+
+def test_targets_are_those_of_the_host(tmp_path: Path, backend: str) -> None:
+    """Masks in slots and lists of boxes, on a stream that lags behind."""
+    # All images have 24x32 pixels, so that nothing is resized.
+    recipe = Compose([Resize((24, 32)), RandomCrop((20, 28)), RandomHorizontalFlip(), SanitizeBoundingBoxes()])
+    dataset = ShardDataset(write_target_shards(tmp_path, 48), recipe, ("index",), targets=TARGETS)
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": True}
+    loader = DataLoader(dataset, num_workers=2, prefetch_factor=1, backend=backend, device="cuda", **options)
+    held = []
+    for batch in loader:
+        torch.cuda._sleep(20_000_000)
+        held.append(batch)
+    for (images, _, masks, *rest), (*_, wanted, boxes, points, index) in zip(
+        held, DataLoader(dataset, backend="cpu", **options), strict=True
+    ):
+        assert torch.equal(masks.cpu(), wanted)
+        assert torch.equal(images, (masks * SCALE)[:, None].expand(-1, 3, -1, -1))
+        assert rest[0][0]["boxes"].is_cuda
+        torch.testing.assert_close(rest, [boxes, points, index], rtol=0, atol=0, check_device=False)
+    _close(loader)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sized"),
+    [
+        ([RandomResizedCrop(BUCKET), *RECIPE.transforms[3:5]], {"buckets": Buckets(sizes=[(16, 24), (24, 16)])}),
+        ([RandomShortestSize([12, 18]), *RECIPE.transforms[3:5]], {"pad": PadToBatch(multiple=8)}),
+    ],
+    ids=["buckets", "padded"],
+)
+def test_batches_of_several_sizes_are_those_of_the_host(
+    tmp_path: Path, backend: str, recipe: list[Any], sized: dict[str, Any]
+) -> None:
+    """Those of DALI are of one size, so "auto" is to pass it over."""
+    shards = write_shards(tmp_path, 60, jpegs=True, sizes=[(24, 40), (40, 22), (30, 31)])
+    dataset = ShardDataset(shards, Compose(recipe), ("index",))
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": True, **sized}
+    loader = DataLoader(dataset, num_workers=2, backend="cpu" if backend == "cpu" else "auto", device="cuda", **options)
+    held = []
+    for batch in loader:
+        torch.cuda._sleep(20_000_000)
+        held.append(batch)
+    assert len({batch[0].shape for batch in held}) > 1
+    for batch, expected in zip(held, DataLoader(dataset, backend="cpu", **options), strict=True):
+        assert batch[0].is_cuda
+        torch.testing.assert_close(batch, expected, rtol=0, atol=0, check_device=False)
+    _close(loader)
 
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning's own
