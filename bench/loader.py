@@ -10,6 +10,8 @@ rows       A worker's time and bytes read per sample with an index that has the 
            with an index without them, where files are read whole; and the same for reading with an empty page cache.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path), with the order from a sampler; and CPU time
            of such a batch's ids in the loader's own order of 1,281,167 shuffled samples.
+order      CPU time per sample of each way to shuffle 10**10 samples in shards of 2,400 and in shards of 2,000 to 2,800,
+           batch 256, and memory of their tables. Warm: each lane of the order has been used in the epoch.
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
            the generic path, images by torch's forkserver for the fast path. Every server is stopped before each
            measurement, so that its start counts.
@@ -36,6 +38,7 @@ import statistics
 import sys
 import tempfile
 import time
+import tracemalloc
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -56,7 +59,8 @@ from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.loader.workers.fork_server import ForkServer
-from feeder.order.sample_order import Order
+from feeder.order.lanes import Lanes
+from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.tools.bench.result_file import interleave, save, spread
@@ -77,6 +81,7 @@ class Extent:
         batches: Number of batches in a run.
         passes: Passes over the samples in a run, so that the start and the end of an epoch do not dominate.
         epochs: Epochs of the soak.
+        shards: Number of shards of the order.
         methods: Start methods of processes to compare.
     """
 
@@ -85,10 +90,11 @@ class Extent:
     batches: int = 12
     passes: int = 12
     epochs: int = 200
+    shards: int = 4_166_667
     methods: tuple[str, ...] = ("fork", "forkserver", "spawn")
 
 
-SMOKE = Extent(repeats=1, batch_size=8, batches=2, passes=1, epochs=2, methods=("fork",))
+SMOKE = Extent(repeats=1, batch_size=8, batches=2, passes=1, epochs=2, shards=1000, methods=("fork",))
 
 
 class Ready(Dataset[Any]):
@@ -335,6 +341,34 @@ def _order_ms(size: int) -> float:
     return 1000 * (time.process_time() - before) / count
 
 
+def order(extent: Extent) -> dict[str, Any]:
+    """Returns microseconds of CPU time per sample, and MiB."""
+    equal = np.full(extent.shards, 2400)
+    unequal = np.random.default_rng(0).integers(2000, 2800, extent.shards)
+    ways: list[tuple[str, bool | Window | Lanes, np.ndarray[Any, Any]]] = [
+        ("full", True, equal),
+        ("window", Window(), equal),
+        ("lanes", Lanes(block=256), equal),
+        ("lanes_unequal_shards", Lanes(block=256), unequal),
+    ]
+    results: dict[str, Any] = {}
+    for name, shuffle, sizes in ways:
+        tracemalloc.start()
+        whole = Order(int(sizes.sum()), 0, shuffle, sizes)
+        batches = requests(whole, EpochProgress(Place(), Split(whole.samples, 256)))
+        for _ in itertools.islice(batches, 64):
+            pass
+        tables_mib = tracemalloc.get_traced_memory()[0] / 2**20
+        tracemalloc.stop()
+        values = []
+        for _ in range(extent.repeats):
+            before = time.process_time()
+            count = sum(256 for _ in itertools.islice(batches, 256))
+            values.append(1e6 * (time.process_time() - before) / count)
+        results[name] = {"us_per_sample": spread(values), "tables_mib": tables_mib}
+    return results
+
+
 class Small(Dataset[Any]):
     """A dataset of samples that cost nothing."""
 
@@ -404,7 +438,7 @@ def main() -> None:
     parser.add_argument("--shards")
     parser.add_argument("--repeats", type=int, default=Extent.repeats)
     parser.add_argument("--epochs", type=int, default=Extent.epochs)
-    parser.add_argument("--only", default="generic,decode,outside,rows,trainer,first,soak")
+    parser.add_argument("--only", default="generic,decode,outside,rows,trainer,order,first,soak")
     parser.add_argument("--smoke", metavar="DIR", help="everything once, at the smallest size, on DIR/shards")
     parser.add_argument("--json", default="bench/results/loader.json")
     args = parser.parse_args()
@@ -418,6 +452,7 @@ def main() -> None:
         "outside": lambda: outside(shards, extent),
         "rows": lambda: rows(shards, extent),
         "trainer": lambda: trainer(shards, extent),
+        "order": lambda: order(extent),
         "first": lambda: first(shards, extent),
         "soak": lambda: soak(shards, extent.epochs),
     }
