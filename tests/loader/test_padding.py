@@ -25,7 +25,7 @@ RECIPE = T.Compose([T.RandomShortestSize([12, 16, 20], max_size=36), T.RandomHor
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 60, sizes=IMAGES, turned=(3, 9))
+    return write_shards(tmp_path_factory.mktemp("shards"), 60, sizes=IMAGES, turned=(3, 9), jpegs=True)
 
 
 def loader_of(shards: Path, recipe: Any = RECIPE, **options: Any) -> DataLoader:

@@ -24,7 +24,7 @@ BY_EPOCH = T.ByEpoch(SIZES)
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shards(tmp_path_factory.mktemp("shards"), 20)
+    return write_shards(tmp_path_factory.mktemp("shards"), 20, jpegs=True)
 
 
 def recipe_of(size: Any) -> T.Compose:
