@@ -152,6 +152,17 @@ def test_arrays_of_different_lengths_come_as_a_list_padded_or_nested(shards: Pat
     assert lengths.tolist() == [3, 1, 6]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_fields_go_to_the_device_with_their_batch(shards: Path, workers: int) -> None:
+    fields = {"emb.npy": Array((4,), "float32"), "tokens.npy": Array(nested=True), "n.txt": Int(), "txt": Text()}
+    dataset = ShardDataset(shards, Resize((8, 8)), fields=fields)
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, device="cpu")
+    for first, (_, _, arrays, tokens, numbers, texts) in zip(range(0, 12, 4), loader, strict=True):
+        assert arrays[:, 0].tolist() == numbers.tolist() == list(range(first, first + 4))
+        assert [len(each) for each in tokens.unbind()] == list(range(first + 1, first + 5))
+        assert texts[0] == f"caption {first}"
+
+
 def test_arrays_that_differ_in_another_axis_can_not_be_padded(tmp_path: Path) -> None:
     arrays: list[np.ndarray] = [np.zeros((2, 3)), np.zeros((3, 2)), np.zeros((2, 3), np.float32)]
     shards = members_set(tmp_path, [{"a.npy": npy(array)} for array in arrays])

@@ -35,6 +35,11 @@ class StaticBuffers:
         return map_tensors(batch, lambda tensor: self._put(next(found), tensor))
 
     def _put(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_nested:
+            raise ArgumentError(
+                f"static_buffers=True has no room for a nested tensor, as tensor {number} of a batch is: its size "
+                "changes; leave static_buffers out, or pad"
+            )
         if number == len(self._places):
             rows = max(len(tensor), self._batch_size or 0) if tensor.ndim else 0
             shape = (rows, *tensor.shape[1:]) if tensor.ndim else ()

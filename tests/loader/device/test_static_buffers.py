@@ -49,3 +49,9 @@ def test_static_buffers_refuse_what_does_not_fit() -> None:
     for wrong in (torch.zeros(4, 2), torch.zeros(2, 3), torch.zeros(2, 2, dtype=torch.int64)):
         with pytest.raises(ArgumentError, match="tensor 0 of a batch"):
             static.put((wrong,))
+
+
+def test_static_buffers_refuse_nested_tensors() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(ArgumentError, match="nested tensor, as tensor 1 of a batch is"):
+        StaticBuffers(2).put((torch.ones(2), nested))
