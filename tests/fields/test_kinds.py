@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.fields import Apply, Array, Bytes, Field, Float, Int, Json, Text
+from feeder.fields import Apply, Array, Bytes, Field, Float, Int, Json, Lines, Text
 from tests.support.field_sets import npy
 
 
@@ -19,6 +19,7 @@ from tests.support.field_sets import npy
     [
         (Bytes(), b"\x00\xff", b"\x00\xff"),
         (Text(), " zwölf\n".encode(), " zwölf\n"),
+        (Lines(), b" a cat \r\n\n\tzw\xc3\xb6lf", ["a cat", "zwölf"]),
         (Json(), b'{"a": [1, null]}', {"a": [1, None]}),
         (Json("a"), b'{"a": [1, null]}', [1, None]),
         (Int(), b" -12\n", (-12,)),
