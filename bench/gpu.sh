@@ -12,17 +12,19 @@
 #   in the Python  torch for CUDA, triton, NVIDIA DALI and Pillow; pytest for the tests, nvidia-ml-py for the GPU's
 #                  utilisation: pip install '.[dali-cuda13,gpu,nvml]' pytest
 #   for Triton     gcc and Python.h (python3-dev); else its kernels don't run, and feeder's rows fail
+#   for sanitizer  compute-sanitizer, of the CUDA toolkit, on the path; else that part is skipped
 #   for feeder     nothing where it is installed or the checkout is built; else cmake, ninja, nanobind and a C++20 compiler
 # Or an image of the Dockerfile, which has all but pytest: see bench/README.md.
 set -euo pipefail
-parts=(tests tests-rest data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
+parts=(tests tests-rest sanitizer data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
 # Seconds after which a part's steps are ended; their results so far are kept.
 declare -A limit_s=(
-    [tests]=560 [tests-rest]=560 [data]=480 [parity]=560 [kernels]=200 [transfer]=120 [feed-4]=560 [feed-8]=560
-    [feed-16]=560 [train]=400 [ladder]=560 [lessons]=400
+    [tests]=560 [tests-rest]=560 [sanitizer]=400 [data]=480 [parity]=560 [kernels]=200 [transfer]=120 [feed-4]=560
+    [feed-8]=560 [feed-16]=560 [train]=400 [ladder]=560 [lessons]=400
 )
 declare -A what=(
     [tests]="the kernels' tests, on the GPU" [tests-rest]="all other tests that need a GPU"
+    [sanitizer]="memory errors and races in the fused kernels"
     [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's, on both shard sets"
     [kernels]="the fused kernels beside a plain copy" [transfer]="copies to the GPU, and how much of them is hidden"
     [feed-4]="images/s with 4 workers beside plain DALI and torch" [feed-8]="with 8" [feed-16]="with 16"
@@ -30,7 +32,7 @@ declare -A what=(
     [lessons]="when a GPU pays, what a copy and a wait cost"
 )
 # Parts that have goals, and then the others, by importance when time is short.
-first=(data kernels transfer feed-4 train) later=(parity tests-rest feed-8 feed-16 tests ladder lessons)
+first=(data kernels transfer feed-4 train) later=(parity tests-rest sanitizer feed-8 feed-16 tests ladder lessons)
 usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 wrong() {
     usage >&2
@@ -46,11 +48,12 @@ joined() { local IFS=,; echo "$*"; }
 help() {
     local part
     usage
-    sed -n '10,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '10,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     echo
     echo "Parts, in the order in which they run, and how long at most, $(minutes "${parts[@]}") min in all:"
     for part in "${parts[@]}"; do printf '  %-11s %2d min  %s\n' "$part" "$(minutes "$part")" "${what[$part]}"; done
-    echo "Building feeder and making photos come on top. All but tests, tests-rest, kernels and lessons need data, made once."
+    echo "Building feeder and making photos come on top."
+    echo "All but tests, tests-rest, sanitizer, kernels and lessons need data, made once."
     echo
     echo "With 30 minutes: --only $(joined "${first[@]}"), $(minutes "${first[@]}") min at most."
     echo "Then, each as far as time goes: ${later[*]}."
@@ -158,6 +161,11 @@ if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; th
         say "Triton's kernels don't run, so feeder's rows fail, and ladder and lessons mean little:" \
             "$(tail -n 1 "$out/triton.log")"
     [ -s "$out/triton.log" ] || rm -f "$out/triton.log"
+    # In ladder the batches that 16 of torch's workers have ready take 20 GiB, in feed-16 5 GiB.
+    shm_mib="$(df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }' || true)"
+    [ "${shm_mib:-0}" -ge 24000 ] ||
+        say "/dev/shm has ${shm_mib:-0} MiB free, of which torch's workers may need 24,000:" \
+            "mount -o remount,size=48g /dev/shm, or docker run --ipc=host"
 else
     gpu=no
     say "no CUDA device: everything that needs one is skipped"
@@ -206,6 +214,20 @@ if wanted tests || wanted tests-rest; then
         if wanted tests-rest; then run_marked_tests; fi
     else
         say "pytest is not installed: the tests are skipped"
+    fi
+fi
+
+# One allocation for each tensor, as what is beyond a tensor's end would else be in another one's memory.
+if wanted sanitizer && [ $gpu = yes ]; then
+    if command -v compute-sanitizer >/dev/null; then
+        for tool in "memcheck --report-api-errors no" racecheck; do
+            # shellcheck disable=SC2086
+            step "sanitizer-${tool%% *}" $((limit_s[sanitizer] / 2)) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+                compute-sanitizer --error-exitcode 9 --tool $tool "$python" -m pytest -q -p no:cacheprovider \
+                -o addopts= -k triton tests/gpu/test_normalize.py tests/gpu/test_resize.py
+        done
+    else
+        say "compute-sanitizer is not on the path: sanitizer is skipped"
     fi
 fi
 

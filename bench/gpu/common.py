@@ -30,6 +30,8 @@ __all__ = [
     "Row",
     "arguments",
     "endless",
+    "first_batch",
+    "first_loader_batch",
     "gpu",
     "interleaved",
     "is_over",
@@ -155,6 +157,19 @@ def survives(what: str, statement: str, result: Result) -> bool:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         result.failed(what, RuntimeError(f"a first try ended with exit status {done.returncode}, and said: {said}"))
     return done.returncode == 0
+
+
+def first_batch(feed: Generator[torch.Tensor, None, None]) -> None:
+    """Takes a batch of a feed and ends it, as DALI may crash where the interpreter's end finds a pipeline running."""
+    next(feed)
+    torch.cuda.synchronize()
+    feed.close()
+
+
+def first_loader_batch(shards: str, batch_size: int) -> str:
+    """Returns the statement for :func:`survives` that takes a batch of feeder's loader with DALI."""
+    feed = f"loader_feed({shards!r}, 'dali', 2, {batch_size})"
+    return f"from bench.gpu.common import first_batch, loader_feed; first_batch({feed})"
 
 
 def interleaved(

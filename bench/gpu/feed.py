@@ -31,6 +31,7 @@ from bench.gpu.common import (
     Row,
     arguments,
     endless,
+    first_loader_batch,
     interleaved,
     loader_feed,
     on_gpu,
@@ -149,7 +150,10 @@ def best_plain(shards: str, threads: int, seconds: float, result: Result) -> dic
 
     whole = [Settings(False, load, 2, threads) for load in LOADS]
     settings = [Settings(True, LOADS[0], 2, threads), *whole]
-    first = "from bench.gpu.feed import plain_dali; next(plain_dali({!r}, {}, 0.65, 2, 2))"
+    first = (
+        "from bench.gpu.common import first_batch; from bench.gpu.feed import plain_dali; "
+        "first_batch(plain_dali({!r}, {}, 0.65, 2, 2))"
+    )
     found = {
         fused: survives(f"plain DALI, {name}", first.format(shards, fused), result)
         for fused, name in ((True, "image_random_crop"), (False, "random_resized_crop"))
@@ -218,8 +222,7 @@ def measure(options: Any, result: Result) -> None:
     }
     loads: dict[str, float] = {}
     for name, shards in (("feeder dali, seekable", options.seekable), ("feeder dali, keep", options.keep)):
-        first = f"from bench.gpu.common import loader_feed; next(loader_feed({shards!r}, 'dali', 2, {BATCH}))"
-        if not survives(name, first, result):
+        if not survives(name, first_loader_batch(shards, BATCH), result):
             continue
         try:
             loads[name] = best_load(name, shards, workers, short, result)

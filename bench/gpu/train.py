@@ -17,7 +17,17 @@ from typing import Any
 
 import torch
 
-from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, survives, warm_up
+from bench.gpu.common import (
+    Result,
+    Row,
+    arguments,
+    first_loader_batch,
+    interleaved,
+    loader_feed,
+    on_gpu,
+    survives,
+    warm_up,
+)
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.system.nvml import current_gpu_busy
@@ -102,8 +112,7 @@ def measure(options: Any, result: Result) -> None:
         RESIDENT: resident,
         "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", options.workers, BATCH),
     }
-    first = f"from bench.gpu.common import loader_feed; next(loader_feed({options.seekable!r}, 'dali', 2, {BATCH}))"
-    if survives("feeder dali", first, result):
+    if survives("feeder dali", first_loader_batch(options.seekable, BATCH), result):
         feeds["feeder dali"] = lambda: loader_feed(options.seekable, "dali", options.workers, BATCH)
 
     def run(name: str) -> Row:

@@ -305,6 +305,53 @@ esac
     assert "feeder's rows fail, and ladder and lessons mean little: no gcc" in summed_up
 
 
+def test_a_first_try_ends_its_feed_and_fails_with_what_the_end_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statement = """
+import torch
+from bench.gpu.common import first_batch
+torch.cuda.synchronize = lambda: None
+def feed():
+    try:
+        yield torch.zeros(2)
+        yield torch.zeros(2)
+    finally:
+        {}
+first_batch(feed())
+"""
+    result = common.Result("x", str(tmp_path / "x.json"))
+    monkeypatch.chdir(ROOT)
+    assert common.survives("good", statement.format("pass"), result)
+    assert not common.survives("bad", statement.format("raise RuntimeError('DALI failed')"), result)
+    assert list(result.errors) == ["bad"]
+    assert "DALI failed" in result.errors["bad"]
+    compile(common.first_loader_batch("it's", 256), "", "exec")
+
+
+def test_kernels_are_run_under_every_tool_of_the_sanitizer(tmp_path: Path) -> None:
+    programs = {
+        "python": f'case "$*" in *is_available*) exit 0 ;; esac\nexec {sys.executable} "$@"',
+        "df": "echo '- - - Available'; echo '- - - 64'",
+        "compute-sanitizer": 'echo "$PYTORCH_NO_CUDA_MEMORY_CACHING $@"; case "$*" in *racecheck*) exit 9 ;; esac',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    out = tmp_path / "out"
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "sanitizer"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python"), "HOME": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    for tool in ("memcheck", "racecheck"):
+        log = (out / f"sanitizer-{tool}.log").read_text()
+        assert re.match(rf"1 --error-exitcode 9 --tool {tool} .*-m pytest .*-k triton tests/gpu/test_normalize.py", log)
+    summed_up = (out / "summary.txt").read_text()
+    assert "sanitizer-racecheck FAILED" in summed_up
+    assert "sanitizer-memcheck FAILED" not in summed_up
+    assert "/dev/shm has 64 MiB free, of which torch's workers may need 24,000" in summed_up
+
+
 def test_too_few_images_for_a_batch_are_an_error_and_no_endless_wait() -> None:
     with pytest.raises(ValueError, match="fewer images"):
         next(common.endless([]))
