@@ -9,8 +9,9 @@ clip           Images and captions of 4 to 40 words, whose 77 token ids a byte-l
                normalize. The share of CPU time that the tokenizer alone takes is reported.
 clip-crops     The same with RandomResizedCrop's own scale, (0.08, 1).
 segmentation   Images and palette PNG masks of their size, from feeder.ShardDataset with T.Mask, beside torch's loader
-               with Pillow: RandomResizedCrop(224) and flip of both, normalize. Inflating the PNGs' zlib streams alone
-               is measured too, and its share of the CPU time reported.
+               with torchvision's v2 on tensors, if it is installed, and with Pillow, which does the same:
+               RandomResizedCrop(224) and flip of both, normalize. Inflating the PNGs' zlib streams alone is measured
+               too, and its share of the CPU time reported.
 views          Two views of 224 and six of 96 pixels of each image by T.Views, RandomResizedCrop, flip, normalize, from
                seekable shards: beside a loader for each size whose sampler names each sample once for each view, and
                beside torch's loader with Pillow, which decodes an image once and crops eight times.
@@ -56,7 +57,9 @@ TASKS = {
     "webdataset": Task(webdataset.feeds, {"Pillow": 3.0}),
     "clip": Task(clip.feeds, {"webdataset, Pillow": 4.0}, clip.PARTS),
     "clip-crops": Task(clip.crop_feeds, {"webdataset, Pillow": 4.0}, clip.PARTS),
-    "segmentation": Task(segmentation.feeds, {"torch and Pillow": 4.0}, segmentation.PARTS),
+    "segmentation": Task(
+        segmentation.feeds, {"torch and torchvision v2": 4.0, "torch and Pillow": 4.0}, segmentation.PARTS
+    ),
     "views": Task(views.feeds, {views.NAMED: 2.0, "torch and Pillow": 3.5}),
     "views-files": Task(views.feeds_of_files, {views.NAMED: 2.0, "torch and Pillow": 3.5}),
     "dino": Task(views.dino, {}),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import io
 import struct
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import feeder
 from bench.task_feeds.setting import Feed, Setting, checked, epochs, torch_batches
 from feeder import transforms as T
 from feeder.tools.bench.pillow import normalized, random_resized_crop
-from feeder.tools.presets import preset
+from feeder.tools.presets import MEAN, STD, preset
 
 __all__ = ["PARTS", "feeds"]
 
@@ -68,29 +70,64 @@ def _shards(setting: Setting) -> str:
     return str(out)
 
 
-class _PillowPairs(torch.utils.data.Dataset):
-    """Images and masks, cropped and flipped alike as torchvision's v2 does it on Pillow's images."""
+class _Pairs(torch.utils.data.Dataset):
+    """Images and masks, cropped and flipped alike.
 
-    def __init__(self, setting: Setting) -> None:
-        self.paths, self.size = list(zip(setting.paths(), _masks(setting), strict=True)), setting.image_size
+    Args:
+        setting: Names the images.
+        transform: Makes the sample of Pillow's image and mask.
+    """
+
+    def __init__(self, setting: Setting, transform: Callable[[Image.Image, Image.Image], Any]) -> None:
+        self.paths, self.transform = list(zip(setting.paths(), _masks(setting), strict=True)), transform
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, i: int) -> Any:
         image_path, mask_path = self.paths[i]
         with Image.open(image_path) as file:
             image = file.convert("RGB")
         with Image.open(mask_path) as file:
             mask = file.copy()
-        box, size = random_resized_crop(*image.size), (self.size, self.size)
-        image = image.crop(box).resize(size, Image.Resampling.BILINEAR)
-        mask = mask.crop(box).resize(size, Image.Resampling.NEAREST)
+        return self.transform(image, mask)
+
+
+def _with_pillow(size: int) -> Callable[[Image.Image, Image.Image], Any]:
+    """Returns what torchvision's v2 does to Pillow's images."""
+
+    def transform(image: Image.Image, mask: Image.Image) -> tuple[torch.Tensor, torch.Tensor]:
+        box = random_resized_crop(*image.size)
+        image = image.crop(box).resize((size, size), Image.Resampling.BILINEAR)
+        mask = mask.crop(box).resize((size, size), Image.Resampling.NEAREST)
         if torch.rand(1) < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             mask = mask.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
         return normalized(pixels), torch.from_numpy(np.array(mask))
+
+    return transform
+
+
+def _with_torchvision(size: int) -> Callable[[Image.Image, Image.Image], Any] | None:
+    """Returns torchvision's v2 on tensors; None where there is no torchvision."""
+    if not importlib.util.find_spec("torchvision"):
+        from tests.support.with_torchvision import FOLDER, add_torchvision  # apart from this torch: see there
+
+        if not FOLDER.exists():
+            return None
+        add_torchvision()
+    from torchvision import tv_tensors
+    from torchvision.transforms import v2
+
+    crop = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()])
+    values = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+
+    def transform(image: Image.Image, mask: Image.Image) -> tuple[torch.Tensor, torch.Tensor]:
+        moved, classes = crop(tv_tensors.Image(image), tv_tensors.Mask(mask))
+        return values(moved), classes[0]
+
+    return transform
 
 
 def feeds(setting: Setting) -> dict[str, Feed]:
@@ -106,9 +143,9 @@ def feeds(setting: Setting) -> dict[str, Feed]:
         for images, _, masks in epochs(dataset, setting):
             yield count("feeder", images, masks)
 
-    def pillow() -> Generator[int]:
-        for images, masks in torch_batches(_PillowPairs(setting), setting):
-            yield count("torch and Pillow", images, masks)
+    def pairs(name: str, transform: Callable[[Image.Image, Image.Image], Any]) -> Generator[int]:
+        for images, masks in torch_batches(_Pairs(setting, transform), setting):
+            yield count(name, images, masks)
 
     def inflate() -> Generator[int]:
         streams = [_stream(path.read_bytes()) for path in _masks(setting)]
@@ -117,7 +154,9 @@ def feeds(setting: Setting) -> dict[str, Feed]:
                 zlib.decompress(stream)
             yield len(streams)
 
-    return {"feeder": ours, "torch and Pillow": pillow, PARTS[0]: inflate}
+    rivals = {"torch and torchvision v2": _with_torchvision(size), "torch and Pillow": _with_pillow(size)}
+    torch_feeds = {name: functools.partial(pairs, name, transform) for name, transform in rivals.items() if transform}
+    return {"feeder": ours, **torch_feeds, PARTS[0]: inflate}
 
 
 def _stream(png: bytes) -> bytes:
