@@ -13,6 +13,7 @@ import numpy.typing as npt
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import philox
 from feeder.order.recent import Recent
+from feeder.order.shard_sizes import EqualSizes, ShardSizes
 
 __all__ = ["EqualShards", "Int64s", "LaneShards", "UnequalShards", "Whole", "shards_in_lanes"]
 
@@ -67,15 +68,15 @@ class LaneShards(Protocol):
         """Returns the numbers of samples in the set, int64 [N]."""
 
 
-def shards_in_lanes(sizes: Int64s, lanes: int) -> LaneShards:
+def shards_in_lanes(sizes: ShardSizes, lanes: int) -> LaneShards:
     """Returns the shards of each lane.
 
     Args:
-        sizes: int64 [shards], number of samples in each shard of the set, one shard or more.
+        sizes: Number of samples in each shard of the set, one shard or more.
         lanes: Number of lanes.
     """
-    if sizes[0] and (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]:
-        return EqualShards(int(sizes.sum()), int(sizes[0]), lanes)
+    if isinstance(sizes, EqualSizes):
+        return EqualShards(sizes.samples, sizes.size, lanes)
     return UnequalShards(sizes, lanes)
 
 

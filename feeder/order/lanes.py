@@ -24,6 +24,7 @@ from feeder.errors import ArgumentError
 from feeder.order.lane_shards import Int64s, Whole, shards_in_lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import philox
+from feeder.order.shard_sizes import EqualSizes, ShardSizes
 
 __all__ = ["LaneOrder", "Lanes"]
 
@@ -70,20 +71,18 @@ class LaneOrder:
         samples: Number of samples, 1 or more.
         seed: 0 to 2**64-1.
         lanes: The lanes, with a block.
-        sizes: int64 [shards], number of samples in each shard, in stored order. Empty: each run of a window's samples
-            counts as a shard.
+        sizes: Number of samples in each shard, in stored order. Empty: each run of a window's samples is a shard.
 
     Attributes:
         count: Number of lanes that the set has.
         block: Number of consecutive positions that belong to one lane.
     """
 
-    def __init__(self, samples: int, seed: int, lanes: Lanes, sizes: Int64s) -> None:
+    def __init__(self, samples: int, seed: int, lanes: Lanes, sizes: ShardSizes) -> None:
         if lanes.block is None:
             raise ArgumentError("Lanes need a block here, the batch size: Lanes(block=256)")
         if not len(sizes):
-            sizes = np.full(-(-samples // lanes.window), lanes.window)
-            sizes[-1] += samples - len(sizes) * lanes.window
+            sizes = EqualSizes(samples, lanes.window)
         self._seed, self._window, self.block = seed, lanes.window, lanes.block
         most = min(len(sizes) // _SHARDS, samples // lanes.window)
         self.count = max(d for d in range(1, lanes.count + 1) if lanes.count % d == 0 and d <= max(1, most))

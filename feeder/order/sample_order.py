@@ -19,6 +19,7 @@ from feeder.order.lanes import LaneOrder, Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, ORDER_STREAM, permute
 from feeder.order.random import check_range, philox
 from feeder.order.recent import Recent
+from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -98,7 +99,7 @@ class Order:
         seed: 0 to 2**64-1.
         shuffle: True for a full permutation, a :class:`Window`, :class:`Lanes` with a block, or False for the stored
             order.
-        shard_sizes: Samples in each shard, in stored order, kept as int64 [shards]; used by windows and lanes only.
+        shard_sizes: Samples in each shard, in stored order, integers [shards]; used by windows and lanes only.
             Empty: one shard.
 
     Attributes:
@@ -108,15 +109,16 @@ class Order:
     samples: int
     seed: int = 0
     shuffle: Shuffle = False
-    shard_sizes: Sequence[int] | npt.NDArray[np.int64] = ()
+    shard_sizes: Sequence[int] | ShardSizes = ()
     lanes: LaneOrder | None = field(init=False, repr=False)
     _turns: Recent[_Turns] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_range("seed", self.seed, 1 << 64)
-        sizes = np.asarray(self.shard_sizes, np.int64)
-        if sizes.size and sizes.sum() != self.samples:
-            raise ArgumentError(f"shard_sizes add up to {sizes.sum()}, expected {self.samples} samples")
+        sizes = compact_sizes(self.shard_sizes)
+        total = sizes.samples if isinstance(sizes, EqualSizes) else int(sizes.sum())
+        if len(sizes) and total != self.samples:
+            raise ArgumentError(f"shard_sizes add up to {total}, expected {self.samples} samples")
         object.__setattr__(self, "shard_sizes", sizes)
         lanes = None
         if isinstance(self.shuffle, Lanes) and self.samples:
@@ -188,7 +190,7 @@ class Order:
         return ids
 
     def _shards_in_turn(self, epoch: int) -> _Turns:
-        sizes = np.asarray(self.shard_sizes)
+        sizes = np.asarray(self.shard_sizes, np.int64)
         shards = permute(np.arange(sizes.size), sizes.size, self.seed, epoch)
         in_turn = sizes[shards]
         return _Turns(np.cumsum(in_turn) - in_turn, (np.cumsum(sizes) - sizes)[shards])
