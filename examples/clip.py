@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import feeder
 from feeder import fields, transforms
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 
 
@@ -105,6 +106,7 @@ def loader(args: argparse.Namespace) -> Any:
         drop_last=True,
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
+        device=DEVICE,
     )
 
 
@@ -122,18 +124,17 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     batches = (plain_loader if args.plain else loader)(args)
 
     width = 64
-    image_tower, text_tower = ImageTower(width).to(device), TextTower(args.vocabulary, width).to(device)
-    scale = nn.Parameter(torch.tensor(2.0, device=device))
+    image_tower, text_tower = ImageTower(width).to(DEVICE), TextTower(args.vocabulary, width).to(DEVICE)
+    scale = nn.Parameter(torch.tensor(2.0, device=DEVICE))
     parameters = [*image_tower.parameters(), *text_tower.parameters(), scale]
     optimizer = torch.optim.AdamW(parameters, lr=2e-3)
     for epoch in range(args.epochs):
-        total, steps = torch.zeros((), device=device), 0
+        total, steps = torch.zeros((), device=DEVICE), 0
         for batch in batches:
-            images, tokens = batch[0].to(device), {name: ids.to(device) for name, ids in batch[-1].items()}
+            images, tokens = batch[0].to(DEVICE), {name: ids.to(DEVICE) for name, ids in batch[-1].items()}
             loss = contrastive_loss(image_tower(images), text_tower(**tokens), scale)
             optimizer.zero_grad()
             loss.backward()

@@ -19,6 +19,7 @@ from torch import nn
 import feeder
 from feeder import transforms as T
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TARGETS = ("weight", "height")
 FOLDS = 5  # the last one validates
 
@@ -65,7 +66,8 @@ def loaders(args: argparse.Namespace) -> list[Any]:
         dataset = feeder.ShardDataset(args.dir, transform)
         rows = torch.as_tensor(dataset.column("row"))  # in train.csv; shards are shuffled
         part = torch.utils.data.Subset(dataset, ((rows % FOLDS == FOLDS - 1) == is_val).nonzero()[:, 0].tolist())
-        found.append(feeder.DataLoader(part, args.batch_size, shuffle=not is_val, num_workers=args.workers))
+        options = {"num_workers": args.workers, "device": DEVICE}
+        found.append(feeder.DataLoader(part, args.batch_size, shuffle=not is_val, **options))
     return found
 
 
@@ -81,25 +83,24 @@ def main() -> None:
 
     torch.manual_seed(0)
     train, val = (plain_loaders if args.plain else loaders)(args)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = nn.Sequential(
         nn.Conv2d(3, 32, 7, stride=4),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(32, len(TARGETS)),
-    ).to(device)
+    ).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):
         for images, targets in train:  # float32 [N, 3, size, size] and [N, 2]
-            loss = nn.functional.mse_loss(model(images.to(device)), targets.to(device))
+            loss = nn.functional.mse_loss(model(images.to(DEVICE)), targets.to(DEVICE))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        squares, samples = torch.zeros(len(TARGETS), device=device), 0
+        squares, samples = torch.zeros(len(TARGETS), device=DEVICE), 0
         with torch.no_grad():
             for images, targets in val:
-                squares += (model(images.to(device)) - targets.to(device)).square().sum(dim=0)
+                squares += (model(images.to(DEVICE)) - targets.to(DEVICE)).square().sum(dim=0)
                 samples += len(images)
         errors = (squares / samples).sqrt().tolist()
         text = ", ".join(f"{name} {error:.4f}" for name, error in zip(TARGETS, errors, strict=True))

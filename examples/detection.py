@@ -21,6 +21,7 @@ from torch import nn
 import feeder
 from feeder import transforms as T
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STRIDE = 16  # pixels of an image for each cell of the detector
 
 
@@ -95,7 +96,7 @@ def loader(args: argparse.Namespace) -> Any:
     )
     dataset = feeder.ShardDataset(args.dir, transform, labels=False, targets={"boxes.json": T.BoundingBoxes("xyxy")})
     pad = feeder.PadToBatch(multiple=32)
-    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, pad=pad)
+    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, pad=pad, device=DEVICE)
 
 
 class Detector(nn.Module):
@@ -156,13 +157,12 @@ def main() -> None:
 
     torch.manual_seed(0)
     batches = (plain_loader if args.plain else loader)(args)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = Detector(args.classes).to(device)
+    model = Detector(args.classes).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(args.epochs):
-        total, boxes = torch.zeros(2, device=device), 0
+        total, boxes = torch.zeros(2, device=DEVICE), 0
         for batch in batches:
-            images, (sizes, targets) = batch[0].to(device), batch[-2:]
+            images, (sizes, targets) = batch[0].to(DEVICE), batch[-2:]
             losses = model(images, sizes, targets)
             optimizer.zero_grad()
             (losses["classes"] + losses["boxes"]).backward()

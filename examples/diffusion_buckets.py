@@ -21,6 +21,8 @@ from torch import nn
 import feeder
 from feeder import transforms as T
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 class Images(torch.utils.data.Dataset):
     """The plain version's dataset: images of a folder, each cut to the size of its bucket."""
@@ -89,7 +91,8 @@ def loader(args: argparse.Namespace, buckets: feeder.Buckets) -> Any:
         ]
     )
     dataset = feeder.ShardDataset(args.dir, recipe, fields=["original_size", "crop_box"])
-    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, buckets=buckets)
+    options = {"num_workers": args.workers, "device": DEVICE}
+    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, buckets=buckets, **options)
 
 
 class Denoiser(nn.Module):
@@ -125,15 +128,14 @@ def main() -> None:
     random.seed(0)
     buckets = feeder.Buckets(pixels=args.size**2, step=args.step, max_aspect=2.0)
     batches = (plain_loader if args.plain else loader)(args, buckets)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = Denoiser(args.classes).to(device)
+    model = Denoiser(args.classes).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(args.epochs):
-        total, steps, sizes = torch.zeros((), device=device), 0, set()
+        total, steps, sizes = torch.zeros((), device=DEVICE), 0, set()
         for batch in batches:
-            images, labels, original_size, crop_box = (tensor.to(device) for tensor in batch)
+            images, labels, original_size, crop_box = (tensor.to(DEVICE) for tensor in batch)
             sizes.add(tuple(images.shape[2:]))
-            level = torch.rand(len(images), device=device)
+            level = torch.rand(len(images), device=DEVICE)
             noise = torch.randn_like(images)
             noisy = (1 - level)[:, None, None, None].sqrt() * images + level[:, None, None, None].sqrt() * noise
             predicted = model(noisy, level, labels, [original_size, crop_box[:, :2]])

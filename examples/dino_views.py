@@ -14,6 +14,8 @@ import torch
 
 from feeder import DataLoader, ShardDataset, transforms
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -66,7 +68,8 @@ def plain_loader(args: argparse.Namespace) -> Any:
 
 def loader(args: argparse.Namespace) -> Any:
     dataset = ShardDataset(args.dir, transforms.Views(recipes(transforms, args.size, args.small_size)))
-    return DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, drop_last=True)
+    options = {"num_workers": args.workers, "device": DEVICE}
+    return DataLoader(dataset, args.batch_size, shuffle=True, drop_last=True, **options)
 
 
 class Model(torch.nn.Module):
@@ -98,16 +101,15 @@ def dino_loss(student: list[torch.Tensor], teacher: list[torch.Tensor], center: 
 def main() -> None:
     args = arguments()
     torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batches = (plain_loader if args.plain else loader)(args)
-    student = Model().to(device)
+    student = Model().to(DEVICE)
     teacher = copy.deepcopy(student).requires_grad_(False)
-    center = torch.zeros(32, device=device)
+    center = torch.zeros(32, device=DEVICE)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
     for epoch in range(args.epochs):
-        total, steps = torch.zeros((), device=device), 0
+        total, steps = torch.zeros((), device=DEVICE), 0
         for views, _ in batches:
-            images = [view.to(device) for view in views]
+            images = [view.to(DEVICE) for view in views]
             with torch.no_grad():
                 targets = [teacher(view) for view in images[:2]]
             loss = dino_loss([student(view) for view in images], targets, center)

@@ -20,6 +20,7 @@ from torch import nn
 import feeder
 from feeder import transforms as T
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 IGNORED = 255
 
 
@@ -69,7 +70,7 @@ def loader(args: argparse.Namespace) -> Any:
         ]
     )
     dataset = feeder.ShardDataset(args.dir, transform, labels=False, targets={"masks.png": T.Mask(fill=IGNORED)})
-    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers)
+    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, device=DEVICE)
 
 
 def convolutions(inputs: int, outputs: int) -> nn.Sequential:
@@ -111,13 +112,12 @@ def main() -> None:
 
     torch.manual_seed(0)
     batches = (plain_loader if args.plain else loader)(args)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = UNet(args.classes).to(device)
+    model = UNet(args.classes).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(args.epochs):
-        total = torch.zeros(3, device=device)  # loss, right pixels, pixels of a class
+        total = torch.zeros(3, device=DEVICE)  # loss, right pixels, pixels of a class
         for batch in batches:
-            images, masks = batch[0].to(device), batch[-1].to(device).long()  # [N, 3, size, size] and [N, size, size]
+            images, masks = batch[0].to(DEVICE), batch[-1].to(DEVICE).long()  # [N, 3, size, size] and [N, size, size]
             scores = model(images)
             loss = nn.functional.cross_entropy(scores, masks, ignore_index=IGNORED)
             optimizer.zero_grad()
