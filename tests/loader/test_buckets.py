@@ -19,6 +19,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
+from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
 from feeder.transforms import Recipe
 from tests.support.batches import copied_epoch, same_batches
@@ -300,7 +301,8 @@ def test_an_epoch_begins_anew_with_another_sequence_of_sizes(shards: Path) -> No
         (T.Resize(T.BUCKET, cover=True), {}, "images of different sizes"),
         (T.Compose([T.RandomResizedCrop(T.BUCKET), T.Pad(1)]), {}, r"makes \(14, 26\) of bucket \(12, 24\)"),
         (RECIPE, {"collate_fn": list}, "collate_fn"),
-        (RECIPE, {"shuffle": Window(8)}, "in place of a Window"),
+        (RECIPE, {"shuffle": Window(8)}, "in place of Window"),
+        (RECIPE, {"shuffle": Lanes()}, "in place of Lanes"),
         (RECIPE, {"sampler": range(8), "shuffle": None}, "so does a sampler"),
         (RECIPE, {"backend": "dali"}, "'dali'"),
         (RECIPE, {"device": "cpu", "static_buffers": True}, "static_buffers=True"),
