@@ -16,7 +16,8 @@ views          Two views of 224 and six of 96 pixels of each image by T.Views, R
                seekable shards: beside a loader for each size whose sampler names each sample once for each view, and
                beside torch's loader with Pillow, which decodes an image once and crops eight times.
 views-files    The same from the images as they are.
-dino           The same views by DINO's recipe, with color, blur and solarize; feeder alone.
+dino           The same views by DINO's recipe, with color, blur and solarize, beside torch's loader with
+               torchvision's v2 on Pillow's images, if it is installed.
 buckets        Batches of five aspect ratios and about 224x224 pixels, beside batches of that fixed size.
 
 Equal in each task: the files (in the page cache), the ops, the batches, the worker processes: none on one core, two on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import struct
 import zlib
@@ -16,7 +15,7 @@ import torch
 from PIL import Image
 
 import feeder
-from bench.task_feeds.setting import Feed, Setting, checked, epochs, torch_batches
+from bench.task_feeds.setting import Feed, Setting, checked, epochs, finds_torchvision, torch_batches
 from feeder import transforms as T
 from feeder.tools.bench.pillow import normalized, random_resized_crop
 from feeder.tools.presets import MEAN, STD, preset
@@ -109,14 +108,8 @@ def _with_pillow(size: int) -> Callable[[Image.Image, Image.Image], Any]:
     return transform
 
 
-def _with_torchvision(size: int) -> Callable[[Image.Image, Image.Image], Any] | None:
-    """Returns torchvision's v2 on tensors; None where there is no torchvision."""
-    if not importlib.util.find_spec("torchvision"):
-        from tests.support.with_torchvision import FOLDER, add_torchvision  # apart from this torch: see there
-
-        if not FOLDER.exists():
-            return None
-        add_torchvision()
+def _with_torchvision(size: int) -> Callable[[Image.Image, Image.Image], Any]:
+    """Returns torchvision's v2 on tensors."""
     from torchvision import tv_tensors
     from torchvision.transforms import v2
 
@@ -154,9 +147,10 @@ def feeds(setting: Setting) -> dict[str, Feed]:
                 zlib.decompress(stream)
             yield len(streams)
 
-    rivals = {"torch and torchvision v2": _with_torchvision(size), "torch and Pillow": _with_pillow(size)}
-    torch_feeds = {name: functools.partial(pairs, name, transform) for name, transform in rivals.items() if transform}
-    return {"feeder": ours, **torch_feeds, PARTS[0]: inflate}
+    found: dict[str, Feed] = {"feeder": ours}
+    if finds_torchvision():
+        found["torch and torchvision v2"] = functools.partial(pairs, "torchvision", _with_torchvision(size))
+    return found | {"torch and Pillow": functools.partial(pairs, "Pillow", _with_pillow(size)), PARTS[0]: inflate}
 
 
 def _stream(png: bytes) -> bytes:

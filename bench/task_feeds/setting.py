@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 
-__all__ = ["Feed", "Setting", "Task", "checked", "epochs", "torch_batches"]
+__all__ = ["Feed", "Setting", "Task", "checked", "epochs", "finds_torchvision", "torch_batches"]
 
 _SHARDS = 8  # plenty for two workers
 _EPOCH = 20_000  # samples in an epoch, so that its beginning does not count
@@ -106,3 +107,14 @@ def checked(name: str, images: torch.Tensor, *size: int) -> int:
     if images.shape[1:] != (3, *size) or images.dtype != torch.float32:
         raise SystemExit(f"{name}: a batch is {images.dtype} {list(images.shape)}")
     return len(images)
+
+
+def finds_torchvision() -> bool:
+    """Returns True if torchvision can be imported, if need be from the folder that ``make env`` has for it."""
+    if importlib.util.find_spec("torchvision"):
+        return True
+    from tests.support.with_torchvision import FOLDER, add_torchvision
+
+    if FOLDER.exists():
+        add_torchvision()
+    return FOLDER.exists()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import torch
 from PIL import Image
 
 import feeder
-from bench.task_feeds.setting import Feed, Setting, checked, epochs, torch_batches
+from bench.task_feeds.setting import Feed, Setting, checked, epochs, finds_torchvision, torch_batches
+from examples.dino_views import recipes
 from feeder import transforms as T
 from feeder.tools.bench.pillow import normalized, random_resized_crop
-from feeder.tools.presets import MEAN, STD, preset
+from feeder.tools.presets import preset
 
 __all__ = ["NAMED", "dino", "feeds", "feeds_of_files"]
 
@@ -37,23 +39,22 @@ def feeds_of_files(setting: Setting) -> dict[str, Feed]:
 
 
 def dino(setting: Setting) -> dict[str, Feed]:
-    """Returns feeder with DINO's recipe (Caron et al., "Emerging properties in self-supervised vision transformers",
-    2021)."""
+    """Returns the rivals with DINO's recipe."""
     large, small = _sizes(setting)
-    colors: list[T.Op] = [T.RandomHorizontalFlip(), T.RandomApply([T.ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8)]
-    colors.append(T.RandomGrayscale(0.2))
-    values, blur = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)], T.GaussianBlur(9, (0.1, 2.0))
-    solarized = [T.RandomApply([blur], p=0.1), T.RandomSolarize(128, p=0.2)]
-    first = [T.RandomResizedCrop(large, scale=(0.4, 1.0)), *colors, blur, *values]
-    second = [T.RandomResizedCrop(large, scale=(0.4, 1.0)), *colors, *solarized, *values]
-    local = [T.RandomResizedCrop(small, scale=(0.05, 0.4)), *colors, T.RandomApply([blur], p=0.5), *values]
 
     def ours() -> Generator[int]:
-        dataset = setting.dataset(setting.shards(), T.Views([first, second, *[local] * _SMALL]))
+        dataset = setting.dataset(setting.shards(), T.Views(recipes(T, large, small)))
         for views, _ in epochs(dataset, setting):
             yield _count("feeder", views, setting)
 
-    return {"feeder": ours}
+    def torchvision() -> Generator[int]:
+        from torchvision.transforms import v2
+
+        transforms = [v2.Compose(ops) for ops in recipes(v2, large, small)]
+        for views in torch_batches(_PillowViews(setting, transforms), setting):
+            yield _count("torch and torchvision v2", views, setting)
+
+    return {"feeder": ours} | ({"torch and torchvision v2": torchvision} if finds_torchvision() else {})
 
 
 def _sizes(setting: Setting) -> tuple[int, int]:
@@ -88,7 +89,9 @@ def _feeds(setting: Setting, open_dataset: Callable[[Any], Any]) -> dict[str, Fe
             yield images
 
     def pillow() -> Generator[int]:
-        for views in torch_batches(_PillowViews(setting), setting):
+        of_large, of_small = (functools.partial(_crop, size=size) for size in _sizes(setting))
+        crops = [of_large] * _LARGE + [of_small] * _SMALL
+        for views in torch_batches(_PillowViews(setting, crops), setting):
             yield _count("torch and Pillow", views, setting)
 
     return {"feeder": ours, NAMED: named, "torch and Pillow": pillow}
@@ -108,12 +111,15 @@ class _Repeated(torch.utils.data.Sampler[int]):
 
 
 class _PillowViews(torch.utils.data.Dataset):
-    """Images that Pillow decodes once and crops for each view."""
+    """Images that Pillow decodes once.
 
-    def __init__(self, setting: Setting) -> None:
-        self.paths = setting.paths()
-        large, small = _sizes(setting)
-        self.sizes = [large] * _LARGE + [small] * _SMALL
+    Args:
+        setting: Names the images.
+        transforms: Make each view of Pillow's image.
+    """
+
+    def __init__(self, setting: Setting, transforms: Sequence[Callable[[Image.Image], torch.Tensor]]) -> None:
+        self.paths, self.transforms = setting.paths(), transforms
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -121,10 +127,11 @@ class _PillowViews(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> list[torch.Tensor]:
         with Image.open(self.paths[i]) as file:
             image = file.convert("RGB")
-        return [self._view(image, size) for size in self.sizes]
+        return [transform(image) for transform in self.transforms]
 
-    def _view(self, image: Image.Image, size: int) -> torch.Tensor:
-        view = image.crop(random_resized_crop(*image.size)).resize((size, size), Image.Resampling.BILINEAR)
-        if torch.rand(1) < 0.5:
-            view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return normalized(torch.from_numpy(np.array(view)).permute(2, 0, 1).contiguous())
+
+def _crop(image: Image.Image, size: int) -> torch.Tensor:
+    view = image.crop(random_resized_crop(*image.size)).resize((size, size), Image.Resampling.BILINEAR)
+    if torch.rand(1) < 0.5:
+        view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return normalized(torch.from_numpy(np.array(view)).permute(2, 0, 1).contiguous())
