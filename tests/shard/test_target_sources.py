@@ -67,7 +67,7 @@ def test_coco_gives_boxes_labels_and_segmentations(tmp_path: Path) -> None:
     ]
     out = run(folder, tmp_path, annotations=str(coco(tmp_path, rows, ("a.jpg", "sub/b.jpg"))))
     assert {(path, label) for path, _, label in samples_of(out)} == {("a.jpg", -1), ("sub/b.jpg", -1)}
-    assert boxes_of(out, "a.jpg") == {"boxes": [], "labels": []}
+    assert boxes_of(out, "a.jpg") == {"boxes": [], "labels": [], "id": [], "area": [], "iscrowd": []}
     assert boxes_of(out, "sub/b.jpg") == {
         "boxes": [[1.5, 2, 11.5, 6.25], [1, 2, 4, 6]],
         "labels": [0, 1],
@@ -275,7 +275,7 @@ def test_voc_gives_boxes_and_labels_by_name(tmp_path: Path) -> None:
         "difficult": [1, None],
         "pose": ["Left", None],
     }
-    assert boxes_of(out, "b.jpg") == {"boxes": [], "labels": []}
+    assert boxes_of(out, "b.jpg") == {"boxes": [], "labels": [], "difficult": [], "pose": []}
     assert feeder.ShardDataset(out).classes == ["cat", "dog"]
     assert (rejected(out), len(samples_of(out))) == ({}, 2)
 

@@ -75,6 +75,7 @@ def open_coco(
             objects[annotation["image_id"]].append(annotation)
         else:
             source.reject(f"{shown}#{annotation.get('id')}", "is of an image that the file does not list")
+    further = dict.fromkeys(key for each in data["annotations"] for key in each if key not in _TAKEN)
     with Spool(source, spool_path) as spool:
         for image in data["images"]:
             path = image["file_name"]
@@ -82,7 +83,7 @@ def open_coco(
                 continue
             try:
                 status = _status(images, path)
-                found = _boxes(objects[image["id"]], labels)
+                found = _boxes(objects[image["id"]], labels, list(further))
                 if rasterize is None:
                     segmentation = [each.get("segmentation") for each in objects[image["id"]]]
                     parts = [spool.add(SEGMENTATION, as_json(segmentation))]
@@ -152,14 +153,18 @@ def _status(images: str, path: str) -> os.stat_result:
     return status
 
 
-def _boxes(objects: Sequence[Annotation], labels: Mapping[int, int]) -> dict[str, list[Any]]:
+def _boxes(objects: Sequence[Annotation], labels: Mapping[int, int], further: Sequence[str]) -> dict[str, list[Any]]:
     """Returns the content of ``boxes.json``.
+
+    Args:
+        objects: The image's annotations.
+        labels: The label of each category.
+        further: Names of the further lists, the same for all images, so that those without objects have them, too.
 
     Raises:
         ValueError: naming the annotation that is wrong.
     """
     found: dict[str, list[Any]] = {"boxes": [], "labels": []}
-    further = dict.fromkeys(key for each in objects for key in each if key not in _TAKEN)
     for each in objects:
         box: Any = each.get("bbox")
         if not _are_numbers(box) or len(box) != 4 or min(box[2:]) < 0:

@@ -23,7 +23,8 @@ def open_voc(
     images: str, annotations: str, spool_path: str, names: str | None = None, *, skip_unreadable: bool = False
 ) -> Source:
     """Lists images and the XML files with the same names. Each sample gets ``boxes.json``: boxes as (left, top, right,
-    bottom), labels by the sorted names of the classes, and what else the objects have, such as ``difficult``.
+    bottom), labels by the sorted names of the classes, and what else the objects have, such as ``difficult``:
+    the same lists for all images.
 
     VOC counts pixels from 1 and names the last one inside, so a box that starts in the first column has ``left`` 0.
 
@@ -51,8 +52,10 @@ def open_voc(
         found.append((image, boxes))
     source.classes = sorted(classes)
     numbers = {name: label for label, name in enumerate(source.classes)}
+    lists = list(dict.fromkeys(name for _, boxes in found for name in boxes))
     with Spool(source, spool_path) as spool:
         for image, boxes in found:
+            boxes = {name: boxes.get(name, [None] * len(boxes["boxes"])) for name in lists}
             part = spool.add(BOXES, as_json(boxes | {"labels": [numbers[name] for name in boxes["labels"]]}))
             source.table.add(os.fsencode(image.path), image.size_bytes + part.length, image.mtime_ns, -1, [part])
     return source
