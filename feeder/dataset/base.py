@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
+from feeder.dataset.drawn_fields import CropBox
 from feeder.dataset.extras import Extra, MemberField, NamedField
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
@@ -56,6 +57,11 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         self.reader = reader
         self.recipe = recipe_or_views(transform)
         self.extras = tuple(extras)
+        if len(self.recipe.views) > 1 and any(isinstance(extra, CropBox) for extra in self.extras):
+            raise ArgumentError(
+                "field 'crop_box' is one window of each image, and Views makes several: leave the field out, or give "
+                "the recipe of one image"
+            )
         self._decoder: SampleDecoder | None = None
 
     def __len__(self) -> int:

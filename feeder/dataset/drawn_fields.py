@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from feeder.dataset.extras import Column, Extra
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class OriginalSize(_Drawn):
     count = 2
 
     def finish(self, value: Any, draws: Draws, row: int) -> Any:
-        return (draws.image_size[row],)
+        return (draws.image_size[row].astype(np.int64),)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class ImageSizes(_Drawn):
     count = 2
 
     def finish(self, value: Any, draws: Draws, row: int) -> Any:
-        return (draws.output_size[row],)
+        return (draws.output_size[row].astype(np.int64),)
 
 
 @dataclass(frozen=True)
