@@ -146,10 +146,11 @@ def choose_path(
         reason = _Reason("images have sizes of their own", way_out)
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
-    if source is not None and reason is not None and source.recipe.views[0].is_variable:
+    held = _wrapped(dataset, _DEEPEST) if source is None else source
+    if held is not None and reason is not None and held.recipe.views[0].is_variable:
         raise ArgumentError(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
-            + ("give buckets=feeder.Buckets(...)" if source.recipe.has_bucket and not sizes else str(reason))
+            + ("give buckets=feeder.Buckets(...)" if held.recipe.has_bucket and not sizes else str(reason))
         )
     return PathChoice(source, own_order, is_feeders(dataset), reason)
 

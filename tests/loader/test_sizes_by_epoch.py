@@ -120,3 +120,15 @@ def test_what_sizes_by_epoch_do_not_go_with_is_refused_by_name(shards: Path) -> 
     ):
         with pytest.raises(ArgumentError, match=message):
             loader_of(shards, **options)
+
+
+def test_datasets_that_only_torchs_path_takes_are_refused(shards: Path) -> None:
+    class Derived(ShardDataset):
+        def __getitem__(self, i: Any) -> Any:
+            return super().__getitem__(i)
+
+    recipe = recipe_of(T.ByEpoch(SIZES))
+    joined: Any = torch.utils.data.ConcatDataset([ShardDataset(shards, recipe), Derived(shards, recipe)])
+    for dataset in (Derived(shards, recipe), joined):
+        with pytest.raises(ArgumentError, match=r"sizes by bucket or by epoch.*on feeder's path only.* Derived"):
+            DataLoader(dataset, 5)
