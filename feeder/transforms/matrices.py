@@ -36,11 +36,7 @@ def affine_matrix(
         center: (x, y) in pixels; None for the middle.
     """
     center_x, center_y = center or (width * 0.5, height * 0.5)
-    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
-    a = math.cos(turn - shear_y) / math.cos(shear_y)
-    b = -(a * math.tan(shear_x) + math.sin(turn))
-    c = math.sin(turn - shear_y) / math.cos(shear_y)
-    d = math.cos(turn) - c * math.tan(shear_x)
+    a, b, c, d = _turn_and_shear(angle, shear)
     xx, xy, yx, yy = d / scale, -b / scale, -c / scale, a / scale
     moved_x, moved_y = center_x + shift[0], center_y + shift[1]
     return xx, xy, center_x - xx * moved_x - xy * moved_y, yx, yy, center_y - yx * moved_x - yy * moved_y
@@ -62,11 +58,7 @@ def forward_matrix(
     yx x + yy y + y0) of the output.
     """
     center_x, center_y = center or (width * 0.5, height * 0.5)
-    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
-    a = math.cos(turn - shear_y) / math.cos(shear_y)
-    b = -(a * math.tan(shear_x) + math.sin(turn))
-    c = math.sin(turn - shear_y) / math.cos(shear_y)
-    d = math.cos(turn) - c * math.tan(shear_x)
+    a, b, c, d = _turn_and_shear(angle, shear)
     xx, xy, yx, yy = a * scale, b * scale, c * scale, d * scale
     x0 = center_x + shift[0] - xx * center_x - xy * center_y
     y0 = center_y + shift[1] - yx * center_x - yy * center_y
@@ -130,3 +122,12 @@ def perspective_matrix(
     )
     xx, xy, x, yx, yy, y, zx, zy = (float(np.float32(number / divisor)) for number in inverse)
     return xx, xy, x, yx, yy, y, zx, zy
+
+
+def _turn_and_shear(angle: float, shear: tuple[float, float]) -> tuple[float, float, float, float]:
+    """Returns R(angle) * SHy * SHx by rows; angles in degrees."""
+    turn, shear_x, shear_y = math.radians(angle), math.radians(shear[0]), math.radians(shear[1])
+    a = math.cos(turn - shear_y) / math.cos(shear_y)
+    b = -(a * math.tan(shear_x) + math.sin(turn))
+    c = math.sin(turn - shear_y) / math.cos(shear_y)
+    return a, b, c, math.cos(turn) - c * math.tan(shear_x)
