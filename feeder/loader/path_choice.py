@@ -100,7 +100,7 @@ class PathChoice:
         elif {"rank", "world_size"}.intersection(names):
             way = "; a DistributedSampler splits the samples by rank here"
         return ArgumentError(
-            f"{', '.join(names)} {are} for feeder's datasets, in batches, with a recipe of fixed output size. Here "
+            f"{', '.join(names)} {are} for feeder's datasets, in batches of images of one size. Here "
             f"{self.generic_reason}. Leave {them} out{way}"
         )
 
