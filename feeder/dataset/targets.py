@@ -99,8 +99,10 @@ class MaskValue(TargetValue):
         expected = _stored(value.orientation, (height, width))
         if value.value.shape != expected:
             found = value.value.shape
+            other = {"stored": "upright", "upright": "stored"}.get(self.target.canvas or "")
             raise self._error(
                 f"the mask has {found[1]}x{found[0]} pixels (width x height), the image {expected[1]}x{expected[0]}"
+                + (f"; canvas={other!r} would fit" if other is not None and found == expected[::-1] else "")
             )
         moved = move_mask(value.value, self.target.fill, self._moves(value, draws, row))
         return (moved,) if self.columns else moved

@@ -104,6 +104,13 @@ def test_targets_of_turned_images_follow_their_canvas(tmp_path: Path, canvas: st
             check_sample(image, mask, boxes, points)
 
 
+@pytest.mark.parametrize(("canvas", "other"), [("stored", "upright"), ("upright", "stored")])
+def test_the_error_for_a_mask_of_the_other_canvas_names_it(tmp_path: Path, canvas: str, other: str) -> None:
+    path = write_target_shards(tmp_path, 1, orientations={0: 6}, canvas=canvas)
+    with pytest.raises(DecodeError, match=f"; canvas='{canvas}' would fit"):
+        ShardDataset(path, targets={"seg.png": T.Mask(canvas=other)})[0]
+
+
 def test_a_turned_image_needs_a_canvas(tmp_path: Path) -> None:
     path = write_target_shards(tmp_path, 2, orientations={1: 6})
     for name in TARGETS:
