@@ -92,7 +92,7 @@ class Finishing:
             return batch
         images, labels, *extras = batch
         views = images if self._has_views else [images]
-        mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views])
+        mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
         if not isinstance(finished, Decoded):
             done = self._images(finished, views, mixings)
             images = done if self._has_views else done[0]
@@ -132,8 +132,10 @@ class Finishing:
 
     def _views_of(self, finished: Finished, images: Sequence[torch.Tensor]) -> list[_View]:
         """Returns the last steps on the images of a batch."""
+        if not self._work.splits:
+            return self._views
         recipe = self._work.recipe.at((images[0].shape[2], images[0].shape[3]), finished.epoch)
-        if recipe is self._work.recipe or not self._work.splits:
+        if recipe is self._work.recipe:
             return self._views
         if recipe not in self._made:
             self._made[recipe] = [_View(view, split_for_device(view), self._device) for view in recipe.views]

@@ -312,7 +312,13 @@ class _Drawing:
         started = time.perf_counter_ns()
         work, epoch = self.work, self.part.epoch
         self.draws = tuple(
-            recipe.draw(work.seed, epoch, keys, sizes, boxes_of(recipe, work.extras, self.extras, sizes))
+            recipe.draw(
+                work.seed,
+                epoch,
+                keys,
+                sizes,
+                boxes_of(recipe, work.extras, self.extras, sizes) if work.extras else None,
+            )
             for recipe, keys in zip(self.part.recipe.views, self.keys, strict=True)
         )
         self.spent_ns = time.perf_counter_ns() - started
