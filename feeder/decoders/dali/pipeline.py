@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import os
 import warnings
 import weakref
 from collections import deque
@@ -198,11 +200,33 @@ def import_dali() -> Any:
     return nvidia.dali
 
 
+_inherited: list[Any] = []
+
+
+@functools.cache
+def _pipeline_class() -> Any:
+    """Returns DALI's pipeline class, whose end does not wait in a process that was forked off: it has no threads of the
+    pipeline's, for which DALI would wait forever."""
+
+    class Pipeline(import_dali().Pipeline):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            self._owner = os.getpid()
+            super().__init__(**options)
+
+        def __del__(self) -> None:
+            if os.getpid() == self._owner:
+                super().__del__()
+            else:
+                _inherited.append(self.__dict__)  # what it holds is never freed there
+
+    return Pipeline
+
+
 def build_pipeline(options: PipelineOptions) -> Any:
     dali = import_dali()
     fn, types = dali.fn, dali.types
     on_gpu = options.device_id is not None
-    pipeline = dali.Pipeline(
+    pipeline = _pipeline_class()(
         batch_size=options.batch_size,
         num_threads=options.threads,
         device_id=options.device_id,
@@ -247,7 +271,7 @@ def check_device(device_id: int) -> None:
     """
     dali = import_dali()
     try:
-        pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=device_id)
+        pipeline = _pipeline_class()(batch_size=1, num_threads=1, device_id=device_id)
         with pipeline:
             pipeline.set_outputs(dali.types.Constant(np.zeros(1, np.uint8), device="gpu"))
         pipeline.build()

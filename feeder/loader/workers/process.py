@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
@@ -72,6 +74,21 @@ class Forked:
         return None
 
 
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Keeps processes that are forked meanwhile from collecting garbage that they inherit.
+
+    Its finalizers may wait for threads that the process does not have: those of DALI's pipelines do.
+    """
+    is_ours = gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if is_ours:
+            gc.unfreeze()
+
+
 class InContext:
     """A worker of a multiprocessing context, which ends with this process.
 
@@ -88,7 +105,8 @@ class InContext:
         self._method = context.get_start_method()
         self.process = context.Process(target=target, args=arguments, daemon=True)
         try:
-            self.process.start()
+            with _garbage_kept() if self._method == "fork" else contextlib.nullcontext():
+                self.process.start()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ArgumentError(
                 f"workers started by {self._method!r} can't be sent what they need: {error}; define the dataset and "
