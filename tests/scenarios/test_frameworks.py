@@ -171,7 +171,7 @@ class Report(_lightning().Callback):
 
     def on_train_end(self, trainer, module):
         used = trainer.train_dataloader
-        result = {"seen": module.seen, "length": len(used), "fast": used._is_fast, "seed": used.seed,
+        result = {"seen": module.seen, "length": len(used), "fast": used.path == "fast", "seed": used.seed,
                   "sampler": type(used.sampler).__name__, "weight": float(module.layer.weight.sum()),
                   "validated": module.validated}
         (self.folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(result))
