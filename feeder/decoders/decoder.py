@@ -27,6 +27,7 @@ __all__ = [
     "Decoder",
     "TrainerDecoder",
     "View",
+    "ViewsDecoder",
     "check_batch",
     "check_options",
     "check_output_size",
@@ -150,6 +151,23 @@ class Decoder(Protocol):
             clipped, slow = max(clipped, self.clipped), max(slow, self.slow)
         self.spent_ns, self.clipped, self.slow = spent_ns, clipped, slow
         return errors
+
+
+class ViewsDecoder(Decoder, Protocol):
+    """Base of a backend that makes all views of an image together: it has :meth:`decode_views`, which one view goes
+    through as well."""
+
+    def decode(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Decodes and augments N images into ``out``; see :meth:`Decoder.decode`."""
+        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
 
 
 @runtime_checkable

@@ -13,8 +13,8 @@ from feeder import _native
 from feeder.decoders.decoder import (
     MAX_PIXELS,
     Buffer,
-    Decoder,
     View,
+    ViewsDecoder,
     check_batch,
     check_options,
     check_output_size,
@@ -26,7 +26,7 @@ from feeder.transforms import Draws, Recipe
 __all__ = ["CpuDecoder"]
 
 
-class CpuDecoder(Decoder):
+class CpuDecoder(ViewsDecoder):
     """Decodes with feeder's own kernels.
 
     A recipe that ends with the base path (crop, resize, flip, normalize) takes one native pass. Where other ops follow,
@@ -73,18 +73,6 @@ class CpuDecoder(Decoder):
             self._pillow.check(recipe)
         except BackendError as error:
             raise BackendError(str(error).replace("'pillow'", "'cpu'")) from None
-
-    def decode(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        out: npt.NDArray[np.generic],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
 
     def decode_views(
         self,

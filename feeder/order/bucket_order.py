@@ -21,14 +21,12 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.buckets import Buckets
 from feeder.order.permutation import permute
-from feeder.order.random import philox, uniform
+from feeder.order.random import Stream, philox, uniform
 from feeder.order.sample_order import Order, substitute
 from feeder.order.split import Split
 
 __all__ = ["BucketOrder", "BucketSplit", "BucketTable"]
 
-_BUCKET_STREAM = 65_530  # the next below that of seeds for collate functions
-_SEQUENCE_STREAM = 65_529
 _AT_ONCE = 1 << 20
 _DRAWN_AT_ONCE = 1024
 
@@ -115,7 +113,7 @@ class BucketOrder(Order):
             owners = self.table.bucket_at(places)
             for bucket in np.unique(owners).tolist():
                 start, end = self.table.starts[bucket : bucket + 2].tolist()
-                words = philox(self.seed, epoch, [bucket], _BUCKET_STREAM)[0].tolist()
+                words = philox(self.seed, epoch, [bucket], Stream.BUCKET)[0].tolist()
                 own = owners == bucket
                 places[own] = start + permute(places[own] - start, end - start, words[0] << 32 | words[1], epoch)
         return self.table.members[places].astype(np.int64)
@@ -218,7 +216,7 @@ class BucketSplit(Split):
         while len(self._sequence) <= step:
             ahead = min(_DRAWN_AT_ONCE, self._full - len(self._sequence))
             consumed = self.start + size * (len(self._sequence) + np.arange(ahead))
-            drawn = uniform(self._order.seed, self._epoch, consumed, _SEQUENCE_STREAM, 1)[:, 0].tolist()
+            drawn = uniform(self._order.seed, self._epoch, consumed, Stream.BUCKET_SEQUENCE, 1)[:, 0].tolist()
             for number in drawn if self._order.shuffle else [0.0] * ahead:
                 ends = list(itertools.accumulate(left))
                 bucket = bisect.bisect_right(ends, int(number * ends[-1]))

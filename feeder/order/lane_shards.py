@@ -11,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
-from feeder.order.random import philox
+from feeder.order.random import Stream, philox
 from feeder.order.recent import Recent
 from feeder.order.shard_sizes import EqualSizes, ShardSizes
 
 __all__ = ["EqualShards", "Int64s", "LaneShards", "UnequalShards", "Whole", "shards_in_lanes"]
-
-_STREAM = 65_527  # the next below that of the windows of lanes
 
 Int64s = npt.NDArray[np.int64]
 
@@ -193,6 +191,6 @@ class UnequalShards:
 def _draw(seed: int, epoch: int, lanes: Int64s, shards: Int64s) -> tuple[npt.NDArray[np.uint64], Int64s]:
     """Draws the order of each lane's whole shards, uint64 [lanes, FEISTEL_ROUNDS], and the number of shards before the
     rest, int64 [lanes]."""
-    words = philox(seed, epoch, lanes, _STREAM, FEISTEL_ROUNDS // 2 + 1)
+    words = philox(seed, epoch, lanes, Stream.LANE_SHARDS, FEISTEL_ROUNDS // 2 + 1)
     gaps = words[:, -1].astype(np.int64) * (shards + 1) >> np.int64(32)
     return np.ascontiguousarray(words[:, : 2 * FEISTEL_ROUNDS]).view(np.uint64), gaps

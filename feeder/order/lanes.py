@@ -23,12 +23,11 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.lane_shards import Int64s, Whole, shards_in_lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
-from feeder.order.random import philox
+from feeder.order.random import Stream, philox
 from feeder.order.shard_sizes import EqualSizes, ShardSizes
 
 __all__ = ["LaneOrder", "Lanes"]
 
-_STREAM = 65_528  # the next below those of buckets
 _SHARDS = 4  # that a lane has at least, so that epochs differ in their order
 
 
@@ -123,7 +122,7 @@ class LaneOrder:
         first = np.flatnonzero(np.diff(names, prepend=-1))
         starts = windows[first] * self._window
         sizes = np.minimum(self._window, self._gives[lanes[first]] - starts)
-        keys = philox(self._seed, epoch, names[first], _STREAM, FEISTEL_ROUNDS // 2).view(np.uint64)
+        keys = philox(self._seed, epoch, names[first], Stream.LANE_WINDOW, FEISTEL_ROUNDS // 2).view(np.uint64)
         groups = np.repeat(np.arange(first.size), np.diff(first, append=names.size))
         starts = starts[groups]
         return starts + permute_each(turns - starts, sizes, keys, groups)

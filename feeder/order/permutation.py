@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.random import philox
+from feeder.order.random import Stream, philox
 
-__all__ = ["FEISTEL_ROUNDS", "ORDER_STREAM", "permute", "permute_each"]
+__all__ = ["FEISTEL_ROUNDS", "permute", "permute_each"]
 
-# Stream numbers 0..65,533 belong to the ops of a recipe.
-ORDER_STREAM = 65_535
 FEISTEL_ROUNDS = 12
 
 
@@ -40,7 +38,7 @@ def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0) -> npt.
         raise ArgumentError(f"n must be 1 to 2**62, got {n}")
     if values.size and (values.min() < 0 or values.max() >= n):
         raise ArgumentError(f"positions must be in [0, {n}), got {values.min()} to {values.max()}")
-    keys = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), ORDER_STREAM).view(np.uint64)[:, 0]
+    keys = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
     bits = max(2, (n - 1).bit_length())
     state = values.astype(np.uint64)
     outside = np.arange(state.size)

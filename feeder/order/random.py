@@ -7,7 +7,27 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 
-__all__ = ["philox", "uniform"]
+__all__ = ["Stream", "philox", "uniform"]
+
+
+class Stream:
+    """Streams of whatever is drawn beside a recipe's ops, whose streams count from 0.
+
+    Each has its own number, but for ``MIXUP``, which has always had that of ``SUBSTITUTE``.
+    """
+
+    ORDER = 65_535
+    SUBSTITUTE = 65_534
+    MIXUP = SUBSTITUTE
+    CUTMIX = 65_533
+    PICK = 65_532  # of one of several ops that mix a batch
+    COLLATE = 65_531  # seeds for functions that collate
+    BUCKET = 65_530
+    BUCKET_SEQUENCE = 65_529
+    LANE_WINDOW = 65_528
+    LANE_SHARDS = 65_527
+    CHOICE = 65_526  # one of several values of a field
+
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 _SHIFT32 = np.uint64(32)

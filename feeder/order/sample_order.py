@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.lanes import LaneOrder, Lanes
-from feeder.order.permutation import FEISTEL_ROUNDS, ORDER_STREAM, permute
-from feeder.order.random import check_range, philox
+from feeder.order.permutation import FEISTEL_ROUNDS, permute
+from feeder.order.random import Stream, check_range, philox
 from feeder.order.recent import Recent
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 __all__ = ["Order", "Shuffle", "Window", "goes_by_shard", "in_blocks", "substitute"]
-
-_SUBSTITUTE_STREAM = 65_534
 
 
 def substitute(position: int, attempt: int, n: int, seed: int, epoch: int) -> int:
@@ -42,7 +40,7 @@ def substitute(position: int, attempt: int, n: int, seed: int, epoch: int) -> in
     Returns:
         A sample id in [0, n).
     """
-    words = philox(seed, epoch, [position], _SUBSTITUTE_STREAM, attempt + 1)[0, -4:]
+    words = philox(seed, epoch, [position], Stream.SUBSTITUTE, attempt + 1)[0, -4:]
     return int((int(words[0]) << 32 | int(words[1])) % n)
 
 
@@ -179,7 +177,7 @@ class Order:
             chosen = number == w
             size = min(window, self.samples - int(w) * window)
             # The window's number is mixed into the seed, so that each window has its own permutation.
-            words = philox(self.seed, epoch, [int(w)], ORDER_STREAM, FEISTEL_ROUNDS)[0, -2:]
+            words = philox(self.seed, epoch, [int(w)], Stream.ORDER, FEISTEL_ROUNDS)[0, -2:]
             within[chosen] = permute(within[chosen], size, int(words[0]) << 32 | int(words[1]), epoch)
         places = number * window + within
         if len(self.shard_sizes) < 2:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.random import uniform
+from feeder.order.random import Stream, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,11 +21,6 @@ __all__ = ["BatchOp", "CutMix", "MixUp", "MixedLabels", "Mixing", "check_mix", "
 
 # (labels, partners' labels, weight of the first): loss = lam * f(x, a) + (1 - lam) * f(x, b).
 MixedLabels = tuple["Tensor", "Tensor", float]
-
-# The last streams below the one of the order; no recipe has that many ops.
-_MIXUP_STREAM = 65_534
-_CUTMIX_STREAM = 65_533
-_PICK_STREAM = 65_532
 
 
 class Mixing(NamedTuple):
@@ -162,7 +157,7 @@ class MixUp(BatchOp):
 
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
         """See :meth:`BatchOp.draw`."""
-        lam = beta(self.alpha, seed, epoch, step, _MIXUP_STREAM)
+        lam = beta(self.alpha, seed, epoch, step, Stream.MIXUP)
         return Mixing(lam, None, lam)
 
 
@@ -171,8 +166,8 @@ class CutMix(BatchOp):
 
     def draw(self, seed: int, epoch: int, step: int, height_px: int, width_px: int) -> Mixing:
         """See :meth:`BatchOp.draw`."""
-        lam = beta(self.alpha, seed, epoch, step, _CUTMIX_STREAM)
-        u_x, u_y = uniform(seed, epoch, [step], _CUTMIX_STREAM, 2)[0].tolist()
+        lam = beta(self.alpha, seed, epoch, step, Stream.CUTMIX)
+        u_x, u_y = uniform(seed, epoch, [step], Stream.CUTMIX, 2)[0].tolist()
         left, top, right, bottom = _box(lam, int(u_x * width_px), int(u_y * height_px), width_px, height_px)
         share = (right - left) * (bottom - top) / (width_px * height_px)
         return Mixing(0.0, (top, left, bottom, right), 1.0 - share)
@@ -196,7 +191,7 @@ def pick(ops: Sequence[BatchOp], seed: int, epoch: int, step: int) -> BatchOp:
     """Picks one of several ops for a batch, all equally likely: a pure function of its arguments."""
     if len(ops) == 1:
         return ops[0]
-    return ops[int(uniform(seed, epoch, [step], _PICK_STREAM, 1)[0, 0] * len(ops))]
+    return ops[int(uniform(seed, epoch, [step], Stream.PICK, 1)[0, 0] * len(ops))]
 
 
 def _box(lam: float, center_x: int, center_y: int, width: int, height: int) -> tuple[int, int, int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.order.random import uniform
+from feeder.order.random import Stream, uniform
 from feeder.system.warning import warn
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from feeder.transforms.boxes import SampleBoxes
 
 __all__ = ["Compose", "Draws", "Recipe"]
-
-_CHOICE_STREAM = 65_528  # the next below that of the sequence of buckets
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -101,7 +99,7 @@ class Draws:
     @cached_property
     def choices(self) -> FloatArray:
         """float64 [N], 0 to 1 (exclusive): a number for choices among a sample's other values, such as captions."""
-        return uniform(self.seed, self.epoch, self.keys, _CHOICE_STREAM, 1)[:, 0]
+        return uniform(self.seed, self.epoch, self.keys, Stream.CHOICE, 1)[:, 0]
 
 
 @dataclass(frozen=True, repr=False)

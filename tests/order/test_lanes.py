@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from feeder.errors import ArgumentError
 from feeder.order.lane_shards import EqualShards, UnequalShards, Whole
 from feeder.order.lanes import Lanes
-from feeder.order.permutation import FEISTEL_ROUNDS, ORDER_STREAM, permute, permute_each
-from feeder.order.random import philox
+from feeder.order.permutation import FEISTEL_ROUNDS, permute, permute_each
+from feeder.order.random import Stream, philox
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
 
@@ -141,7 +141,7 @@ def test_equal_shards_have_the_order_of_unequal_ones() -> None:
 
 def test_many_permutations_at_once_are_those_of_each() -> None:
     sizes, seeds = np.array([1, 2, 7, 64, 1000]), range(5)
-    keys = np.stack([philox(s, 2, np.arange(FEISTEL_ROUNDS), ORDER_STREAM).view(np.uint64)[:, 0] for s in seeds])
+    keys = np.stack([philox(s, 2, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0] for s in seeds])
     groups = np.repeat(np.arange(5), sizes)
     found = permute_each(np.concatenate([np.arange(n) for n in sizes]), sizes, keys, groups)
     each = [permute(np.arange(n), int(n), seed, 2) for n, seed in zip(sizes, seeds, strict=True)]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, View, check_batch, check_options
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, View, ViewsDecoder, check_batch, check_options
 from feeder.decoders.image_header import quiet_pillow
 from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.decoders.raw import is_raw, raw_pixels
@@ -42,7 +42,7 @@ _UPRIGHT = {
 _VALUE_OPS = (ToDtype, Normalize)
 
 
-class PillowDecoder(Decoder):
+class PillowDecoder(ViewsDecoder):
     """Decodes with Pillow (or pillow-simd) in the calling thread.
 
     Args:
@@ -83,18 +83,6 @@ class PillowDecoder(Decoder):
                     f"backend 'pillow' can't run {type(unknown[0]).__name__}, which is no op of feeder.transforms; "
                     "wrap a function of your own in feeder.transforms.Lambda"
                 )
-
-    def decode(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        out: npt.NDArray[np.generic],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
 
     def decode_views(
         self,

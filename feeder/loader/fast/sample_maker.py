@@ -347,9 +347,10 @@ def _finish_extras(
     errors: list[DecodeError | None],
 ) -> None:
     """Puts values of targets and further fields in the part; one that can't be had is the sample's error."""
+    have_columns = [bool(extra.columns) for extra in extras]
     for k, row in enumerate(rows.tolist()):
         further, lists = iter(part.view.further), iter(part.report.extras)
-        for extra, values in zip(extras, found, strict=True):
+        for extra, values, has_columns in zip(extras, found, have_columns, strict=True):
             if errors[k] is not None:
                 break
             value = values[k]
@@ -361,7 +362,7 @@ def _finish_extras(
             except DecodeError as error:
                 errors[k] = error
                 break
-            if not extra.columns:
+            if not has_columns:
                 next(lists)[row] = value
                 continue
             for each in value:

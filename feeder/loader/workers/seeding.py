@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from feeder.order.random import philox
+from feeder.order.random import Stream, philox
 
 __all__ = ["WorkerInit", "epoch_base_seed", "introduce", "seeded"]
-
-_STREAM = 65_531  # the next below those of mixing
 
 
 @dataclass
@@ -58,7 +56,7 @@ def epoch_base_seed(seed: int, rank: int, epoch: int) -> int:
 @contextlib.contextmanager
 def seeded(seed: int, epoch: int, place: int) -> Iterator[None]:
     """Seeds Python's, numpy's and torch's generators for the batch at a place in the epoch, and puts them back."""
-    words = philox(seed, epoch, [place], _STREAM, 2)[0].tolist()
+    words = philox(seed, epoch, [place], Stream.COLLATE, 2)[0].tolist()
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(words[0] << 32 | words[1])
     np.random.seed(words[2:4])
