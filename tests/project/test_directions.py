@@ -19,6 +19,7 @@ ROOMS = (
     ("fields",),
     ("decoders",),
     ("wds",),
+    ("shard.store",),
     ("shard.format",),
     ("shard.source",),
     ("shard.write",),

@@ -1,0 +1,37 @@
+"""The folder that mirrors a part of a remote shard set, as its readers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["Mirror"]
+
+
+class Mirror(Protocol):
+    """A folder with the files of a remote shard set, under their own names, in which parts of them are still missing.
+
+    A file has its full size once a part of it was needed, so that it may be mapped.
+    """
+
+    def need(self, wants: Sequence[tuple[str, int, int]]) -> None:
+        """Returns when ranges of files are in the folder; those of shards are checked.
+
+        Args:
+            wants: File name, relative to the set's folder, and the range's first byte and end. A range may end past the
+                end of its file.
+
+        Raises:
+            StoreError: if they can't be had.
+        """
+
+    def open(self, name: str) -> int:
+        """Opens a file for reading and returns its descriptor, which the caller closes.
+
+        Args:
+            name: The file, relative to the set's folder.
+
+        Raises:
+            OSError: if it can't be opened.
+            StoreError: if the store has no such file.
+        """
