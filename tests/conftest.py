@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.remote import bucket, fault_proxy, real_bucket, s3_server, tls_proxy
+
+__all__ = ["bucket", "fault_proxy", "hide_native", "one_torch_thread", "real_bucket", "s3_server", "tls_proxy"]
+
 # A shell starts background jobs with SIGINT ignored, and their children inherit that; tests interrupt their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
