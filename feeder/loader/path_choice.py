@@ -147,7 +147,7 @@ def choose_path(
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
     held = _wrapped(dataset, _DEEPEST) if source is None else source
-    if held is not None and reason is not None and held.recipe.views[0].is_variable:
+    if held is not None and reason is not None and held.recipe.is_variable:
         raise ArgumentError(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
             + ("give buckets=feeder.Buckets(...)" if held.recipe.has_bucket and not sizes else str(reason))

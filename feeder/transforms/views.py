@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 from feeder.errors import ArgumentError
 from feeder.transforms.recipe import Recipe
+from feeder.transforms.sizes import ByEpoch
 
 __all__ = ["Views", "recipe_or_views"]
 
@@ -16,8 +18,9 @@ __all__ = ["Views", "recipe_or_views"]
 class Views:
     """Several views of each image, as self-supervised methods take them: SimCLR, MoCo, DINO.
 
-    A batch's images are a list of tensors [N, 3, H, W], one for each view, in its own size and dtype. The image is read
-    once, and decoded once where that is cheaper. Each view has random draws of its own; two views of one recipe differ.
+    A batch's images are a list of tensors [N, 3, H, W], one for each view, in its own size, which may be a
+    :class:`ByEpoch`, and dtype. The image is read once, and decoded once where that is cheaper. Each view has random
+    draws of its own; two views of one recipe differ.
 
     Args:
         transforms: The recipe of each view: a ``Compose``, an op, or a sequence of ops. ``[a] * 2 + [b] * 6`` makes two
@@ -44,9 +47,37 @@ class Views:
                 known[id(transform)] = _fixed(Recipe.of(transform), number)
         object.__setattr__(self, "views", tuple(known[id(transform)] for transform in transforms))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"views": self.views}
+
     def at(self, bucket: tuple[int, int] | None, epoch: int) -> Views:
-        """Returns the views themselves, whose sizes are the same in every bucket and epoch; see :meth:`Recipe.at`."""
-        return self
+        """Returns the views of one epoch, in which all sizes are numbers; see :meth:`Recipe.at`."""
+        if not self.is_variable:
+            return self
+        first = max(phase for phase in self.phases if phase <= epoch)
+        made = self._made.get(first)
+        if made is None:
+            made = self._made[first] = Views([recipe.at(None, first) for recipe in self.views])
+        return made
+
+    @cached_property
+    def _made(self) -> dict[int, Views]:
+        return {}
+
+    @cached_property
+    def is_variable(self) -> bool:
+        """True if the size of some view changes with the epoch; see :meth:`at`."""
+        return bool(self.by_epoch)
+
+    @cached_property
+    def phases(self) -> tuple[int, ...]:
+        """The epochs at which some view gets another size, ascending; 0 is the first."""
+        return tuple(sorted({0}.union(*(recipe.phases for recipe in self.views))))
+
+    @property
+    def by_epoch(self) -> tuple[ByEpoch, ...]:
+        """The sizes that change with the epoch, view by view; see :attr:`Recipe.by_epoch`."""
+        return tuple(size for recipe in self.views for size in recipe.by_epoch)
 
     @property
     def output_dtype(self) -> tuple[str, ...]:
@@ -74,9 +105,11 @@ def recipe_or_views(transform: Any) -> Recipe | Views:
 
 
 def _fixed(recipe: Recipe, number: int) -> Recipe:
-    if recipe.has_bucket or len(recipe.phases) > 1:
-        what = "T.BUCKET" if recipe.has_bucket else "T.ByEpoch"
-        raise ArgumentError(f"view {number} of Views has the size {what}, but views have one size each; give a number")
+    if recipe.has_bucket:
+        raise ArgumentError(
+            f"view {number} of Views has the size T.BUCKET, which is for one image of each sample; give a number, or "
+            "T.ByEpoch"
+        )
     if recipe.output_size is None:
         raise ArgumentError(
             f"the size of view {number} of Views depends on the image: {recipe!r}; end its geometry with "

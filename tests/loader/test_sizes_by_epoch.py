@@ -73,6 +73,42 @@ def test_a_run_resumed_in_epoch_8_has_the_size_of_epoch_8(shards: Path) -> None:
     assert same_batches(rest, copied_epoch(iterator))
 
 
+def views_of(shards: Path, size: Any = BY_EPOCH, **options: Any) -> DataLoader:
+    views = T.Views(
+        [[T.RandomResizedCrop(size), T.ToDtype("float32")], [T.Resize((9, 7))], [T.RandomResizedCrop(size)]]
+    )
+    return DataLoader(ShardDataset(shards, views), 8, shuffle=True, seed=5, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 1, "device": "cpu"}, {"mix": T.CutMix()}],
+)
+def test_views_have_their_sizes_of_each_epoch(shards: Path, options: dict[str, Any]) -> None:
+    loader = views_of(shards, **options)
+    for epoch in range(7):
+        fixed = views_of(shards, SIZES[max(first for first in SIZES if first <= epoch)], mix=options.get("mix"))
+        fixed.set_epoch(epoch)
+        for (images, *_), (expected, *_) in zip(loader, fixed, strict=True):
+            assert all(torch.equal(view, other) for view, other in zip(images, expected, strict=True))
+
+
+def test_views_resumed_in_epoch_8_have_the_sizes_of_epoch_8(shards: Path) -> None:
+    loader = views_of(shards)
+    loader.set_epoch(8)
+    iterator = iter(loader)
+    next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert len(state["sizes_by_epoch"]) == 2
+    resumed = views_of(shards, num_workers=1)
+    resumed.load_state_dict(state)
+    for (images, _), (expected, _) in zip(resumed, iterator, strict=True):
+        assert [view.shape[2:] for view in images] == [(10, 20), (9, 7), (10, 20)]
+        assert all(torch.equal(view, other) for view, other in zip(images, expected, strict=True))
+    with pytest.raises(ArgumentError, match="its sizes_by_epoch is"):
+        views_of(shards, 8).load_state_dict(state)
+
+
 def test_sizes_belong_to_the_state(shards: Path) -> None:
     state = loader_of(shards).state_dict()
     assert state["sizes_by_epoch"] == [[[0, [8, 8]], [2, [12, 12]], [6, [10, 20]]]]

@@ -33,14 +33,27 @@ def test_views_have_the_recipes_in_order() -> None:
         ([LARGE, T.Compose([T.Resize(96)])], r"view 1 of Views depends on the image.*Resize\(size=\(96,"),
         ([LARGE, []], "view 1 of Views depends on the image"),
         ([LARGE, [T.RandomResizedCrop(T.BUCKET)]], "view 1 of Views has the size T.BUCKET"),
-        ([[T.RandomResizedCrop(T.ByEpoch({0: 8, 3: 16}))]], "view 0 of Views has the size T.ByEpoch"),
+        ([[T.Resize(T.ByEpoch({0: 8, 3: (16, 16)}))]], "view 0 of Views depends on the image"),
         ([LARGE, "crop"], "expected an op of feeder.transforms, got 'crop'"),
     ],
-    ids=["none", "no list", "nested", "size of the image", "no ops", "bucket", "by epoch", "no op"],
+    ids=["none", "no list", "nested", "size of the image", "no ops", "bucket", "size of the image by epoch", "no op"],
 )
 def test_views_refuse_what_they_can_not_make(transforms: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=f"(?s){said}"):
         T.Views(transforms)
+
+
+def test_each_view_has_the_size_of_its_epoch() -> None:
+    growing = T.RandomResizedCrop(T.ByEpoch({0: 8, 3: 16}))
+    views = T.Views([growing, SMALL, T.Resize(T.ByEpoch({0: (4, 6), 2: (5, 9)}))])
+    assert views.phases == (0, 2, 3)
+    sizes = [[view.output_size for view in views.at(None, epoch).views] for epoch in range(4)]
+    first = [(8, 8), (96, 96), (4, 6)]
+    assert sizes == [first, first, [(8, 8), (96, 96), (5, 9)], [(16, 16), (96, 96), (5, 9)]]
+    assert views.at(None, 1) is views.at(None, 0)
+    assert pickle.loads(pickle.dumps(views)) == views
+    fixed = T.Views([SMALL])
+    assert fixed.at(None, 9) is fixed
 
 
 def test_views_are_no_op_of_a_recipe() -> None:

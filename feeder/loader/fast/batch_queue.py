@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.batches import Finished, Request
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, SlotView
+from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, Sizes, SlotView
 from feeder.order.sample_order import Order
-from feeder.order.split import ordered_batches
+from feeder.order.split import Split, ordered_batches
 from feeder.system.warning import warn
 
 if TYPE_CHECKING:
@@ -28,23 +27,25 @@ if TYPE_CHECKING:
 __all__ = ["BatchQueue", "make_here", "requests"]
 
 
-def requests(order: Order, progress: EpochProgress, sizes: BatchSizes | None = None) -> Iterator[Request]:
+def requests(
+    order: Order, progress: EpochProgress, sizes: Callable[[int, Split | None, int, Samples], Sizes] | None = None
+) -> Iterator[Request]:
     """Yields the batches to make, from the place that an iterator starts at.
 
     Args:
         order: Feeder's own order; not for an explicit sampler.
         progress: Progress of the iterator.
-        sizes: Sizes of the batches; None: all have the recipe's.
+        sizes: Returns the sizes of a batch's images, see :meth:`BatchSizes.of`; None: all have the recipe's.
     """
     epoch, split, replay = progress.place.epoch, progress.split, progress.replay
     if split is not None:
         for step, (positions, ids) in enumerate(ordered_batches(order, epoch, split)):
             samples = Samples.of(positions, ids)
-            yield Request(epoch, samples, None if sizes is None else sizes.of(epoch, split, step, samples))
+            yield Request(epoch, samples, None if sizes is None else sizes(epoch, split, step, samples))
         return
     assert replay is not None
     for samples in replay.batches():
-        yield Request(epoch, samples, None if sizes is None else sizes.of(epoch, None, 0, samples))
+        yield Request(epoch, samples, None if sizes is None else sizes(epoch, None, 0, samples))
 
 
 @dataclass
@@ -68,7 +69,7 @@ def make_here(
     """
     for request in requests:
         rows = len(request.samples.ids)
-        arrays = SlotView.new(work.layout(rows), request.samples, request.size)
+        arrays = SlotView.new(work.layout(rows), request.samples, request.sizes)
         started = time.perf_counter_ns()
         try:
             report = work.run(request.epoch, arrays)
@@ -126,7 +127,8 @@ class BatchQueue:
                 self._waiting = next(self._requests, None)
             if self._waiting is None:
                 return
-            rows, size = max(len(self._waiting.samples.ids), self._batch_size or 1), self._waiting.size
+            rows, sizes = max(len(self._waiting.samples.ids), self._batch_size or 1), self._waiting.sizes
+            size = None if sizes is None else sizes[0]  # the others have space in every slot
             if not self._engine.fits(rows, size):
                 if self._queue:
                     return
@@ -203,7 +205,7 @@ class BatchQueue:
         edges = self._edges.get(rows)
         if edges is None:
             edges = self._edges[rows] = self._engine.parts(rows)
-        parts = pool.submit(slot, edges, request.epoch, request.size)
+        parts = pool.submit(slot, edges, request.epoch, None if request.sizes is None else request.sizes[0])
         making = _Making(request, slot, edges, parts)
         self._by_part.update(dict.fromkeys(parts, making))
         self._queue.append(making)
@@ -221,7 +223,7 @@ class BatchQueue:
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
         if ring.settle(most):
-            arrays = ring.lease_view(making.slot, making.request.samples, making.request.size)
+            arrays = ring.lease_view(making.slot, making.request.samples, making.request.sizes)
         else:
             held = ring.held
             if held >= HELD_BATCHES and held > most and not self._engine.warned:
@@ -232,7 +234,7 @@ class BatchQueue:
                     RuntimeWarning,
                 )
             request = making.request
-            arrays = SlotView.of(ring.layout, ring.whole[making.slot], request.samples, request.size).copy()
+            arrays = SlotView.of(ring.layout, ring.whole[making.slot], request.samples, request.sizes).copy()
             ring.put_back(making.slot)
         if report.collated is not None and report.collated.message is not None:
             self._engine.grow_slots(report.collated.message.wanted, rows)

@@ -15,7 +15,7 @@ from feeder.loader.slots.image_slots import Samples
 from feeder.order.bucket_order import BucketSplit, BucketTable
 from feeder.order.buckets import Buckets
 from feeder.order.split import Split
-from feeder.transforms import Recipe
+from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["SIZE_IDENTITY", "BatchSizes"]
@@ -33,7 +33,7 @@ class BatchSizes:
 
     Args:
         reader: Knows the images' sizes.
-        recipe: The ops on every image.
+        recipe: The ops on every image, or its views.
         seed: Of the augmentation.
         buckets: The sizes of batches; None: without buckets.
         pad: Pads batches to one size; None: images of a batch have one size.
@@ -43,7 +43,7 @@ class BatchSizes:
     """
 
     reader: Reader
-    recipe: Recipe
+    recipe: Recipe | Views
     seed: int
     buckets: Buckets | None = None
     pad: PadToBatch | None = None
@@ -54,12 +54,12 @@ class BatchSizes:
             raise ArgumentError(
                 "buckets= gives all images of a batch one size, so there is nothing to pad; leave pad= out"
             )
-        if self.pad is not None and self.recipe.draws_from_boxes:
+        if self.pad is not None and self._only.draws_from_boxes:
             raise ArgumentError(
                 "pad= needs each image's size before the sample is read, and RandomIoUCrop draws it from the sample's "
                 "boxes: end the geometry with Resize((height, width)), and leave pad= out"
             )
-        if self.pad is not None and self.recipe.output_dtype == "uint8" and self.pad.value not in range(256):
+        if self.pad is not None and self._only.output_dtype == "uint8" and self.pad.value not in range(256):
             raise ArgumentError(
                 f"PadToBatch(value={self.pad.value!r}) is no pixel of uint8 images, an integer from 0 to 255; a recipe "
                 "with ToDtype or Normalize makes floats"
@@ -67,13 +67,18 @@ class BatchSizes:
         if self.buckets is not None:
             for size in self.buckets.sizes:
                 for epoch in self.recipe.phases:
-                    found = self.recipe.at(size, epoch).output_size
+                    found = self._only.at(size, epoch).output_size
                     if found != size:
                         raise ArgumentError(
                             f"the recipe makes {'images of different sizes' if found is None else found} of bucket "
                             f"{size}; end its geometry with RandomResizedCrop(T.BUCKET), RandomCrop(T.BUCKET) or "
                             "CenterCrop(T.BUCKET)"
                         )
+
+    @property
+    def _only(self) -> Recipe:
+        """The recipe of the image, or of its first view; with buckets and padding there are no others."""
+        return self.recipe.views[0]
 
     @property
     def varies(self) -> bool:
@@ -90,11 +95,11 @@ class BatchSizes:
         if not ids.size:
             return self.pad.multiple, self.pad.multiple
         sizes = known_sizes(self.reader, ids)
-        drawn = [self.recipe.draw(self.seed, epoch, ids, sizes).output_size for epoch in self.recipe.phases]
+        drawn = [self._only.draw(self.seed, epoch, ids, sizes).output_size for epoch in self.recipe.phases]
         return self.pad.size(np.concatenate(drawn))
 
-    def of(self, epoch: int, split: Split | None, step: int, samples: Samples) -> tuple[int, int] | None:
-        """Returns the (height, width) of a batch; None: the recipe's.
+    def of(self, epoch: int, split: Split | None, step: int, samples: Samples) -> tuple[int, int]:
+        """Returns the (height, width) of a batch's images, or of their first view.
 
         Args:
             epoch: The epoch.
@@ -105,18 +110,23 @@ class BatchSizes:
         if self.pad is not None:
             keys = samples.ids + samples.repeats * len(self.reader)
             return self.pad.size(
-                self.recipe.draw(self.seed, epoch, keys, known_sizes(self.reader, samples.ids)).output_size
+                self._only.draw(self.seed, epoch, keys, known_sizes(self.reader, samples.ids)).output_size
             )
         if self.buckets is not None:
             assert isinstance(split, BucketSplit)
             return self.buckets.sizes[split.bucket(step)]
-        return self.recipe.at(None, epoch).output_size if self.recipe.is_variable else None
+        size = self._only.at(None, epoch).output_size
+        assert size is not None  # or torch's path had been taken
+        return size
 
     def splits(self) -> tuple[DeviceSplit | None, ...]:
-        """Returns the recipe's split for a device, at one of the sizes; empty if it can't be split at all of them."""
+        """Returns the split for a device of the recipe or of each view, at one of the sizes; None for one that can't be
+        split at all of them, empty if none can."""
         sizes = (None,) if self.buckets is None else self.buckets.sizes
-        found = [split_for_device(self.recipe.at(size, epoch)) for size in sizes for epoch in self.recipe.phases]
-        return () if None in found else (found[0],)
+        recipes = [self.recipe.at(size, epoch) for size in sizes for epoch in self.recipe.phases]
+        found = zip(*([split_for_device(view) for view in recipe.views] for recipe in recipes), strict=True)
+        splits = tuple(None if None in each else each[0] for each in found)
+        return splits if any(splits) else ()
 
     def identity(self) -> dict[str, Any]:
         """Returns the values that states and ranks have in common, as JSON takes them; see :data:`SIZE_IDENTITY`."""
@@ -139,7 +149,7 @@ class BatchSizes:
         return BucketTable.of(groups, len(self.reader), lambda ids: known_sizes(self.reader, ids))
 
 
-def check_buckets(recipe: Recipe, buckets: Buckets | None) -> None:
+def check_buckets(recipe: Recipe | Views, buckets: Buckets | None) -> None:
     """Raises ArgumentError if a recipe has T.BUCKET and there are no buckets, or the other way around."""
     if recipe.has_bucket and buckets is None:
         raise ArgumentError("the recipe has T.BUCKET, so the loader needs buckets=feeder.Buckets(...)")

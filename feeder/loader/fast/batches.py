@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from feeder.loader.fast.substitution import Substitution
-from feeder.loader.slots.image_slots import Samples, SlotView
+from feeder.loader.slots.image_slots import Samples, Sizes, SlotView
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
@@ -23,12 +23,12 @@ class Request(NamedTuple):
     Attributes:
         epoch: The epoch that the augmentation is drawn for.
         samples: The samples.
-        size: (height, width) of the images; None: the recipe's.
+        sizes: Sizes of the images; None: the recipe's.
     """
 
     epoch: int
     samples: Samples
-    size: tuple[int, int] | None = None
+    sizes: Sizes | None = None
 
 
 @dataclass

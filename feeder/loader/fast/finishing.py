@@ -9,7 +9,7 @@ import torch
 
 from feeder.dataset.targets import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
-from feeder.decoders.device.fused import DeviceSplit, split_for_device
+from feeder.decoders.device.fused import DeviceSplit
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.transforms import Views
@@ -138,7 +138,8 @@ class Finishing:
         if recipe is self._work.recipe:
             return self._views
         if recipe not in self._made:
-            self._made[recipe] = [_View(view, split_for_device(view), self._device) for view in recipe.views]
+            both = zip(recipe.views, self._work.splits_of(recipe), strict=True)
+            self._made[recipe] = [_View(view, split, self._device) for view, split in both]
         return self._made[recipe]
 
     def _labels(self, finished: Finished, labels: torch.Tensor, mixings: Sequence[Mixing] | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import weakref
 from collections.abc import Mapping
@@ -27,12 +28,14 @@ from feeder.loader.fast.ledger import Ledger
 from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
 from feeder.loader.fast.replay import Replay, check_replay_state
+from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.setup import make_engine, make_work
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
+from feeder.loader.slots.image_slots import Samples, Sizes
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order, goes_by_shard, in_blocks
@@ -67,10 +70,10 @@ class FastPath:
         self.order = Order(len(source), fixed.seed or 0, in_blocks(fixed.shuffle, options.batch_size), sizes)
         if isinstance(source.recipe, Views) and (fixed.buckets is not None or fixed.pad is not None):
             raise ArgumentError(
-                "buckets= and pad= are for one image of each sample, and the transform is Views, of fixed sizes; "
+                "buckets= and pad= are for one image of each sample, and the transform is Views, of their own sizes; "
                 "leave one of them out"
             )
-        self._sizes = BatchSizes(source.reader, source.recipe.views[0], fixed.seed or 0, fixed.buckets, fixed.pad)
+        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad)
         self.work, decoder = make_work(fixed, options, source, self._sizes)
         if self.work.table is not None:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
@@ -127,7 +130,11 @@ class FastPath:
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,
-            requests=requests(self.order, progress, self._sizes if self._sizes.varies else None),
+            requests=requests(
+                self.order,
+                progress,
+                functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None,
+            ),
             options=options,
             work=self.work,
             engine=self._idle_engine(place.epoch) if options.num_workers else None,
@@ -349,6 +356,11 @@ class FastPath:
             self._fingerprint = self.dataset.reader.fingerprint()
         identity = order_identity(order, self._fingerprint)
         return {**identity, "backend": self.backend, "fidelity": self.work.fidelity, **self._sizes.identity()}
+
+
+def _sizes_of(sizes: BatchSizes, work: Work, epoch: int, split: Split | None, step: int, samples: Samples) -> Sizes:
+    """Returns the sizes of a batch's images; see :meth:`BatchSizes.of`."""
+    return work.image_sizes(epoch, sizes.of(epoch, split, step, samples))
 
 
 def _ids(reader: Reader) -> npt.NDArray[np.int64] | None:

@@ -139,7 +139,7 @@ class Pool:
             slot: The slot.
             rows: (first row, number of rows) of each part.
             epoch: The epoch that the augmentation is drawn for.
-            size: (height, width) of the batch's images; None: that of the slots.
+            size: (height, width) of the batch's images, or of the first view; None: that of the slots.
 
         Returns:
             The parts' numbers.

@@ -24,7 +24,7 @@ from feeder.loader.fast.part_output import PaddedSink, PixelSink, Sink, StagedSi
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.substitution import SUBSTITUTES, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.image_slots import Layout, Samples, SlotView
+from feeder.loader.slots.image_slots import Layout, Samples, Sizes, SlotView
 from feeder.order.sample_order import substitute
 from feeder.system.warning import warn
 
@@ -138,13 +138,20 @@ class Work:
     def _splits(self) -> tuple[DeviceSplit | None, ...]:
         return self.splits or (None,) * len(self.recipe.views)
 
-    def _splits_of(self, recipe: Recipe | Views) -> tuple[DeviceSplit | None, ...]:
+    def splits_of(self, recipe: Recipe | Views) -> tuple[DeviceSplit | None, ...]:
         """Returns the splits of the recipe of one batch."""
         if recipe is self.recipe or not self.splits:
             return self._splits
         if recipe not in self._made_splits:
-            self._made_splits[recipe] = tuple(split_for_device(view) for view in recipe.views)
+            both = zip(recipe.views, self.splits, strict=True)
+            self._made_splits[recipe] = tuple(None if split is None else split_for_device(view) for view, split in both)
         return self._made_splits[recipe]
+
+    def image_sizes(self, epoch: int, size: tuple[int, int]) -> Sizes:
+        """Returns the sizes of a batch's images, of which the first has that (height, width)."""
+        if len(self.recipe.views) == 1:
+            return (size,)
+        return tuple(view.output_size or size for view in self.recipe.at(size, epoch).views)
 
     def make_larger(self, size: tuple[int, int]) -> None:
         """Has slots made for images of that (height, width), too."""
@@ -179,7 +186,7 @@ class Work:
         if self.pad is not None:
             return PaddedSink(self.decoder, recipe.views[0], images[0], self.pad.value, self.meter)
         if self.stager is None:
-            return PixelSink(self.decoder, recipe.views, self._splits_of(recipe), images, self.meter)
+            return PixelSink(self.decoder, recipe.views, self.splits_of(recipe), images, self.meter)
         return StagedSink(self.stager, recipe.views, images, self.meter)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:

@@ -60,7 +60,7 @@ class Part(NamedTuple):
         rows: Number of rows.
         epoch: The epoch that the augmentation is drawn for.
         is_last: 1 for the last of its batch.
-        height, width: Size of its batch's images, pixels; 0: that of the slots.
+        height, width: Size of its batch's images, or of the first view, pixels; 0: that of the slots.
     """
 
     number: int

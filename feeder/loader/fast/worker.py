@@ -82,7 +82,8 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
             view = views[part.slot]
             if part.height:
-                view = SlotView.of(layout, whole[part.slot], size=(part.height, part.width))
+                sizes = work.image_sizes(part.epoch, (part.height, part.width))
+                view = SlotView.of(layout, whole[part.slot], sizes=sizes)
             make_part(channel, board, number, part, view, work)
             idle_from = time.perf_counter_ns()
 

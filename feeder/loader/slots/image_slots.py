@@ -15,10 +15,13 @@ from feeder.errors import ArgumentError
 from feeder.loader.slots.slots import Guard, Slots
 from feeder.system.memory import available_bytes
 
-__all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "SlotView", "plan_slots"]
+__all__ = ["HELD_BATCHES", "Layout", "Ring", "Samples", "Sizes", "SlotView", "plan_slots"]
 
 # Batches that a training loop holds at a time: the one in use, and the one before it until the name is bound anew.
 HELD_BATCHES = 2
+
+# (height, width) of a batch's images, or of each view.
+Sizes = tuple[tuple[int, int], ...]
 
 _PAGE, _LINE = 4096, 64
 _COLUMNS = 3
@@ -60,9 +63,11 @@ class Layout:
         shape = self.images[0].shape
         return len(shape) == 1 or math.prod(size) <= math.prod(shape[1:])
 
-    def images_of(self, size: tuple[int, int] | None) -> tuple[Column, ...]:
-        """Returns the images of a batch of another (height, width), which fits in a slot; None: the layout's."""
-        return self.images if size is None else (Column((3, *size), self.images[0].dtype),)
+    def images_of(self, sizes: Sizes | None) -> tuple[Column, ...]:
+        """Returns the images of a batch of other sizes, which fit in a slot; None: the layout's."""
+        if sizes is None:
+            return self.images
+        return tuple(Column((3, *size), dtype) for size, (_, dtype) in zip(sizes, self.images, strict=True))
 
 
 class Samples(NamedTuple):
@@ -115,7 +120,7 @@ class SlotView:
         layout: Layout,
         memory: npt.NDArray[np.uint8],
         samples: Samples | None = None,
-        size: tuple[int, int] | None = None,
+        sizes: Sizes | None = None,
     ) -> SlotView:
         """Returns the view of a slot.
 
@@ -123,7 +128,7 @@ class SlotView:
             layout: Its layout.
             memory: uint8 [slot_bytes].
             samples: Those of a batch: the view has its first rows, and these samples. None: all rows.
-            size: (height, width) of the batch's images; None: that of the layout.
+            sizes: Sizes of the batch's images; None: those of the layout.
         """
         rows = layout.batch_size if samples is None else len(samples.ids)
         if samples is None:
@@ -131,7 +136,7 @@ class SlotView:
                 *(np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
             )
         labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * _COLUMNS)
-        columns = (*layout.images_of(size), *layout.further)
+        columns = (*layout.images_of(sizes), *layout.further)
         arrays = tuple(
             np.ndarray((rows, *shape), dtype, memory, offset)
             for (shape, dtype), offset in zip(columns, layout.offsets, strict=False)
@@ -139,18 +144,18 @@ class SlotView:
         return cls(samples, labels, arrays[: len(layout.images)], arrays[len(layout.images) :])
 
     @classmethod
-    def new(cls, layout: Layout, samples: Samples, size: tuple[int, int] | None = None) -> SlotView:
+    def new(cls, layout: Layout, samples: Samples, sizes: Sizes | None = None) -> SlotView:
         """Returns arrays for samples in ordinary memory, where each is freed alone."""
         rows = len(samples.ids)
         images, further = (
             tuple(np.empty((rows, *shape), dtype) for shape, dtype in columns)
-            for columns in (layout.images_of(size), layout.further)
+            for columns in (layout.images_of(sizes), layout.further)
         )
         return cls(samples, np.empty(rows, layout.label_dtype), images, further)
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """(height, width) of the images, where they are pixels."""
+        """(height, width) of the images, or of the first view, where they are pixels."""
         height, width = self.images[0].shape[-2:]
         return height, width
 
@@ -179,9 +184,9 @@ class Ring(Slots):
         self.layout = layout
         self.views = [SlotView.of(layout, self.whole[k]) for k in range(slots)]
 
-    def lease_view(self, slot: int, samples: Samples | None = None, size: tuple[int, int] | None = None) -> SlotView:
+    def lease_view(self, slot: int, samples: Samples | None = None, sizes: Sizes | None = None) -> SlotView:
         """Leases a slot as :meth:`lease` does; returns its view, see :meth:`SlotView.of`. Its arrays keep the slot."""
-        return SlotView.of(self.layout, self.lease(slot), samples, size)
+        return SlotView.of(self.layout, self.lease(slot), samples, sizes)
 
 
 def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -> tuple[int, int]:
