@@ -60,14 +60,13 @@ class Setting(NamedTuple):
             shard(self.images, str(out), ShardOptions())
         return str(out)
 
-    def dataset(self, shards: str, transform: Any, **options: Any) -> feeder.ShardDataset:
+    def dataset(self, shards: str, transform: Any, **options: Any) -> Any:
         """A shard set, as often as it takes to make a long epoch."""
-        times = self.times(len(feeder.ShardDataset(shards, labels=False)))
-        return feeder.ShardDataset([shards] * times, transform, **options)
+        return self.long(feeder.ShardDataset(shards, transform, **options))
 
-    def times(self, samples: int) -> int:
-        """Number of repeats of a dataset that make a long epoch."""
-        return -(-_EPOCH // samples)
+    def long(self, dataset: Any) -> Any:
+        """A dataset, as often as it takes to make a long epoch."""
+        return torch.utils.data.ConcatDataset([dataset] * -(-_EPOCH // len(dataset)))
 
 
 class Task(NamedTuple):

@@ -30,12 +30,7 @@ def feeds(setting: Setting) -> dict[str, Feed]:
 
 def feeds_of_files(setting: Setting) -> dict[str, Feed]:
     """Returns the rivals on the images as they are."""
-
-    def open_files(transform: Any) -> Any:
-        dataset: Any = feeder.FolderDataset(setting.images, transform)
-        return torch.utils.data.ConcatDataset([dataset] * setting.times(len(dataset)))
-
-    return _feeds(setting, open_files)
+    return _feeds(setting, lambda transform: setting.long(feeder.FolderDataset(setting.images, transform)))
 
 
 def dino(setting: Setting) -> dict[str, Feed]:

@@ -16,6 +16,7 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, Sizes, SlotView
+from feeder.loader.slots.reused_memory import ReusedMemory
 from feeder.order.sample_order import Order
 from feeder.order.split import Split, ordered_batches
 from feeder.system.warning import warn
@@ -62,14 +63,18 @@ def make_here(
 ) -> Iterator[Finished | BaseException]:
     """Makes each batch in the calling process, when it is asked for, in ordinary memory.
 
+    The next batches use it again, see :class:`feeder.loader.slots.reused_memory.ReusedMemory`.
+
     Args:
         work: Makes the samples.
         requests: The batches.
         sums: int64 [5]; grow with every batch, see :data:`feeder.loader.fast.part_report.PART_SUMS`.
     """
+    layout = work.layout(0)
+    empty = [ReusedMemory().empty for _ in (*layout.images, *layout.further)]
     for request in requests:
         rows = len(request.samples.ids)
-        arrays = SlotView.new(work.layout(rows), request.samples, request.sizes)
+        arrays = SlotView.new(work.layout(rows), request.samples, request.sizes, empty)
         started = time.perf_counter_ns()
         try:
             report = work.run(request.epoch, arrays)

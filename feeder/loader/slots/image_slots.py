@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -144,14 +145,27 @@ class SlotView:
         return cls(samples, labels, arrays[: len(layout.images)], arrays[len(layout.images) :])
 
     @classmethod
-    def new(cls, layout: Layout, samples: Samples, sizes: Sizes | None = None) -> SlotView:
-        """Returns arrays for samples in ordinary memory, where each is freed alone."""
+    def new(
+        cls,
+        layout: Layout,
+        samples: Samples,
+        sizes: Sizes | None = None,
+        empty: Sequence[Callable[[tuple[int, ...], Any], npt.NDArray[Any]]] = (),
+    ) -> SlotView:
+        """Returns arrays for samples in ordinary memory, where each is freed alone.
+
+        Args:
+            layout: The layout of a slot for them.
+            samples: The samples.
+            sizes: Sizes of the images; None: those of the layout.
+            empty: Makes each array of the images and the further ones; empty: :func:`numpy.empty`.
+        """
         rows = len(samples.ids)
-        images, further = (
-            tuple(np.empty((rows, *shape), dtype) for shape, dtype in columns)
-            for columns in (layout.images_of(sizes), layout.further)
-        )
-        return cls(samples, np.empty(rows, layout.label_dtype), images, further)
+        columns = (*layout.images_of(sizes), *layout.further)
+        makers = empty or (np.empty,) * len(columns)
+        arrays = tuple(make((rows, *shape), dtype) for make, (shape, dtype) in zip(makers, columns, strict=True))
+        images = arrays[: len(layout.images)]
+        return cls(samples, np.empty(rows, layout.label_dtype), images, arrays[len(images) :])
 
     @property
     def image_size(self) -> tuple[int, int]:
