@@ -5,6 +5,11 @@
     ├── SourceError        the input dataset can't be read as a whole (one bad sample is not an error)
     ├── ShardError         the output folder can't be written, or holds something else
     │   └── LockedError    another writer is at work on it
+    ├── StoreError         an object store, or a URL, can't be read or written; names scheme, host, bucket and key
+    │   ├── NotFoundError  there is no such object
+    │   ├── ChangedError   the object is not the one that was read before
+    │   ├── ConflictError  somebody else has written the object
+    │   └── ListingError   the store can't list objects
     ├── FormatError        a shard set, index or manifest is damaged, or of an unknown version
     ├── BackendError       a decode backend is missing, or can't run the recipe
     ├── DecodeError        one sample can't be decoded; names its key, shard and offset
@@ -22,12 +27,17 @@ from feeder.system.text import printable
 __all__ = [
     "ArgumentError",
     "BackendError",
+    "ChangedError",
+    "ConflictError",
     "DecodeError",
     "FeederError",
     "FormatError",
+    "ListingError",
     "LockedError",
+    "NotFoundError",
     "ShardError",
     "SourceError",
+    "StoreError",
     "WorkerError",
     "stop_in_a_batch",
 ]
@@ -56,6 +66,26 @@ class ShardError(FeederError):
 
 class LockedError(ShardError):
     """Another writer is at work on the output folder."""
+
+
+class StoreError(FeederError):
+    """An object store, or a URL, can't be read or written."""
+
+
+class NotFoundError(StoreError):
+    """There is no such object."""
+
+
+class ChangedError(StoreError):
+    """An object is not the one that was read before."""
+
+
+class ConflictError(StoreError):
+    """Somebody else has written an object that was to be created or replaced."""
+
+
+class ListingError(StoreError):
+    """The store can't list objects."""
 
 
 class FormatError(FeederError):

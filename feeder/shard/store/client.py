@@ -1,0 +1,134 @@
+"""Clients of obstore: options, certificates and credentials, as other tools take them from the environment.
+
+Note [Redirects]
+obstore follows redirects. On the way to another host it drops the signature, but not a session's token, and nothing
+can tell it to stop. So stores with credentials get a proxy at an address where nobody listens, for all hosts but their
+own: a redirect to any other host fails there. Where the environment names a proxy for the store, that one is kept.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+
+from feeder.errors import StoreError
+from feeder.shard.store.fault import GUARD_ADDRESS
+from feeder.shard.store.url import Url
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
+
+__all__ = ["allows_http", "make_client"]
+
+_CONNECT_S = 2
+_STALL_S = 5  # without a byte; then the request is repeated
+_STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes
+_REQUEST_S = 60
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+                "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
+_CONTAINERS = "169.254.170.2"  # gives credentials to the containers of ECS
+
+
+def allows_http(asked: bool | None) -> bool:
+    """Returns whether plain http is allowed; None asks the environment."""
+    if asked is not None:
+        return asked
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on")
+
+
+def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
+    """Returns a client for the objects below a URL; it repeats nothing when reading.
+
+    Raises:
+        StoreError: if credentials are asked for that can't be had.
+    """
+    seconds = datetime.timedelta
+    options: dict[str, Any] = {
+        "allow_http": allow_http,
+        "allow_invalid_certificates": False,
+        "connect_timeout": seconds(seconds=_CONNECT_S),
+        "read_timeout": seconds(seconds=_STALL_WRITING_S if writing else _STALL_S),
+        "timeout": seconds(seconds=_REQUEST_S),
+    }
+    bundle = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
+    if bundle:
+        try:
+            with open(bundle, "rb") as file:
+                options["root_certificate"] = file.read()
+        except OSError as error:
+            raise StoreError(
+                f"{bundle}: can't be read: {error.strerror}; AWS_CA_BUNDLE or SSL_CERT_FILE names it"
+            ) from None
+    backoff = {"init_backoff": seconds(milliseconds=50), "max_backoff": seconds(seconds=1), "base": 2}
+    retry: dict[str, Any] = {
+        "max_retries": 10 if writing else 0,
+        "retry_timeout": seconds(seconds=20),
+        "backoff": backoff,
+    }
+    common: dict[str, Any] = {"client_options": options, "retry_config": retry}
+    prefix = url.prefix or None
+    if url.scheme in ("http", "https"):
+        return HTTPStore(_base(url), **common)
+    if url.scheme == "gs":
+        base = {"base_url": url.endpoint} if url.endpoint else {}
+        return GCSStore(url.place, prefix=prefix, **base, **common)  # type: ignore[arg-type]
+    if url.scheme == "az":
+        endpoint = {"endpoint": url.endpoint} if url.endpoint else {}
+        return AzureStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
+    config: dict[str, Any] = {}
+    if url.service:  # obstore knows not all of the names that boto3 has for it
+        config["endpoint"] = url.service
+    provider, region = _profile(url)
+    region = url.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or region
+    if region:
+        config["region"] = region
+    options.update(_guard(url, region or "us-east-1"))
+    return S3Store(url.place, prefix=prefix, credential_provider=provider, **config, **common)
+
+
+def _base(url: Url) -> str:
+    """Returns the URL to ask a web server, its path percent-encoded as the user typed it."""
+    path = urllib.parse.quote(url.prefix, safe="/%~!$&'()*+,;=:@")
+    return f"{url.scheme}://{url.place}/{path}"
+
+
+def _profile(url: Url) -> tuple[Any, str]:
+    """Returns what gives the credentials of a profile, and its region; None if obstore's own ways come first."""
+    if any(os.environ.get(name) for name in _CREDENTIALS):
+        return None, ""
+    named = os.environ.get("AWS_PROFILE")
+    shared = os.path.expanduser(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
+    if not named and not os.path.isfile(shared):
+        return None, ""
+    asked = f"the profile {named!r} (AWS_PROFILE)" if named else f"the credentials in {shared}"
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ModuleNotFoundError:
+        raise StoreError(
+            f"{url}: {asked} can only be read with boto3: pip install 'feeder-data[remote-aws]', or set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
+    try:
+        session = boto3.Session()
+        return Boto3CredentialProvider(session), session.region_name or ""
+    except (BotoCoreError, ValueError) as error:
+        raise StoreError(f"{url}: {asked} can't be used: {error}") from None
+
+
+def _guard(url: Url, region: str) -> dict[str, str]:
+    """Returns the options that keep redirects from other hosts; see Note [Redirects]."""
+    host = urllib.parse.urlsplit(url.service).hostname or f"s3.{region}.amazonaws.com"
+    proxies = urllib.request.getproxies_environment()
+    if (proxies.get("https") or proxies.get("http") or proxies.get("all")) and not urllib.request.proxy_bypass(host):
+        return {}
+    provider = urllib.parse.urlsplit(os.environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")).hostname
+    token_service = urllib.parse.urlsplit(os.environ.get("AWS_STS_ENDPOINT", "")).hostname
+    own = [host, token_service or f"sts.{region}.amazonaws.com", _CONTAINERS, *([provider] if provider else [])]
+    return {"proxy_url": f"http://{GUARD_ADDRESS}", "proxy_excludes": ",".join(own)}

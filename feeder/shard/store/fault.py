@@ -1,0 +1,114 @@
+"""Faults of stores: the kind of each error that obstore raises, and the reason to show."""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import NamedTuple
+
+__all__ = ["GUARD_ADDRESS", "Fault", "Kind", "fault_of"]
+
+# Nobody listens there. Redirects to other hosts end at it, see Note [Redirects] in client.py.
+GUARD_ADDRESS = "127.0.0.1:1"
+
+_DEBUG = "Debug source:"
+_STATUS = re.compile(r"status code: (\d{3})([^:\n]*)(?::\s*(.*))?", re.DOTALL)
+_CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,400})</Message>|\"message\":\s*\"([^\"]{1,400})\"")
+_EXPIRED = re.compile(r"expired|TokenRefreshRequired|InvalidToken", re.IGNORECASE)
+_CERTIFICATE = re.compile(r"certificate[^\n\"]*|UnknownIssuer|NotValidForName|CertExpired|Expired\b", re.IGNORECASE)
+_SYSTEM = re.compile(r"message: \"([^\"]{1,200})\"")
+
+
+class Kind(enum.Enum):
+    """The kinds of faults, by what is to be done about them."""
+
+    TRANSIENT = enum.auto()  # may be over at the next attempt
+    EXPIRED = enum.auto()  # new credentials may help
+    MISSING = enum.auto()
+    CONDITION = enum.auto()  # If-Match or If-None-Match does not hold
+    FINAL = enum.auto()
+
+
+class Fault(NamedTuple):
+    """An error of a store: its kind, the reason, and the way out if there is one."""
+
+    kind: Kind
+    reason: str
+    advice: str = ""
+
+
+def fault_of(error: Exception) -> Fault:
+    """Returns the fault that an error of obstore tells of.
+
+    obstore has no attributes for them, so the texts are read. Only the store's own code and message get into the
+    reason, as the rest may hold keys of access, tokens and signatures.
+    """
+    from obstore import exceptions
+
+    text, _, debug = str(error).partition(_DEBUG)
+    if isinstance(error, exceptions.PreconditionError | exceptions.AlreadyExistsError | exceptions.NotModifiedError):
+        return Fault(Kind.CONDITION, "it is another object by now")
+    if isinstance(error, exceptions.InvalidPathError):
+        return Fault(Kind.FINAL, "the name of an object has an empty part, '.' or '..'", "rename such objects")
+    if "169.254." in text or "/latest/api/token" in text or "metadata.google" in text:
+        return Fault(
+            Kind.FINAL,
+            "no credentials are found, neither in the environment nor from the machine's role",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or for a public bucket "
+            "AWS_SKIP_SIGNATURE=true (GOOGLE_..., AZURE_... for gs:// and az://)",
+        )
+    status = _STATUS.search(text)
+    if status is not None:
+        return _of_status(int(status[1]), f"{status[1]}{status[2]}".strip(), status[3] or "")
+    if isinstance(error, FileNotFoundError):
+        return Fault(Kind.MISSING, "there is no such object")
+    if "redirect without LOCATION" in text:
+        return Fault(Kind.FINAL, "the bucket lies in another region", "set AWS_REGION, or ?region= in the URL")
+    if GUARD_ADDRESS in debug:
+        return Fault(Kind.FINAL, "the store redirects to another host, which must not get the credentials")
+    if "BadScheme" in debug:
+        return Fault(
+            Kind.FINAL, "the store or a redirect is without encryption (http)", "set allow_http=True to allow it"
+        )
+    if "range requested" in text.lower() or "NotPartial" in debug:
+        return Fault(Kind.FINAL, "the server does not answer requests for ranges of bytes", "serve it by another one")
+    certificate = _CERTIFICATE.search(debug)
+    if certificate is not None and ("tls" in debug.lower() or "InvalidCertificate" in debug):
+        return Fault(
+            Kind.FINAL,
+            f"the server's certificate is refused ({certificate[0].strip()})",
+            "for a private authority name its file in AWS_CA_BUNDLE or SSL_CERT_FILE",
+        )
+    if isinstance(error, exceptions.BaseError) and ("HTTP error" in text or "HttpError" in debug):
+        system = _SYSTEM.search(debug)
+        timed_out = "TimedOut" in debug or "kind: Timeout" in debug
+        reason = "no answer in time" if timed_out else system[1] if system else "the connection broke"
+        return Fault(Kind.TRANSIENT, reason)
+    return Fault(Kind.FINAL, text.partition("\n")[0].partition("://")[0][:200].strip() or type(error).__name__)
+
+
+def _of_status(number: int, status: str, body: str) -> Fault:
+    """Returns the fault of an answer that is an error."""
+    code = _CODE.search(body)
+    message = _MESSAGE.search(body)
+    parts = [status, code[1] if code else "", (message[1] or message[2]) if message else ""]
+    reason = ": ".join(part for part in parts if part)
+    name = code[1] if code else ""
+    if _EXPIRED.search(name) or (number == 401 and not name):
+        return Fault(Kind.EXPIRED, reason, "get new credentials and run again")
+    if number == 404:
+        if name in ("NoSuchBucket", "ContainerNotFound"):
+            return Fault(Kind.FINAL, "there is no such bucket")
+        return Fault(Kind.MISSING, "there is no such object")
+    if number == 416:
+        return Fault(Kind.FINAL, "the object is shorter than expected", "it was replaced, or is damaged")
+    if number in (408, 429) or (number >= 500 and number != 501):
+        return Fault(Kind.TRANSIENT, reason)
+    advice = {
+        301: "set AWS_REGION, or ?region= in the URL",
+        307: "name the host that it redirects to as the endpoint",
+        401: "check the credentials",
+        403: "check the credentials and the bucket's permissions; a missing object can look the same",
+    }
+    return Fault(Kind.FINAL, reason, advice.get(number, ""))

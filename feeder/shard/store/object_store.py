@@ -1,0 +1,246 @@
+"""Objects in S3, Google Cloud Storage, Azure and behind web servers, by obstore."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import obstore
+from obstore.exceptions import BaseError
+
+from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
+from feeder.shard.store.client import allows_http, make_client
+from feeder.shard.store.fault import Fault, Kind, fault_of
+from feeder.shard.store.store import TIMEOUT_S, Bytes, Entry
+from feeder.shard.store.url import Url, check_key
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Client
+
+__all__ = ["RANGE_BYTES", "ObjectStore"]
+
+RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
+_PART_BYTES = 8 << 20
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
+# Of a store that has never answered, a wrong host or a missing network is told soon.
+_FIRST_ANSWER_S = 20.0
+
+_Result = TypeVar("_Result")
+
+
+class ObjectStore:
+    """Objects below a URL; see :class:`feeder.shard.store.store.Store`.
+
+    Args:
+        url: The URL.
+        allow_http: True to talk to it without encryption; None asks the environment.
+        timeout: Seconds that each call goes on trying without an answer; 20 at most before the first answer.
+
+    Attributes:
+        url: The URL.
+        retries: Number of requests that were repeated so far.
+    """
+
+    def __init__(self, url: Url, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S) -> None:
+        self.url = url
+        self.retries = 0
+        self.timeout = timeout
+        self._allow_http = allows_http(allow_http)
+        if (url.scheme == "http" or url.service.lower().startswith("http://")) and not self._allow_http:
+            raise StoreError(
+                f"{url.object('')}: is without encryption (http), so anybody on the way can read and change it: use "
+                "https, or allow it with allow_http=True or AWS_ALLOW_HTTP=true"
+            )
+        self._lock = threading.Lock()
+        self._clients: dict[bool, Client] = {}  # by whether it writes
+        self._has_answered = False
+
+    def size(self, key: str) -> Entry:
+        self._check(key)
+        return self._call(key, lambda: self._head(key))
+
+    def get(self, key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> Bytes:
+        self._check(key)
+        if end is None:
+            entry = self.size(key)
+            if etag and entry.etag and entry.etag != etag:
+                raise self._changed(key)
+            end, etag = entry.size_bytes, etag or entry.etag
+        if end - start <= RANGE_BYTES:
+            return self._range(key, start, end, etag)
+        data = bytearray(end - start)
+        for first in range(start, end, RANGE_BYTES):
+            last = min(first + RANGE_BYTES, end)
+            data[first - start : last - start] = self._range(key, first, last, etag)
+        return data
+
+    def put(
+        self, key: str, data: Bytes | os.PathLike[str], *, if_absent: bool = False, if_match: Entry | None = None
+    ) -> Entry:
+        self._check(key)
+        if self.url.scheme in ("http", "https"):
+            raise StoreError(f"{self.url.object(key)}: a web server is only read; write to s3://, gs:// or az://")
+        if not if_absent and if_match is None:
+            source: Any = Path(data) if isinstance(data, os.PathLike) else data
+            self._call(key, lambda: obstore.put(self._client(True), key, source, chunk_size=_PART_BYTES))
+            return self.size(key)  # stores tell no ETag of what comes in parts
+        content = Path(data).read_bytes() if isinstance(data, os.PathLike) else bytes(data)
+        mode: Any = "create"
+        if if_match is not None:
+            names = {"e_tag": if_match.etag, "version": if_match.version}
+            mode = {name: value for name, value in names.items() if value}
+        before = self.retries
+        try:
+            # By the client that repeats nothing, so that it is known whether an answer may have been lost.
+            answer = self._call(key, lambda: obstore.put(self._client(False), key, content, mode=mode))
+        except ChangedError:
+            if self.retries > before and (own := self._written(key, content)) is not None:
+                return own
+            raise ConflictError(
+                f"{self.url.object(key)}: somebody else has " + ("written it" if if_absent else "changed it")
+            ) from None
+        return Entry(key, len(content), answer["e_tag"] or "", answer["version"])
+
+    def delete(self, key: str) -> None:
+        self._check(key)
+        with contextlib.suppress(NotFoundError):
+            self._call(key, lambda: obstore.delete(self._client(False), key))
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        if self.url.scheme in ("http", "https"):
+            raise ListingError(
+                f"{self.url.object(prefix)}: a web server can't list its files; name them one by one, in a manifest "
+                "or by a pattern such as https://host/train-{000..009}.tar"
+            )
+        if prefix:
+            self._check(prefix)
+        last: str | None = None
+        while True:
+            page = self._call(prefix, functools.partial(self._page, prefix, last))
+            for each in page:
+                yield Entry(
+                    each["path"],
+                    each["size"],
+                    each["e_tag"] or "",
+                    each["version"],
+                    int(each["last_modified"].timestamp() * 1e9),
+                )
+            if not page:
+                return
+            last = page[-1]["path"]
+
+    def _page(self, prefix: str, after: str | None) -> Sequence[Any]:
+        return list(next(iter(obstore.list(self._client(False), prefix or None, offset=after, chunk_size=1000)), []))
+
+    def _head(self, key: str) -> Entry:
+        client = self._client(False)
+        try:
+            found = obstore.head(client, key)
+        except (BaseError, OSError) as error:
+            if fault_of(error).kind is Kind.TRANSIENT:
+                raise
+            # The answer to HEAD has no body, and so no reason. That to GET has one.
+            found = obstore.get(client, key, options={"range": (0, 1)}).meta
+        return Entry(
+            key, found["size"], found["e_tag"] or "", found["version"], int(found["last_modified"].timestamp() * 1e9)
+        )
+
+    def _range(self, key: str, start: int, end: int, etag: str | None) -> Bytes:
+        if start == end:
+            return b""
+        options: Any = {"range": (start, end)} | ({"if_match": etag} if etag else {})
+
+        def request() -> Bytes:
+            result = obstore.get(self._client(False), key, options=options)
+            found = result.meta
+            if etag and found["e_tag"] and found["e_tag"] != etag:  # a server that does not know If-Match
+                raise self._changed(key)
+            if found["size"] < end:
+                raise StoreError(
+                    f"{self.url.object(key)}: has {found['size']:,} bytes, expected at least {end:,}: it was replaced, "
+                    "or is damaged"
+                )
+            data = memoryview(result.bytes())
+            if len(data) != end - start:
+                raise ConnectionError(f"{len(data)} bytes came, {end - start} were asked for")
+            return data
+
+        return self._call(key, request)
+
+    def _written(self, key: str, content: bytes) -> Entry | None:
+        """Returns the entry of an object if it has these contents."""
+        entry = self.size(key)
+        if entry.size_bytes == len(content) and self.get(key, 0, len(content), entry.etag) == content:
+            return entry
+        return None
+
+    def _changed(self, key: str) -> ChangedError:
+        return ChangedError(
+            f"{self.url.object(key)}: was replaced while it was being read; a shard set must not change: write the new "
+            "one to another place, and start again"
+        )
+
+    def _check(self, key: str) -> None:
+        try:
+            check_key(key, str(self.url))
+        except ArgumentError as error:
+            raise StoreError(str(error)) from None
+
+    def _client(self, writing: bool) -> Client:
+        with self._lock:
+            if writing not in self._clients:
+                self._clients[writing] = make_client(self.url, allow_http=self._allow_http, writing=writing)
+            return self._clients[writing]
+
+    def _call(self, key: str, request: Callable[[], _Result]) -> _Result:
+        """Returns a request's answer; repeats it after faults that may pass.
+
+        Raises:
+            StoreError: naming the object, for any other fault.
+        """
+        began = time.monotonic()
+        attempt = 0
+        is_refreshed = False
+        while True:
+            clients = self._clients
+            try:
+                result = request()
+                self._has_answered = True
+                return result
+            except (BaseError, OSError, ValueError) as error:
+                fault = Fault(Kind.TRANSIENT, str(error)) if isinstance(error, ConnectionError) else fault_of(error)
+            attempt += 1
+            if fault.kind is Kind.EXPIRED and not is_refreshed:
+                # Made anew, the clients read environment, files and roles again.
+                is_refreshed = True
+                with self._lock:
+                    if self._clients is clients:
+                        self._clients = {}
+            elif fault.kind is not Kind.TRANSIENT:
+                self._has_answered = True
+                raise self._error(key, fault)
+            else:
+                patience_s = self.timeout if self._has_answered else min(self.timeout, _FIRST_ANSWER_S)
+                waited_s = time.monotonic() - began
+                if waited_s >= patience_s:
+                    raise StoreError(
+                        f"{self.url.object(key)}: no answer for {waited_s:.0f} s, in {attempt} attempts; the last: "
+                        f"{fault.reason}. Check the network and the store, then run again"
+                    )
+                pause_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
+                time.sleep(pause_s * random.uniform(0.5, 1))
+            with self._lock:
+                self.retries += 1
+
+    def _error(self, key: str, fault: Fault) -> StoreError:
+        if fault.kind is Kind.CONDITION:
+            return self._changed(key)
+        text = f"{self.url.object(key)}: {fault.reason}" + (f"; {fault.advice}" if fault.advice else "")
+        return NotFoundError(text) if fault.kind is Kind.MISSING else StoreError(text)

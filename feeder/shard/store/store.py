@@ -1,0 +1,131 @@
+"""The contract of stores of objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from feeder.errors import StoreError
+from feeder.shard.store.url import Url
+
+__all__ = ["TIMEOUT_S", "Bytes", "Entry", "Store", "open_store"]
+
+TIMEOUT_S = 600.0  # the longest time without network that is survived by default
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Entry(NamedTuple):
+    """An object of a store.
+
+    Attributes:
+        key: Its key, relative to the store's URL.
+        size_bytes: Its size.
+        etag: Changes with its contents; empty if the server gives none.
+        version: The store's own number of this version, if it has one; needed to replace exactly this one.
+        modified_ns: Time of its last change, ns since 1970.
+    """
+
+    key: str
+    size_bytes: int
+    etag: str = ""
+    version: str | None = None
+    modified_ns: int = 0
+
+
+class Store(Protocol):
+    """Objects below a URL. All methods may be called by several threads, and release the GIL while they wait.
+
+    Each retries what a network or a server may get over: answers 408, 429 and 5xx, connections that break, are refused
+    or stall. Other errors are raised at once, with the store's own reason.
+
+    Attributes:
+        url: The URL of the prefix; keys are relative to it, and never lead out of it.
+        retries: Number of requests that were repeated so far.
+    """
+
+    url: Url
+    retries: int
+
+    def size(self, key: str) -> Entry:
+        """Returns an object's entry.
+
+        Raises:
+            NotFoundError: if there is none.
+            StoreError: if the store can't be read.
+        """
+
+    def get(self, key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> Bytes:
+        """Returns an object's bytes, all that were asked for.
+
+        Args:
+            key: The object.
+            start: The first byte.
+            end: The byte after the last; None for the object's end.
+            etag: The entry's; empty or None takes the object as it is.
+
+        Raises:
+            NotFoundError: if there is none.
+            ChangedError: if the object has another ETag by now.
+            StoreError: if the store can't be read, or the object ends before ``end``.
+        """
+
+    def put(
+        self, key: str, data: Bytes | os.PathLike[str], *, if_absent: bool = False, if_match: Entry | None = None
+    ) -> Entry:
+        """Writes an object. It appears whole or not at all.
+
+        Args:
+            key: The object.
+            data: Its bytes, or the file to upload.
+            if_absent: True to write only if there is none yet.
+            if_match: Writes only if this is still the object there.
+
+        Returns:
+            The entry of the new object.
+
+        Raises:
+            ConflictError: if the condition does not hold.
+            StoreError: if the store can't be written.
+        """
+
+    def delete(self, key: str) -> None:
+        """Deletes an object, if it is there."""
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        """Yields the objects below a folder, sorted by key.
+
+        Args:
+            prefix: The folder, without a slash at its end; empty for all.
+
+        Raises:
+            ListingError: if the store can't list.
+        """
+
+
+def open_store(url: Url | str, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S) -> Store:
+    """Opens a store. Nothing is sent yet.
+
+    obstore, which it uses, hangs in a process that was forked after its use: open stores only in processes that fork
+    nothing afterwards, such as command line tools and the fetcher.
+
+    Args:
+        url: Its URL.
+        allow_http: True to talk to it without encryption; None takes ``AWS_ALLOW_HTTP`` from the environment.
+        timeout: Seconds that each call goes on trying without an answer.
+
+    Raises:
+        StoreError: if obstore is not installed, or the URL is without encryption and that is not allowed.
+        ArgumentError: as :meth:`Url.parse`.
+    """
+    try:
+        from feeder.shard.store.object_store import ObjectStore
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise StoreError(
+            f"{url if isinstance(url, Url) else Url.parse(url)}: object stores need the package obstore: "
+            "pip install 'feeder-data[remote]'"
+        ) from None
+    return ObjectStore(Url.parse(url) if isinstance(url, str) else url, allow_http=allow_http, timeout=timeout)
