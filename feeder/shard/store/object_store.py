@@ -92,21 +92,41 @@ class ObjectStore:
             self._call(key, lambda: obstore.put(self._client(True), key, source, chunk_size=_PART_BYTES))
             return self.size(key)  # stores tell no ETag of what comes in parts
         content = Path(data).read_bytes() if isinstance(data, os.PathLike) else bytes(data)
-        mode: Any = "create"
-        if if_match is not None:
-            names = {"e_tag": if_match.etag, "version": if_match.version}
-            mode = {name: value for name, value in names.items() if value}
         before = self.retries
         try:
-            # By the client that repeats nothing, so that it is known whether an answer may have been lost.
-            answer = self._call(key, lambda: obstore.put(self._client(False), key, content, mode=mode))
+            return self._put_if(key, content, if_match, if_match.etag if if_match else "")
         except ChangedError:
-            if self.retries > before and (own := self._written(key, content)) is not None:
-                return own
-            raise ConflictError(
-                f"{self.url.object(key)}: somebody else has " + ("written it" if if_absent else "changed it")
-            ) from None
+            now = self._entry_or_none(key)
+        if now is not None and if_match is not None and now.etag == if_match.etag:
+            # It is still the same: Ceph's gateway compares with the ETag without its quotes.
+            with contextlib.suppress(ChangedError):
+                return self._put_if(key, content, if_match, if_match.etag.strip('"'))
+        # Of a request that was repeated, the first answer may have been lost.
+        if self.retries > before and now is not None and self._holds(now, content):
+            return now
+        raise ConflictError(
+            f"{self.url.object(key)}: somebody else has " + ("written it" if if_absent else "changed it")
+        )
+
+    def _put_if(self, key: str, content: bytes, if_match: Entry | None, etag: str) -> Entry:
+        """Creates an object or replaces one; raises ChangedError if that must not be."""
+        mode: Any = "create"
+        if if_match is not None:
+            mode = {name: value for name, value in (("e_tag", etag), ("version", if_match.version)) if value}
+        # By the client that repeats nothing, so that it is known whether an answer may have been lost.
+        answer = self._call(key, lambda: obstore.put(self._client(False), key, content, mode=mode))
         return Entry(key, len(content), answer["e_tag"] or "", answer["version"])
+
+    def _entry_or_none(self, key: str) -> Entry | None:
+        try:
+            return self.size(key)
+        except NotFoundError:
+            return None
+
+    def _holds(self, entry: Entry, content: bytes) -> bool:
+        if entry.size_bytes != len(content):
+            return False
+        return self.get(entry.key, 0, len(content), entry.etag) == content
 
     def delete(self, key: str) -> None:
         self._check(key)
@@ -173,13 +193,6 @@ class ObjectStore:
             return data
 
         return self._call(key, request)
-
-    def _written(self, key: str, content: bytes) -> Entry | None:
-        """Returns the entry of an object if it has these contents."""
-        entry = self.size(key)
-        if entry.size_bytes == len(content) and self.get(key, 0, len(content), entry.etag) == content:
-            return entry
-        return None
 
     def _changed(self, key: str) -> ChangedError:
         return ChangedError(

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from feeder.errors import ArgumentError
+from feeder.shard.store.url import Url, is_remote, local_path
+
+
+def test_a_url_is_read_into_its_parts() -> None:
+    url = Url.parse("S3://bucket/sets/imagenet/?region=eu-west-1&endpoint=https://ceph.example:8443/")
+    assert url == Url("s3", "bucket", "sets/imagenet", "eu-west-1", "https://ceph.example:8443")
+    assert (str(url), url.name) == ("s3://bucket/sets/imagenet", "imagenet")
+    assert url.object("shard-000000.tar") == "s3://bucket/sets/imagenet/shard-000000.tar (at ceph.example:8443)"
+    assert Url.parse("https://Host.example:1/a b/") == Url("https", "host.example:1", "a b")
+    assert (url.joined("more/x").prefix, url.joined("x").parent()) == ("sets/imagenet/more/x", url)
+    assert pickle.loads(pickle.dumps(url)) == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://KEY:HIDDEN@bucket/set",
+        "https://HIDDEN@host/set",
+        "s3://bucket/set?X-Amz-Signature=HIDDEN",
+        "s3://bucket/set?region=eu-west-1&token=HIDDEN",
+        "https://host/set?sig=HIDDEN",
+        "https://host/set?region=HIDDEN",
+        "s3://bucket/set?HIDDEN",
+        "s3://bucket/set?endpoint=https://KEY:HIDDEN@host",
+        "s3://bucket/set?endpoint=https://host/HIDDEN",
+        "s3://bucket/set?endpoint=ftp://HIDDEN",
+        "s3://bucket/set?region=not%20HIDDEN",
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Url.parse(text)
+    assert "HIDDEN" not in str(caught.value)
+    assert "://" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ftp://host/x", "s3://", "s3:///key", "s3://bucket/../x", "s3://bucket/a//b", "s3://bucket/a\nb", "https://a b/",
+     "pipe:cat x", "https://host/x#part", "s3://bücket/x"],
+)  # fmt: skip
+def test_what_is_not_a_url_of_a_store_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentError):
+        Url.parse(text)
+
+
+def test_the_same_names_at_two_endpoints_are_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    plain = Url.parse("s3://bucket/set").identity()
+    there = Url.parse("s3://bucket/set?endpoint=https://one.example").identity()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://one.example/")
+    assert Url.parse("s3://bucket/set").identity() == there != plain
+    assert Url.parse("s3://bucket/set?region=eu-west-1").identity() == there
+
+
+def test_a_secret_in_an_endpoint_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://KEY:HIDDEN@one.example")
+    assert Url.parse("s3://bucket/set").object("x") == "s3://bucket/set/x (at one.example)"
+
+
+def test_paths_and_file_urls_are_local() -> None:
+    assert not is_remote("/data/a:b//c")
+    assert not is_remote("file:///data/set")
+    assert is_remote("s3://bucket/set")
+    assert local_path("file:///data/a%20b") == "/data/a b"
+    assert local_path("relative/set") == "relative/set"
+    with pytest.raises(ArgumentError, match="this machine"):
+        local_path("file://server/data")
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", ".", "a\0b"])
+def test_a_key_never_leads_out_of_its_url(key: str) -> None:
+    with pytest.raises(ArgumentError):
+        Url.parse("s3://bucket/set").joined(key)
