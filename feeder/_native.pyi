@@ -212,6 +212,9 @@ def decode_views(
         ValueError: an argument has another shape, dtype or value than the above.
     """
 
+def libjpeg_turbo() -> tuple[str, bool]:
+    """Returns the version of the libjpeg-turbo inside, and True if it uses its SIMD code here."""
+
 def libjpeg_decode(data: _Buffer) -> npt.NDArray[np.uint8]:
     """Decodes a whole JPEG with libjpeg-turbo alone: the yardstick of tests and benchmarks.
 

@@ -131,6 +131,18 @@ def _torch_cuda() -> str | None:
     return match[1] if match else None
 
 
+def _kernels() -> str:
+    """Returns what is known of the native kernels, for people."""
+    if importlib.util.find_spec("feeder._native") is None:
+        return "without native kernels"
+    try:
+        from feeder import _native
+    except ImportError as error:
+        return f"with native kernels that do not load: {error}"
+    turbo, simd = _native.libjpeg_turbo()
+    return f"with native kernels at {_native.simd_level()}, libjpeg-turbo {turbo}{'' if simd else ' without SIMD'}"
+
+
 def versions() -> dict[str, Any]:
     """Returns versions by name, ready for JSON: None for what is absent, and ``pillow`` in detail."""
     pillow = pillow_info()
@@ -155,7 +167,7 @@ def report() -> str:
     found = versions()
     cuda = f"CUDA {found['torch_cuda']}" if found["torch_cuda"] else "CPU only"
     rows = [
-        ("feeder", f"{found['feeder']}, {'with' if found['native'] else 'without'} native kernels"),
+        ("feeder", f"{found['feeder']}, {_kernels()}"),
         ("Python", f"{found['python']} on {found['platform']}"),
         ("torch", f"{found['torch']} ({cuda})" if found["torch"] else "absent"),
         ("numpy", found["numpy"] or "absent"),

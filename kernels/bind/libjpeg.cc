@@ -14,6 +14,7 @@
 #include "cpu/jpeg/baseline.h"
 #include "cpu/jpeg/idct.h"
 #include "cpu/jpeg/idct_libjpeg.h"
+#include "cpu/jpeg/libjpeg.h"
 #include "cpu/jpeg/libjpeg_decode.h"
 #include "cpu/jpeg/planes.h"
 
@@ -139,9 +140,16 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>> inverse_dct(Blocks blocks, Quant qu
     return nb::ndarray<nb::numpy, uint8_t, nb::ndim<3>>(samples, 3, shape, owner);
 }
 
+#define FEEDER_TEXT(x) #x
+#define FEEDER_TEXT_OF(macro) FEEDER_TEXT(macro)
+
+nb::tuple libjpeg_turbo() { return nb::make_tuple(FEEDER_TEXT_OF(LIBJPEG_TURBO_VERSION), LibjpegIdct().simd()); }
+
 }  // namespace
 
 void add_libjpeg(nb::module_& module) {
+    module.def("libjpeg_turbo", &libjpeg_turbo,
+               "Returns the version of the libjpeg-turbo inside, and True if it uses its SIMD code here.");
     module.def("libjpeg_decode", &libjpeg_decode, "data"_a,
                "Decodes a whole JPEG with libjpeg-turbo alone: the yardstick of tests and benchmarks.\n\n"
                "Returns:\n"

@@ -9,26 +9,26 @@
 namespace feeder {
 namespace {
 
-#if defined(__x86_64__)
-// clang before 17 has no name for it in __builtin_cpu_supports.
-bool has_f16c() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-#endif
-
+// Not __builtin_cpu_supports: with zig's runtime library it is linked and always false.
 SimdLevel detect() {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() && __builtin_cpu_supports("bmi2");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
-    if (avx512) return SimdLevel::avx512;
-    if (avx2) return SimdLevel::avx2;
-#endif
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kBasic = bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kBasic) != kBasic) return SimdLevel::portable;
+    // The register states that the operating system saves.
+    unsigned saved = 0, upper = 0;
+    __asm__("xgetbv" : "=a"(saved), "=d"(upper) : "c"(0));
+    constexpr unsigned kYmm = 0x06, kZmm = 0xE6;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return SimdLevel::portable;
+    constexpr unsigned kAvx2 = bit_AVX2 | bit_BMI2;
+    if ((saved & kYmm) != kYmm || (b & kAvx2) != kAvx2) return SimdLevel::portable;
+    constexpr unsigned kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    constexpr unsigned kMore = bit_AVX512VNNI | bit_AVX512VBMI;
+    if ((saved & kZmm) != kZmm || (b & kAvx512) != kAvx512 || (c & kMore) != kMore) return SimdLevel::avx2;
+    return SimdLevel::avx512;
+#else
     return SimdLevel::portable;
+#endif
 }
 
 std::atomic<SimdLevel>& current() {

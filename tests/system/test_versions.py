@@ -129,3 +129,11 @@ def test_nothing_heavy_is_imported() -> None:
 
 def test_the_command_prints_it() -> None:
     assert run_python("import sys; from feeder.tools.cli import main; sys.exit(main(['--version', '-v']))") == text()
+
+
+def test_the_report_names_the_kernels_level_and_their_libjpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    from feeder import _native
+
+    assert re.search(rf"with native kernels at {_native.simd_level()}, libjpeg-turbo [\d.]+$", text(), re.MULTILINE)
+    monkeypatch.setenv("JSIMD_FORCENONE", "1")
+    assert re.search(r"libjpeg-turbo [\d.]+ without SIMD$", text(), re.MULTILINE)

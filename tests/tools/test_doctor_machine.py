@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,14 @@ def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "feeder.tools.doctor.packages.distributions", lambda: {"nvidia-dali-cuda130", "nvidia-dali-cuda120"}
     )
     assert levels(check_packages(new, FOUND))["DALI"] == "problem"
+
+
+def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JSIMD_FORCENONE", "1")
+    code, found = doctor()
+    assert (code, found["kernels"].level, found["kernels"].remedy) == (1, "problem", "unset JSIMD_FORCENONE")
+    monkeypatch.delenv("JSIMD_FORCENONE")
+    assert re.search(r"libjpeg-turbo \d", doctor()[1]["kernels"].found)
 
 
 @pytest.mark.parametrize(

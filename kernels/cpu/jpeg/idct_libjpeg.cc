@@ -4,6 +4,9 @@
 
 #include "cpu/jpeg/libjpeg.h"
 
+// From libjpeg-turbo's jdct.h, which no system installs: the function that it takes where it has no SIMD code.
+extern "C" void jpeg_idct_islow(j_decompress_ptr, jpeg_component_info*, JCOEFPTR, JSAMPARRAY, JDIMENSION);
+
 namespace feeder {
 namespace {
 
@@ -54,6 +57,8 @@ LibjpegIdct::LibjpegIdct() : state_(std::make_unique<State>()) {}
 LibjpegIdct::~LibjpegIdct() = default;
 
 bool LibjpegIdct::ready() const { return state_->function != nullptr; }
+
+bool LibjpegIdct::simd() const { return ready() && state_->function != jpeg_idct_islow; }
 
 void LibjpegIdct::run(const IdctBlock& block, const int16_t* quant, ptrdiff_t stride_bytes) {
     JSAMPROW rows[8];

@@ -20,6 +20,8 @@ class LibjpegIdct {
 
     // False if libjpeg did not start.
     bool ready() const;
+    // False where libjpeg takes its plain C function: built without an assembler, or JSIMD_FORCENONE=1.
+    bool simd() const;
     // `quant` in natural order, aligned to 16 bytes as the block's coefficients are.
     void run(const IdctBlock& block, const int16_t* quant, ptrdiff_t stride_bytes);
 

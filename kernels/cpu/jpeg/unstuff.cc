@@ -20,10 +20,14 @@ size_t unstuff(ByteSpan file, size_t begin, size_t end, uint8_t* out, size_t& st
                 _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i, bytes);
                 mask |= static_cast<unsigned>(_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, ones))) << (16 * i);
             }
-            const int plain = mask == 0 ? 32 : __builtin_ctz(mask);
+            if (mask == 0) {  // a branch, which the CPU predicts; a selected step would wait for the bytes
+                from += 32;
+                to += 32;
+                continue;
+            }
+            const int plain = __builtin_ctz(mask);
             from += plain;
             to += plain;
-            if (mask == 0) continue;
         }
 #endif
         if (*from == 0xFF) {
