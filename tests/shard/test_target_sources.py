@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,51 @@ def test_a_dataset_has_the_boxes_and_the_masks_in_them(tmp_path: Path) -> None:
             assert (found["labels"].tolist(), found["instance"]) == ([0], [1])
             ys, xs = mask.nonzero(as_tuple=True)
             assert [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1] == [15, 3, 21, 9]
+
+
+def test_cocos_keypoints_move_with_the_image(tmp_path: Path) -> None:
+    rows = [
+        {"image_id": 10, "id": 7, "keypoints": [4, 5, 2, 0, 0, 0], "num_keypoints": 1},
+        {"image_id": 10, "id": 8, "keypoints": [20, 6, 1, 3.5, 3, 2], "num_keypoints": 2, "category_id": 18},
+        {"image_id": 10, "id": 9, "keypoints": [], "num_keypoints": 0},
+    ]
+    out = run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=str(coco(tmp_path, rows)))
+    assert json.loads(member(out, "a.jpg", "kp.json") or b"") == {
+        "keypoints": [[[4, 5], [0, 0]], [[20, 6], [3.5, 3]], [[0, 0], [0, 0]]],
+        "visibility": [[2, 0], [1, 2], [0, 0]],
+        "labels": [0, 1, 0],
+        "id": [7, 8, 9],
+    }
+    empty: dict[str, list[Any]] = {"keypoints": [], "visibility": [], "labels": [], "id": []}
+    assert json.loads(member(out, "b.jpg", "kp.json") or b"") == empty
+    assert boxes_of(out, "a.jpg").keys() == {"boxes", "labels", "id", "num_keypoints"}
+    recipe = T.Compose([T.CenterCrop((16, 18)), T.RandomHorizontalFlip(1.0), T.SanitizeKeyPoints()])
+    dataset = feeder.ShardDataset(out, recipe, targets={"kp.json": T.KeyPoints()})
+    (found,) = (found for _, _, (found,) in feeder.DataLoader(dataset) if found["id"])
+    assert found["keypoints"].tolist() == [[[0, 6], [16.5, 3]]]
+    assert (found["visibility"], found["labels"].tolist(), found["id"]) == ([[1, 2]], [1], [8])
+
+
+def test_keypoints_without_points_in_the_file_give_no_field(tmp_path: Path) -> None:
+    rows = [{"image_id": 10, "keypoints": []}]
+    out = run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=str(coco(tmp_path, rows)))
+    assert member(out, "a.jpg", "kp.json") is None
+
+
+@pytest.mark.parametrize(
+    ("keypoints", "message"),
+    [
+        ([1, 2], r"annotation 101: expected keypoints \[x, y, visibility, ...\], got \[1, 2\]"),
+        ("abc", "annotation 101: expected keypoints .* got abc"),
+        ([1, 2, 1, 3, 4, 1], "annotation 101: has 2 keypoints, and the file's first one has 1"),
+    ],
+)
+def test_bad_keypoints_reject_their_image(tmp_path: Path, keypoints: Any, message: str) -> None:
+    rows = [{"image_id": 10, "keypoints": [1, 2, 2]}, {"image_id": 11, "keypoints": keypoints}]
+    out = run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=str(coco(tmp_path, rows)))
+    assert [path for path, _, _ in samples_of(out)] == ["a.jpg"]
+    (reason,) = rejected(out).values()
+    assert re.search(message, reason)
 
 
 def test_more_instances_than_a_byte_counts_take_16_bits(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""COCO's instances JSON: boxes, labels and segmentations of a folder of images."""
+"""COCO's JSON of instances or keypoints: boxes, labels, segmentations and keypoints of a folder of images."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from feeder.shard.source.source import Source, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 
-__all__ = ["BOXES", "INSTANCES", "SEGMENTATION", "as_json", "open_coco"]
+__all__ = ["BOXES", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "as_json", "open_coco"]
 
 BOXES = "boxes.json"
+KEYPOINTS = "kp.json"
 SEGMENTATION = "segmentation.json"
 INSTANCES = "instances.png"
-_TAKEN = ("bbox", "category_id", "image_id", "segmentation")
+_TAKEN = ("bbox", "category_id", "image_id", "keypoints", "segmentation")
 _MOST_BYTE = 255
 _MOST_BITS = 60
 
@@ -38,7 +39,7 @@ def open_coco(
     images: str, annotations: str, spool_path: str, names: str | None = None, *, instance_masks: bool = False
 ) -> Source:
     """Lists the images of an instances JSON. Each gets ``boxes.json``: boxes as (left, top, right, bottom), labels, and
-    the annotations' further values.
+    the annotations' further values; and ``kp.json`` if the file has keypoints, those of each box with their visibility.
 
     Args:
         images: Folder of the images.
@@ -76,6 +77,8 @@ def open_coco(
         else:
             source.reject(f"{shown}#{annotation.get('id')}", "is of an image that the file does not list")
     further = dict.fromkeys(key for each in data["annotations"] for key in each if key not in _TAKEN)
+    keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
+    count = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
     with Spool(source, spool_path) as spool:
         for image in data["images"]:
             path = image["file_name"]
@@ -90,6 +93,10 @@ def open_coco(
                 else:
                     found["instance"] = list(range(1, len(found["boxes"]) + 1))
                     parts = [spool.add(INSTANCES, rasterize(objects[image["id"]], image))]
+                if keypoints:
+                    points = _points(objects[image["id"]], count)
+                    same = {key: found[key] for key in ("labels", "id") if key in found}
+                    parts.append(spool.add(KEYPOINTS, as_json(points | same)))
                 parts.append(spool.add(BOXES, as_json(found)))
             except ValueError as error:
                 source.reject(path, str(error))
@@ -175,6 +182,39 @@ def _boxes(objects: Sequence[Annotation], labels: Mapping[int, int], further: Se
         found["boxes"].append([x, y, x + width, y + height])
         found["labels"].append(labels[each["category_id"]])
     return found | {key: [each.get(key) for each in objects] for key in further if key not in found}
+
+
+def _points(objects: Sequence[Annotation], count: int) -> dict[str, list[Any]]:
+    """Returns the points and their visibility in ``kp.json``, a group for each of the image's annotations.
+
+    An annotation without keypoints has those of COCO's objects that are not labeled: at 0, of visibility 0.
+
+    Args:
+        objects: The image's annotations.
+        count: Number of points in a group.
+
+    Raises:
+        ValueError: naming the annotation that is wrong.
+    """
+    found: dict[str, list[Any]] = {"keypoints": [], "visibility": []}
+    for each in objects:
+        flat: Any = each.get("keypoints") or [0] * 3 * count
+        if not _are_triples(flat):
+            raise ValueError(
+                f"annotation {each.get('id')}: expected keypoints [x, y, visibility, ...], got {str(flat)[:60]}"
+            )
+        if len(flat) != 3 * count:
+            raise ValueError(
+                f"annotation {each.get('id')}: has {len(flat) // 3} keypoints, and the file's first one has {count}; "
+                "give each kind of objects a file of its own"
+            )
+        found["keypoints"].append([list(point) for point in zip(flat[::3], flat[1::3], strict=True)])
+        found["visibility"].append(flat[2::3])
+    return found
+
+
+def _are_triples(values: Any) -> bool:
+    return _are_numbers(values) and len(values) % 3 == 0
 
 
 def _are_numbers(values: Any) -> bool:
