@@ -138,6 +138,11 @@ class FolderReader:
             raise self.at(DecodeError(f"{path} can't be read: {error.strerror}"), i) from None
 
     @property
+    def is_remote(self) -> bool:
+        """See :class:`Reader`."""
+        return False
+
+    @property
     def place(self) -> str:
         """The folder."""
         return self.root

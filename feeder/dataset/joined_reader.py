@@ -45,6 +45,11 @@ class JoinedReader:
         """See :class:`Reader`."""
         return self.readers[0].place + (f" and {len(self.readers) - 1} more" if len(self.readers) > 1 else "")
 
+    @property
+    def is_remote(self) -> bool:
+        """See :class:`Reader`; True if that holds for one of the readers."""
+        return any(reader.is_remote for reader in self.readers)
+
     def __len__(self) -> int:
         return int(self.starts[-1])
 

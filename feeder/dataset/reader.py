@@ -80,6 +80,7 @@ class Reader(Protocol):
         classes: Class names by label; None if they are not known.
         label_dtype: The dtype of one label: int64, float32, or a subarray of K float32.
         place: Path of the index or folder.
+        is_remote: True if samples come from an object store, by way of a cache.
     """
 
     classes: list[str] | None
@@ -87,6 +88,9 @@ class Reader(Protocol):
 
     @property
     def place(self) -> str: ...
+
+    @property
+    def is_remote(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -156,3 +160,18 @@ def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
                 f"field {name!r} is refused: its format runs code when it is loaded; store it as json, npy or text"
             )
     return tuple(fields)
+
+
+class RemoteReader(Reader, Protocol):
+    """A reader for which ``is_remote`` is True.
+
+    Attributes:
+        store_bytes: Size of all shards.
+        cache_bytes: Most that the cache may hold of them.
+    """
+
+    @property
+    def store_bytes(self) -> int: ...
+
+    @property
+    def cache_bytes(self) -> int: ...

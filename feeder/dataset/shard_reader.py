@@ -256,6 +256,11 @@ class ShardReader(ShardFields):
         return Peek(index.length[ids].astype(np.int64), sizes, np.isin(index.field[ids], jpeg))
 
     @property
+    def is_remote(self) -> bool:
+        """See :class:`Reader`."""
+        return False
+
+    @property
     def place(self) -> str:
         """Path of the index."""
         return self.index.path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,12 @@ from torch.utils.data import ConcatDataset, Subset
 
 from feeder.dataset.base import FeederDataset, keeps_samples
 from feeder.dataset.joined_reader import JoinedReader
-from feeder.dataset.reader import Reader
+from feeder.dataset.reader import Reader, RemoteReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
-__all__ = ["as_feeder", "dataset_fingerprint", "differing_part", "is_feeders", "joined_in"]
+__all__ = ["as_feeder", "dataset_fingerprint", "differing_part", "is_feeders", "joined_in", "remote_readers"]
 
 
 def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | None:
@@ -69,6 +69,24 @@ def dataset_fingerprint(dataset: Any) -> str:
         except (TypeError, ValueError):  # a derived class may take anything
             digest.update(repr(dataset.indices).encode())
     return digest.hexdigest()
+
+
+def remote_readers(dataset: Any) -> list[RemoteReader]:
+    """Returns the readers of all remote sets that a dataset has samples of, ``Subset`` and ``ConcatDataset`` of feeder
+    datasets included."""
+    if isinstance(dataset, ConcatDataset):
+        return [reader for each in dataset.datasets for reader in remote_readers(each)]
+    if isinstance(dataset, Subset):
+        return remote_readers(dataset.dataset)
+    return _remote(dataset.reader) if isinstance(dataset, FeederDataset) else []
+
+
+def _remote(reader: Reader) -> list[RemoteReader]:
+    if isinstance(reader, PartReader):
+        return _remote(reader.whole)
+    if isinstance(reader, JoinedReader):
+        return [each for part in reader.readers for each in _remote(part)]
+    return [cast(RemoteReader, reader)] if reader.is_remote else []
 
 
 def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:

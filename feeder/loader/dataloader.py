@@ -34,9 +34,10 @@ from feeder.loader.options import (
 from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
 from feeder.loader.samplers import change_order, follow_sampler, show_order, tell_epoch
+from feeder.loader.shuffle_choice import choose_shuffle
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
-from feeder.order.sample_order import Shuffle, goes_by_shard, in_blocks
+from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard, in_blocks
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 from feeder.transforms import BatchOp
@@ -101,7 +102,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             something can't be pickled.
         worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of seed, rank, the
             epoch that the workers start in and the worker's number.
-        shuffle: For feeder datasets also a :class:`feeder.Window` or :class:`feeder.Lanes`.
+        shuffle: For feeder datasets also a :class:`feeder.Window` or :class:`feeder.Lanes`. True is a full shuffle of
+            local samples, and ``Lanes()`` of remote ones, with a warning; "full" is a full shuffle of either, and
+            refused if a remote set does not fit its cache. With True a run keeps the order that it was begun with,
+            wherever the set then lies.
         in_order: Ignored on the fast path: batches always come in order, as resume rests on it.
         generator: For feeder datasets the source of ``seed``.
         seed: Seed of order and augmentation, 0 to 2**64-1; None: drawn from ``generator`` when the loader is made, 0
@@ -164,7 +168,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self,
         dataset: Any,
         batch_size: int | None = 1,
-        shuffle: Shuffle | None = None,
+        shuffle: Shuffle | FullShuffle | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
         num_workers: int | Literal["auto"] = 0,
@@ -203,9 +207,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         metrics_address: str = "127.0.0.1",
         progress: bool = False,
     ) -> None:
+        chosen = choose_shuffle(
+            dataset,
+            shuffle,
+            by_size=buckets is not None or getattr(pad, "group_by_aspect", False),
+            ranks=None if rank is None or world_size is None else (rank, world_size),
+        )
         path = self._path_choice = choose_path(
             dataset,
-            shuffle=shuffle,
+            shuffle=chosen,
             in_batches=batch_size is not None or batch_sampler is not None,
             own_order=sampler is None and batch_sampler is None,
             collates=collate_fn not in DEFAULT_COLLATES,
@@ -214,7 +224,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if seed is None and (path.is_fast or path.is_split_generic):
             seed = 0 if generator is None else draw_seed(generator)
         fixed = FixedOptions(
-            shuffle=shuffle if goes_by_shard(shuffle) else bool(shuffle),
+            shuffle=chosen,
+            follows_state=chosen is not False and shuffle != "full" and not goes_by_shard(shuffle),
             seed=seed,
             backend=backend,
             fidelity=fidelity,
@@ -247,7 +258,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         super().__init__(
             dataset,
             batch_size,
-            bool(shuffle) if goes_by_shard(shuffle) else shuffle,
+            None if shuffle is None else bool(chosen),
             sampler,
             batch_sampler,
             num_workers,
@@ -395,7 +406,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shuffle = self._fixed.shuffle
         order = order_of(self.dataset, self.seed or 0, in_blocks(shuffle, self.batch_size))
         show_order(self, order)
-        return SplitOrder(self.dataset, order, shuffle, self.batch_size, self.drop_last, self._epoch_options().ranks)
+        return SplitOrder(
+            self.dataset,
+            order,
+            shuffle,
+            self._fixed.follows_state,
+            self.batch_size,
+            self.drop_last,
+            self._epoch_options().ranks,
+        )
 
     def _aim(self, epoch: int) -> None:
         """Sets the epoch as a framework does it, by the sampler, which may have made the iterator already."""
@@ -511,7 +530,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if self._fast is None:
             self._generic.load_state_dict(self, state_dict)
-            if self._generic.order is not None and isinstance(self._fixed.shuffle, Lanes):
+            if self._generic.order is not None and (
+                self._fixed.follows_state or isinstance(self._fixed.shuffle, Lanes)
+            ):
                 change_order(self, self._generic.order.order())
         else:
             self._fast.load_state_dict(state_dict)

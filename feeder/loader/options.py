@@ -21,7 +21,7 @@ from feeder.transforms.pad_to_batch import PadToBatch
 __all__ = ["DEFAULT_COLLATES", "CopyStream", "DeviceOptions", "EpochOptions", "FixedOptions", "checked_device"]
 
 DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
-_ON_BOTH_PATHS = ("shuffle", "batch_sampler", "collate_fn", "worker_init_fn")
+_ON_BOTH_PATHS = ("shuffle", "follows_state", "batch_sampler", "collate_fn", "worker_init_fn")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class FixedOptions:
 
     Attributes:
         shuffle: The way to shuffle, in feeder's own order.
+        follows_state: True if a state decides between a full shuffle and lanes, as ``shuffle=True`` leaves it open.
         seed: Seed of order and augmentation, 0 to 2**64-1; None: not given.
         backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load, worker_init_fn: See
             :class:`feeder.DataLoader`.
@@ -42,6 +43,7 @@ class FixedOptions:
     """
 
     shuffle: Shuffle = False
+    follows_state: bool = False
     seed: int | None = None
     backend: str = "auto"
     fidelity: str = "fast"

@@ -118,7 +118,7 @@ class PathChoice:
 def choose_path(
     dataset: Any,
     *,
-    shuffle: Shuffle | None,
+    shuffle: Shuffle,
     in_batches: bool,
     own_order: bool,
     collates: bool,
@@ -128,7 +128,7 @@ def choose_path(
 
     Args:
         dataset: The loader's dataset.
-        shuffle: The loader's argument.
+        shuffle: The way to shuffle.
         in_batches: False if the loader gives single samples.
         own_order: True without an explicit sampler.
         collates: True with the user's ``collate_fn``, which can put together images of different sizes.

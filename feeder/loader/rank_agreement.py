@@ -84,19 +84,36 @@ def order_identity(order: Order, fingerprint: str) -> dict[str, Any]:
     }
 
 
-def resumed_order(order: Order, given: Shuffle, state: Mapping[str, Any]) -> Order:
+def resumed_order(
+    order: Order, given: Shuffle, state: Mapping[str, Any], make: Callable[[Shuffle], Order | None] | None
+) -> Order:
     """Returns the order of the run that a state is of: in lanes, with the block of the run's first loader.
 
     Args:
         order: The loader's order.
-        given: The way to shuffle as the caller gave it; with a block of its own it is not changed.
+        given: The way to shuffle; lanes with a block of their own are not changed.
         state: The state, which :func:`check_identity` checks afterwards.
+        make: Returns the loader's order by another way to shuffle, None if it can't have that; if the caller left it to
+            feeder by ``shuffle=True``, which stands for lanes or for a full shuffle. None: not left to feeder.
     """
     saved = state.get("shuffle")
+    if make is not None:
+        shuffle = True if saved is True else _saved_lanes(saved)
+        return order if shuffle is None or shuffle == order.shuffle else make(shuffle) or order
     block = saved.get("block") if isinstance(saved, Mapping) else None
     if not isinstance(given, Lanes) or given.block is not None or type(block) is not int or block < 1:
         return order
     return dataclasses.replace(order, shuffle=dataclasses.replace(given, block=block))
+
+
+def _saved_lanes(saved: Any) -> Lanes | None:
+    """Returns the lanes of a state; None if it has others, or none."""
+    if not isinstance(saved, Mapping) or type(saved.get("block")) is not int:
+        return None
+    try:
+        return Lanes(saved.get("lanes"), saved.get("window"), saved["block"])  # type: ignore[arg-type]
+    except ArgumentError:
+        return None
 
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

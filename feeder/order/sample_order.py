@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Order", "Shuffle", "Window", "goes_by_shard", "in_blocks", "substitute"]
+__all__ = ["FullShuffle", "Order", "Shuffle", "Window", "goes_by_shard", "in_blocks", "substitute"]
 
 
 def substitute(position: int, attempt: int, n: int, seed: int, epoch: int) -> int:
@@ -62,6 +62,7 @@ class Window:
 
 
 Shuffle: TypeAlias = bool | Window | Lanes
+FullShuffle: TypeAlias = Literal["full"]
 
 
 def goes_by_shard(shuffle: object) -> TypeIs[Window | Lanes]:

@@ -144,7 +144,8 @@ def test_another_batch_size_or_world_size_is_told_once_with_the_share_of_shards(
 
 def test_states_of_another_shuffle_are_refused(dataset: ShardDataset) -> None:
     state = _loader(dataset).state_dict()
-    for shuffle in (True, Window(8), Lanes(8, 8), Lanes(4, 9), Lanes(4, 8, block=6)):
+    others: list[Any] = ["full", Window(8), Lanes(8, 8), Lanes(4, 9), Lanes(4, 8, block=6)]
+    for shuffle in others:
         with pytest.raises(ArgumentError, match=r"its shuffle is .*'lanes': 4, 'window': 8, 'block': 5"):
             _loader(dataset, shuffle=shuffle).load_state_dict(state)
     for shuffle in (True, Window(8), Lanes(8, 8), Lanes(4, 9)):

@@ -26,7 +26,7 @@ ROOMS = (
     ("dataset",),
     ("loader.options", "loader.stateful", "loader.random_state", "loader.group_store", "loader.collate_errors"),
     ("loader.ranks",),
-    ("loader.rank_agreement", "loader.path_choice"),
+    ("loader.rank_agreement", "loader.path_choice", "loader.shuffle_choice"),
     ("loader.observe",),
     ("loader.slots",),
     ("loader.workers",),

@@ -35,10 +35,11 @@ from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
+from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.slots.image_slots import Samples, Sizes
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
-from feeder.order.sample_order import Order, goes_by_shard, in_blocks
+from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.split import Split
 from feeder.system.warning import warn
 from feeder.transforms import Views
@@ -66,8 +67,7 @@ class FastPath:
         self._worker_init: WorkerInit | None = None
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
-        sizes = source.reader.shard_sizes() if goes_by_shard(fixed.shuffle) else np.zeros(0, np.int64)
-        self.order = Order(len(source), fixed.seed or 0, in_blocks(fixed.shuffle, options.batch_size), sizes)
+        self.order = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
         if isinstance(source.recipe, Views) and (fixed.buckets is not None or fixed.pad is not None):
             raise ArgumentError(
                 "buckets= and pad= are for one image of each sample, and the transform is Views, of their own sizes; "
@@ -91,6 +91,21 @@ class FastPath:
         self._has_warned = self._has_told = False
         self._agreement = Agreement()
         self._left_after: int | None = None
+
+    def _order_by(self, shuffle: Shuffle) -> Order:
+        """Returns the order of the dataset by a way to shuffle."""
+        reader = self.dataset.reader
+        sizes = reader.shard_sizes() if goes_by_shard(shuffle) else np.zeros(0, np.int64)
+        return Order(len(self.dataset), self._fixed.seed or 0, shuffle, sizes)
+
+    def _reordered(self, shuffle: Shuffle) -> Order | None:
+        """Returns the order by which a run goes on that was begun where the dataset lay elsewhere."""
+        ids = _ids(self.dataset.reader)
+        if isinstance(self.order, BucketOrder) or (ids is not None and (np.diff(ids) < 0).any()):
+            return None
+        if shuffle is True:
+            refuse_full_shuffle(self._given_dataset)
+        return self._order_by(shuffle)
 
     def split(self, options: EpochOptions, place: Place | None = None) -> Split:
         """Returns this rank's part of an epoch, from a place on; None: from the start."""
@@ -241,7 +256,8 @@ class FastPath:
         version = state.get("version")
         if version != _STATE_VERSION:
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
-        order = resumed_order(self.order, self._fixed.shuffle, state)
+        make = self._reordered if self._fixed.follows_state else None
+        order = resumed_order(self.order, self._fixed.shuffle, state, make)
         check_identity(state, dict.fromkeys(SIZE_IDENTITY) | self._identity(order))
         epoch = state.get("epoch")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:

@@ -118,7 +118,7 @@ def _check_sizes(fixed: FixedOptions, options: EpochOptions, decoder: Decoder, s
         raise ArgumentError(f"{name} decides about the order, and so does a sampler: leave one of them out")
     if groups and goes_by_shard(fixed.shuffle):
         kind = type(fixed.shuffle).__name__
-        raise ArgumentError(f"{name} shuffles whole buckets: give shuffle=True in place of {kind}(...)")
+        raise ArgumentError(f"{name} shuffles whole buckets: give shuffle='full' in place of {kind}(...)")
     if fixed.pad is not None and fixed.mix is not None:
         raise ArgumentError("mix= mixes images of one size, and pad= is for images of different sizes: leave one out")
 

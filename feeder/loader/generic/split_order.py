@@ -22,6 +22,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
+from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.workers.seeding import seeded
 from feeder.order.random import check_range
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard
@@ -100,7 +101,7 @@ def order_of(dataset: Any, seed: int, shuffle: Shuffle) -> Order:
         if not isinstance(source, FeederDataset) or len(source) != len(source.reader):
             raise ArgumentError(
                 f"shuffle={type(shuffle).__name__}(...) needs to know the samples of each shard, and not for all "
-                f"samples of this {type(dataset).__name__} they are known; take shuffle=True"
+                f"samples of this {type(dataset).__name__} they are known; take shuffle='full'"
             )
         sizes = source.reader.shard_sizes()
     return Order(len(dataset), seed, shuffle, sizes)
@@ -113,6 +114,7 @@ class SplitOrder:
         dataset: A feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
         order: Its order. The number of samples is asked of the dataset again for each epoch.
         shuffle: The way to shuffle as the caller gave it.
+        follows_state: See :class:`feeder.loader.options.FixedOptions`.
         batch_size: Samples in a batch; None: single samples.
         drop_last: Leave out a last step that can't fill every rank's batch.
         ranks: (rank, world size) where they are given; None: those of the job.
@@ -127,11 +129,13 @@ class SplitOrder:
         dataset: Any,
         order: Order,
         shuffle: Shuffle,
+        follows_state: bool,
         batch_size: int | None,
         drop_last: bool,
         ranks: tuple[int, int] | None,
     ) -> None:
         self._dataset, self._order, self._shuffle, self._given = dataset, order, shuffle, ranks
+        self._follows_state = follows_state
         self._batch_size, self._drop_last = batch_size or 1, drop_last
         self.seeding = Seeding(order.seed, goes_by_shard(order.shuffle))
         self.padded: list[int] = []
@@ -207,9 +211,15 @@ class SplitOrder:
             self._fingerprint = dataset_fingerprint(self._dataset)
         return order_identity(order, self._fingerprint)
 
+    def _reordered(self, shuffle: Shuffle) -> Order:
+        """Returns the order by which a run goes on that was begun where the dataset lay elsewhere."""
+        if shuffle is True:
+            refuse_full_shuffle(self._dataset)
+        return order_of(self._dataset, self._order.seed, shuffle)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the order of a state, and refuses one of another dataset, seed or order."""
-        order = resumed_order(self._order, self._shuffle, state)
+        order = resumed_order(self._order, self._shuffle, state, self._reordered if self._follows_state else None)
         check_identity(state, self._identity(order))
         self._order = order
 
