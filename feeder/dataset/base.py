@@ -14,11 +14,12 @@ from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox
 from feeder.dataset.extras import Extra, MemberField, NamedField
+from feeder.dataset.further_images import key_rows
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.stacking import check_stackable
-from feeder.dataset.targets import TargetValue, targets_in
+from feeder.dataset.targets import targets_in
 from feeder.errors import ArgumentError
 from feeder.system.text import count
 
@@ -102,14 +103,14 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
         seed = int(torch.empty((), dtype=torch.int64).random_()) % (1 << 64)
-        return self._drawn(seed, 0, np.arange(len(self.recipe.views) * len(ids)), ids)
+        return self._drawn(seed, 0, np.arange(key_rows(self.recipe, self.extras) * len(ids)), ids)
 
     def _drawn(
         self, seed: int, epoch: int, keys: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
     ) -> list[tuple[Any, ...]]:
         if self._decoder is None:
             self._decoder = SampleDecoder(self.reader, self.recipe, self.extras)
-        keys = keys.reshape(len(self.recipe.views), len(ids))
+        keys = keys.reshape(key_rows(self.recipe, self.extras), len(ids))
         images, labels, fields = self._decoder.decode(seed, epoch, keys, ids)
         return as_samples(images, labels, fields, self.recipe.output_dtype)
 
@@ -125,7 +126,8 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the further fields."""
-        return tuple(extra.name for extra in self.extras if not isinstance(extra, TargetValue))
+        moved = targets_in(self.extras)
+        return tuple(extra.name for extra in self.extras if extra not in moved)
 
     if not TYPE_CHECKING:  # a type checker would take it for every name
 
@@ -212,8 +214,8 @@ def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[i
         ids: Sample ids, 0 or more.
     """
     found = np.array(ids, np.int64)
-    views = np.arange(len(dataset.recipe.views))[:, None]
-    return dataset._drawn(seed, epoch, found + views * len(dataset), found)
+    rows = np.arange(key_rows(dataset.recipe, dataset.extras))[:, None]
+    return dataset._drawn(seed, epoch, found + rows * len(dataset), found)
 
 
 def keeps_samples(dataset: Any, base: type) -> bool:

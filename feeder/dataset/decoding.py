@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.extras import Extra
+from feeder.dataset.further_images import FurtherImage
 from feeder.dataset.reader import Reader
 from feeder.dataset.targets import boxes_of
 from feeder.decoders.decoder import View
@@ -22,7 +23,7 @@ from feeder.system.warning import warn
 from feeder.transforms import Views
 
 if TYPE_CHECKING:
-    from feeder.transforms import Recipe
+    from feeder.transforms import Draws, Recipe
 
 __all__ = ["DecodeCounts", "SampleDecoder", "counted"]
 
@@ -64,7 +65,8 @@ class SampleDecoder:
 
     def __init__(self, reader: Reader, recipe: Recipe | Views, extras: Sequence[Extra]) -> None:
         self._reader, self._recipe, self._extras = reader, recipe, extras
-        self._decoder = get_decoder("auto", recipe)
+        further = (extra.recipe for extra in extras if isinstance(extra, FurtherImage))
+        self._decoder = get_decoder("auto", (*recipe.views, *further))
         self._has_warned = False
 
     def decode(
@@ -75,7 +77,8 @@ class SampleDecoder:
         Args:
             seed: Seed of the augmentation, 0 to 2**64-1.
             epoch: Epoch of the augmentation.
-            keys: int64 [V, N], keys of the augmentation's draws for each of the V views, or for the one image.
+            keys: int64 [V, N], keys of the augmentation's draws for each of the V views, or for the one image, and for
+                further images with draws of their own.
             ids: int64 [N].
 
         Returns:
@@ -95,7 +98,7 @@ class SampleDecoder:
             if problem is None:
                 one = slice(row, row + 1)
                 given, views = [found[one] for found in values], []
-                for each, drawn in zip(recipe.views, keys, strict=True):
+                for each, drawn in zip(recipe.views, keys, strict=False):
                     boxes = boxes_of(each, self._extras, given, encoded.sizes[one])
                     draws = each.draw(seed, epoch, drawn[one], encoded.sizes[one], boxes)
                     out = np.empty((1, 3, *draws.output_size[0].tolist()), each.storage_dtype)
@@ -103,21 +106,53 @@ class SampleDecoder:
                 problem = self._decoder.decode_views(encoded.buffers[one], encoded.orientations[one], views)[0]
                 made = [view.out[0] for view in views]
                 images.append(made if isinstance(recipe, Views) else made[0])
-                if counts is not None:
-                    counts.clipped += self._decoder.clipped
-                    counts.slow += self._decoder.slow
-                elif self._decoder.clipped and not self._has_warned:
-                    self._has_warned = True
-                    key = reader.field(i, "key")
-                    warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")
+                self._count(counts, i)
             if problem is not None:
                 raise reader.at(problem, i)
             for extra, found in zip(self._extras, values, strict=True):
                 try:
-                    found[row] = extra.sample(extra.finish(found[row], views[0].draws, 0))
+                    if isinstance(extra, FurtherImage):
+                        size, own = encoded.sizes[row : row + 1], keys[:, row : row + 1]
+                        found[row] = self._further(extra, found[row], views[0].draws, own, size)
+                        self._count(counts, i)
+                    else:
+                        found[row] = extra.sample(extra.finish(found[row], views[0].draws, 0))
                 except DecodeError as error:
                     raise reader.at(error, i) from None
         return images, encoded.labels, values
+
+    def _further(
+        self,
+        image: FurtherImage,
+        data: bytes,
+        first: Draws,
+        keys: npt.NDArray[np.int64],
+        size: npt.NDArray[np.int32],
+    ) -> Any:
+        """Decodes a further image of one sample to a tensor [C, H, W]; see :class:`FurtherImage`."""
+        from feeder._gpu.tensors import as_tensor
+
+        encoded = image.encoded([data], size)
+        problem = encoded.errors[0]
+        if problem is not None:
+            raise problem
+        recipe = image.recipe.at(None, first.epoch)
+        draws = image.draw(recipe, first, list(keys), encoded.sizes)
+        out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
+        problem = self._decoder.decode(encoded.buffers, encoded.orientations, recipe, draws, out)[0]
+        if problem is not None:
+            raise image.named(problem)
+        return as_tensor(out[0], recipe.output_dtype)
+
+    def _count(self, counts: DecodeCounts | None, i: int) -> None:
+        """Counts the last decoded image, of sample ``i``, if it was clipped or slow; or warns."""
+        if counts is not None:
+            counts.clipped += self._decoder.clipped
+            counts.slow += self._decoder.slow
+        elif self._decoder.clipped and not self._has_warned:
+            self._has_warned = True
+            key = self._reader.field(i, "key")
+            warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")
 
 
 def _read(extra: Extra, reader: Reader, i: int) -> Any:

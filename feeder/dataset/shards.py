@@ -20,7 +20,7 @@ from feeder.dataset.relabel import (
     without_labels,
 )
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.targets import TargetValue, target_values
+from feeder.dataset.targets import target_values, targets_in
 from feeder.errors import ArgumentError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
@@ -61,8 +61,8 @@ class ShardDataset(FeederDataset):
         target_transform: A function of a label, or a mapping of all labels, to an integer, a float or a row of numbers.
             It is applied once to each label that occurs, when the dataset is created; -1 stays.
         targets: Members that the geometry of the recipe moves with the image, such as ``{"seg.png": T.Mask(),
-            "boxes.json": T.BoundingBoxes(), "kp.json": T.KeyPoints()}``. A sample has them after its label, before its
-            fields.
+            "boxes.json": T.BoundingBoxes(), "kp.json": T.KeyPoints()}``, or further images, ``{"right.png":
+            T.Image()}``. A sample has them after its label, before its fields.
 
     Raises:
         FormatError: if an index is missing or damaged.
@@ -98,7 +98,8 @@ class ShardDataset(FeederDataset):
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
         recipe = recipe_or_views(transform)
         super().__init__(reader, recipe, (*target_values(targets, recipe, exif=exif), *fields_of(fields)))
-        self._check_known(*(e.name for e in self.extras if isinstance(e, (NamedField, MemberField, TargetValue))))
+        named = tuple(extra for extra in self.extras if isinstance(extra, (NamedField, MemberField)))
+        self._check_known(*(extra.name for extra in (*targets_in(self.extras), *named)))
         for each in readers:
             each.index.check_fields([extra.name for extra in self.extras])
 

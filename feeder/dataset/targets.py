@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.extras import Column, Extra
+from feeder.dataset.further_images import FurtherImage, further_image
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, check_fields
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
@@ -19,7 +20,7 @@ from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
 from feeder.transforms.moves import Moves, drawn_moves, upright
 from feeder.transforms.points import move_points
-from feeder.transforms.targets import BoundingBoxes, KeyPoints, Mask, Target, check_targets
+from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask, Target, check_targets
 from feeder.transforms.views import Views
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ _VALUES: dict[type[Target], type[TargetValue]] = {Mask: MaskValue, BoundingBoxes
 
 def target_values(
     targets: Mapping[str, Target] | None, recipe: Recipe | Views, *, exif: bool = True
-) -> tuple[TargetValue, ...]:
+) -> tuple[TargetValue | FurtherImage, ...]:
     """Returns the targets of a dataset by their members' names.
 
     Args:
@@ -214,22 +215,33 @@ def target_values(
     for name, target in targets.items():
         if name in ("key", "path", *NUMBER_FIELDS):
             raise ArgumentError(f"target {name!r} is no member of a sample; name one such as 'seg.png'")
-        if type(target) not in _VALUES:
+        if type(target) not in (*_VALUES, Image):
             found = repr(target)
             if isinstance(target, type) and issubclass(target, Target):
                 found = f"the class {target.__name__}; write T.{target.__name__}()"
-            raise ArgumentError(f"target {name!r} must be a T.Mask, T.BoundingBoxes or T.KeyPoints, got {found}")
+            raise ArgumentError(
+                f"target {name!r} must be a T.Mask, T.BoundingBoxes, T.KeyPoints or T.Image, got {found}"
+            )
         if target.canvas == "upright" and not exif:
             raise ArgumentError(
                 f"target {name!r} has canvas='upright', and exif_orientation='ignore' leaves images as they are stored"
             )
-    check_targets(recipe, tuple(targets.values()))
-    return tuple(_VALUES[type(targets[name])](name, targets[name], recipe) for name in names)
+    check_targets(recipe, tuple(target for target in targets.values() if not isinstance(target, Image)))
+    values: list[TargetValue | FurtherImage] = []
+    numbers = itertools.count(1)
+    for name in names:
+        target = targets[name]
+        if isinstance(target, Image):
+            number = next(numbers) if target.draws == "own" else 0
+            values.append(further_image(name, target, recipe, number, exif=exif))
+        else:
+            values.append(_VALUES[type(target)](name, target, recipe))
+    return tuple(values)
 
 
-def targets_in(extras: Sequence[Extra]) -> tuple[TargetValue, ...]:
+def targets_in(extras: Sequence[Extra]) -> tuple[TargetValue | FurtherImage, ...]:
     """Returns the targets among a dataset's extras."""
-    return tuple(extra for extra in extras if isinstance(extra, TargetValue))
+    return tuple(extra for extra in extras if isinstance(extra, (TargetValue, FurtherImage)))
 
 
 def boxes_of(

@@ -51,7 +51,7 @@ def available_decoders() -> tuple[str, ...]:
 
 def get_decoder(
     name: str = "auto",
-    recipe: Recipe | Views | None = None,
+    recipe: Recipe | Views | tuple[Recipe, ...] | None = None,
     *,
     threads: int = 1,
     max_pixels: int = MAX_PIXELS,
@@ -66,7 +66,7 @@ def get_decoder(
         name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the first of these that is
             installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native backend
             "cpu", "pillow".
-        recipe: The recipe, or the views, that the backend must be able to run.
+        recipe: The recipe, the views, or several recipes that the backend must be able to run.
         threads: Number of threads for one batch.
         max_pixels: Larger images are refused.
         fidelity: "fast", or "exact" for Pillow's pixels to about one level.
@@ -88,7 +88,8 @@ def get_decoder(
         decoder = _make(name, options)
         if isinstance(decoder, BackendError):
             raise decoder
-        for each in () if recipe is None else recipe.views:
+        recipes = () if recipe is None else recipe if isinstance(recipe, tuple) else recipe.views
+        for each in recipes:
             decoder.check(each)
         return decoder
     reasons = []

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.further_images import images_in
 from feeder.dataset.subset import as_feeder, differing_part, is_feeders
 from feeder.errors import ArgumentError
 from feeder.loader.options import FixedOptions
@@ -141,18 +142,37 @@ def choose_path(
     reason = None
     if source is None:
         reason = _foreign(dataset)
-    elif source.recipe.views[0].output_size is None and not sizes and not (in_batches and collates):
+    elif not (in_batches and collates) and (which := _sizeless(source, sizes)) is not None:
         way_out = "end the geometry of the recipe with a crop, or Resize((height, width)), or give a collate_fn"
-        reason = _Reason("images have sizes of their own", way_out)
+        reason = _Reason(f"{which} have sizes of their own", way_out)
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
     held = _wrapped(dataset, _DEEPEST) if source is None else source
-    if held is not None and reason is not None and held.recipe.is_variable:
+    if held is not None and reason is not None and _is_variable(held):
         raise ArgumentError(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
             + ("give buckets=feeder.Buckets(...)" if held.recipe.has_bucket and not sizes else str(reason))
         )
     return PathChoice(source, own_order, is_feeders(dataset), reason)
+
+
+def _sizeless(source: FeederDataset, sizes: bool) -> str | None:
+    """Returns the images that have no fixed size, in words; None if all have one.
+
+    Args:
+        source: The dataset.
+        sizes: True if the loader gives the samples' images one size.
+    """
+    if source.recipe.views[0].output_size is None and not sizes:
+        return "images"
+    for image in images_in(source.extras):
+        if image.recipe.output_size is None and not (sizes and image.recipe.has_bucket):
+            return f"the images of target {image.name!r}"
+    return None
+
+
+def _is_variable(source: FeederDataset) -> bool:
+    return source.recipe.is_variable or any(image.recipe.is_variable for image in images_in(source.extras))
 
 
 def _foreign(dataset: Any) -> _Reason:

@@ -37,7 +37,7 @@ from feeder.transforms.scale_jitter import ScaleJitter
 from feeder.transforms.shortest_size import RandomShortestSize
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.target_ops import ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints
-from feeder.transforms.targets import BoundingBoxes, KeyPoints, Mask
+from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask
 from feeder.transforms.values import Normalize, ToDtype
 from feeder.transforms.views import Views, recipe_or_views
 
@@ -58,6 +58,7 @@ __all__ = [
     "CutMix",
     "Draws",
     "GaussianBlur",
+    "Image",
     "KeyPoints",
     "Lambda",
     "Mask",

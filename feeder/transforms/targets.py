@@ -13,7 +13,7 @@ from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Recipe
 
-__all__ = ["BoundingBoxes", "KeyPoints", "Mask", "Target", "check_targets"]
+__all__ = ["BoundingBoxes", "Image", "KeyPoints", "Mask", "Target", "check_targets"]
 
 _MASK_DTYPES = {"uint8": 255, "int32": 2**31 - 1}
 _FORMATS = ("xyxy", "xywh", "cxcywh")
@@ -68,6 +68,39 @@ class Mask(Target):
         if not isinstance(fill, int) or isinstance(fill, bool) or not 0 <= fill <= _MASK_DTYPES[name]:
             raise ArgumentError(f"fill of a Mask of {name} must be an int from 0 to {_MASK_DTYPES[name]}, got {fill!r}")
         self._set(fill=fill, dtype=name, canvas=canvas)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Image(Target):
+    """Another image of each sample: the right one of a stereo pair, the next frame of a video.
+
+    It is decoded as the sample's image is, by the same backend. A batch has it as a tensor [N, 3, H, W].
+
+    Args:
+        draws: "same" does to it what is drawn for the sample's image, on colors too; both must have one size. "own"
+            draws for it anew.
+        transform: The ops on it; None for those on the sample's image. With the same draws, each op draws the random
+            numbers of the op in the same place of the dataset's transform: a ``RandomResizedCrop`` that differs in its
+            size alone cuts the same window.
+
+    Attributes:
+        recipe: The checked ops; None for those on the sample's image.
+
+    Raises:
+        ArgumentError: for other draws, or a transform that is none.
+    """
+
+    draws: str
+    recipe: Recipe | None
+
+    def __init__(self, draws: str = "same", transform: object = None) -> None:
+        if draws not in ("same", "own"):
+            raise ArgumentError(f"draws must be 'same' or 'own', got {draws!r}")
+        recipe = None if transform is None else Recipe.of(transform)  # type: ignore[arg-type]
+        self._set(draws=draws, recipe=recipe, canvas=None)
+
+    def __repr__(self) -> str:
+        return f"Image(draws={self.draws!r}{'' if self.recipe is None else f', transform={self.recipe!r}'})"
 
 
 @dataclass(frozen=True, init=False)

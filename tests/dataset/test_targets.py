@@ -167,7 +167,7 @@ def test_bad_targets_name_the_sample_and_the_member(
     [
         ({"no.png": T.Mask()}, "'no.png' is in no sample"),
         ({"seg.png": T.Mask}, "got the class Mask; write T.Mask"),
-        ({"seg.png": "mask"}, "must be a T.Mask, T.BoundingBoxes or T.KeyPoints, got 'mask'"),
+        ({"seg.png": "mask"}, "must be a T.Mask, T.BoundingBoxes, T.KeyPoints or T.Image, got 'mask'"),
         (["seg.png"], "targets must be a mapping"),
         ({"width": T.Mask()}, "target 'width' is no member"),
         ({"model.pkl": T.Mask()}, "'model.pkl' is refused"),

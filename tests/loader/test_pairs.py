@@ -22,7 +22,7 @@ from tests.support.target_data import TARGETS, members, write_target_shards
 
 SEED, SAMPLES = 5, 24
 TURNED = dict.fromkeys((1, 4, 6, 11), 6)
-DATASET = ("targets", "drawn text", "drawn sizes")
+DATASET = ("targets", "drawn text", "drawn sizes", "second image")
 SIZES = ("views", "buckets", "pad", "by epoch")
 LOADER: dict[str, dict[str, Any]] = {
     "mix": {"mix": T.MixUp()},
@@ -38,6 +38,9 @@ LOADER: dict[str, dict[str, Any]] = {
 REFUSED = {
     ("targets", "views"): "targets follow the geometry of one image",
     ("targets", "mix"): "not the target",
+    ("second image", "views"): "targets follow the geometry of one image",
+    ("second image", "mix"): "not the target",
+    ("second image", "pad"): "sizes of their own",
     ("drawn sizes", "views"): "'crop_box' is one window",
     ("views", "buckets"): "view 0 of Views has the size T.BUCKET",
     ("views", "pad"): "size of view 0 of Views depends on the image",
@@ -58,11 +61,14 @@ PAIRS = [pair for pair in itertools.combinations((*DATASET, *SIZES, *LOADER), 2)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Shards whose images stand and lie, and the same with a bad image, mask and text."""
-    lines = {(i, "txt"): f"{i} a\n{i} b\n{i} c".encode() for i in range(SAMPLES)}
-    bad = {**lines, (9, "seg.png"): b"no mask", (12, "txt"): b"\xff"}
+    """Shards whose images stand and lie, and the same with a bad image, mask, text and second image."""
+    replaced: dict[tuple[int, str], bytes | None] = {}
+    for i in range(SAMPLES):
+        replaced[i, "txt"] = f"{i} a\n{i} b\n{i} c".encode()
+        replaced[i, "second.png"] = members(100 + i, TURNED.get(i, 1))["png"]
+    bad = {**replaced, (9, "seg.png"): b"no mask", (12, "txt"): b"\xff", (5, "second.png"): b"no image"}
     folder = tmp_path_factory.mktemp("pairs")
-    good = write_target_shards(folder / "good", SAMPLES, orientations=TURNED, replaced=lines)
+    good = write_target_shards(folder / "good", SAMPLES, orientations=TURNED, replaced=replaced)
     damaged = write_target_shards(folder / "bad", SAMPLES, orientations=TURNED, replaced=bad)
     image, tar = members(7)["png"], damaged / "shard-000000.tar"
     tar.write_bytes(tar.read_bytes().replace(image, bytes(len(image))))
@@ -89,8 +95,12 @@ def dataset_of(folders: tuple[Path, Path], names: set[str], transform: Any) -> S
         fields["txt"] = Choice(Lines())
     if "drawn sizes" in names:
         fields |= {"original_size": None, "crop_box": None}
-    targets = {name: dataclasses.replace(target, canvas="stored") for name, target in TARGETS.items()}
-    return ShardDataset(folders["skip" in names], transform, fields, targets=targets if "targets" in names else None)
+    targets: dict[str, Any] = {}
+    if "targets" in names:
+        targets |= {name: dataclasses.replace(target, canvas="stored") for name, target in TARGETS.items()}
+    if "second image" in names:
+        targets["second.png"] = T.Image("own")
+    return ShardDataset(folders["skip" in names], transform, fields, targets=targets)
 
 
 def loader_of(folders: tuple[Path, Path], names: set[str]) -> DataLoader[Any]:
@@ -145,7 +155,8 @@ def test_a_pair_gives_the_samples_of_the_dataset_or_is_refused(folders: Any, pai
             loader_of(folders, names)
         return
     loader = loader_of(folders, names)
-    index = 5 if "targets" in names else 2
+    second = 5 if "targets" in names else 2
+    index = second + ("second image" in names)
     for epoch in range(2):
         seen: list[int] = []
         for batch in loader:
@@ -157,9 +168,15 @@ def test_a_pair_gives_the_samples_of_the_dataset_or_is_refused(folders: Any, pai
                 if "repeats" in names and i in seen:  # has draws of its own
                     continue
                 seen.append(i)
-                same(row[1:], list(expected[1:]))
+                images = {0, second} if "second image" in names else {0}
+                same(*([each for k, each in enumerate(values) if k not in images] for values in (row, expected)))
                 if not names & {"mix", "dali"}:
-                    same(row[0], expected[0])
-        bad = {7, *([9] if "targets" in names else []), *([12] if "drawn text" in names else [])}
+                    same(*([values[k] for k in sorted(images)] for values in (row, expected)))
+        bad = {
+            7,
+            *([9] if "targets" in names else []),
+            *([12] if "drawn text" in names else []),
+            *([5] if "second image" in names else []),
+        }
         wanted = set(range(SAMPLES)) - (bad if "skip" in names else set())
         assert set(seen) == ({1, 3, 8} if "repeats" in names else wanted)

@@ -200,7 +200,7 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     write_target_shards(tmp_path / "shards", 20)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/transforms.md").read_text(), re.DOTALL)
-    (code,) = [block for block in blocks if "targets=" in block]
+    (code,) = [block for block in blocks if "T.Mask(" in block]
     names: dict[str, Any] = {}
     exec(code, names)
     assert sum(map(len, (images for images, *_ in names["loader"]))) == 20

@@ -34,6 +34,7 @@ class BatchSizes:
     Args:
         reader: Knows the images' sizes.
         recipe: The ops on every image, or its views.
+        further: The recipes of further images.
         seed: Of the augmentation.
         buckets: The sizes of batches; None: without buckets.
         pad: Pads batches to one size; None: images of a batch have one size.
@@ -47,6 +48,7 @@ class BatchSizes:
     seed: int
     buckets: Buckets | None = None
     pad: PadToBatch | None = None
+    further: tuple[Recipe, ...] = ()
 
     def __post_init__(self) -> None:
         check_buckets(self.recipe, self.buckets)
@@ -66,11 +68,12 @@ class BatchSizes:
             )
         if self.buckets is not None:
             for size in self.buckets.sizes:
-                for epoch in self.recipe.phases:
-                    found = self._only.at(size, epoch).output_size
-                    if found != size:
+                for recipe, epoch in [(each, epoch) for each in self._recipes for epoch in each.phases]:
+                    found = recipe.at(size, epoch).output_size
+                    if found != size and recipe.has_bucket:
+                        whose = "the recipe" if recipe is self._only else "the transform of a T.Image"
                         raise ArgumentError(
-                            f"the recipe makes {'images of different sizes' if found is None else found} of bucket "
+                            f"{whose} makes {'images of different sizes' if found is None else found} of bucket "
                             f"{size}; end its geometry with RandomResizedCrop(T.BUCKET), RandomCrop(T.BUCKET) or "
                             "CenterCrop(T.BUCKET)"
                         )
@@ -81,9 +84,13 @@ class BatchSizes:
         return self.recipe.views[0]
 
     @property
+    def _recipes(self) -> tuple[Recipe, ...]:
+        return *self.recipe.views, *self.further
+
+    @property
     def varies(self) -> bool:
         """True if batches differ in size."""
-        return self.recipe.is_variable or self.pad is not None
+        return any(recipe.is_variable for recipe in self._recipes) or self.pad is not None
 
     def largest(self) -> tuple[int, int] | None:
         """Returns the size to make slots for; None: the recipe's. A padded batch may still be larger."""
@@ -120,11 +127,15 @@ class BatchSizes:
         return size
 
     def splits(self) -> tuple[DeviceSplit | None, ...]:
-        """Returns the split for a device of the recipe or of each view, at one of the sizes; None for one that can't be
-        split at all of them, empty if none can."""
+        """Returns the split for a device of the recipe or of each view, and of further images, at one of the sizes.
+
+        None for one that can't be split at all of them, empty if none can.
+        """
         sizes = (None,) if self.buckets is None else self.buckets.sizes
-        recipes = [self.recipe.at(size, epoch) for size in sizes for epoch in self.recipe.phases]
-        found = zip(*([split_for_device(view) for view in recipe.views] for recipe in recipes), strict=True)
+        found = [
+            [split_for_device(recipe.at(size, epoch)) for size in sizes for epoch in recipe.phases]
+            for recipe in self._recipes
+        ]
         splits = tuple(None if None in each else each[0] for each in found)
         return splits if any(splits) else ()
 
@@ -135,10 +146,8 @@ class BatchSizes:
             identity["buckets"] = [list(size) for size in self.buckets.sizes]
         if self.pad is not None and self.pad.group_by_aspect:
             identity["group_by_aspect"] = True
-        if self.recipe.by_epoch:
-            identity["sizes_by_epoch"] = [
-                [[epoch, list(size)] for epoch, size in e.sizes] for e in self.recipe.by_epoch
-            ]
+        if by_epoch := [each for recipe in self._recipes for each in recipe.by_epoch]:
+            identity["sizes_by_epoch"] = [[[epoch, list(size)] for epoch, size in each.sizes] for each in by_epoch]
         return identity
 
     def table(self) -> BucketTable | None:

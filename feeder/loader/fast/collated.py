@@ -20,8 +20,10 @@ import numpy.typing as npt
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from feeder._gpu.tensors import as_samples
+from feeder._gpu.tensors import as_samples, as_tensor
 from feeder.dataset.extras import Column, sample_entries
+from feeder.dataset.further_images import in_order
+from feeder.decoders.device.fused import DeviceSplit
 from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
@@ -92,10 +94,8 @@ class CollatedWork(Work):
         for first, count in part_rows(len(view.labels), 1):  # a large batch at once is long without a sign of life
             made = self._samples(epoch, view, slice(first, first + count))
             parts.append((first, super().run(epoch, made, beat)))
-            further = sample_entries(self.extras, made.further, parts[-1][1].extras)
-            images = zip(*made.images, strict=True) if isinstance(self.recipe, Views) else made.images[0]
-            finished += as_samples(images, made.labels, further, self.recipe.output_dtype)
-            del images, made, further  # the finished samples are the collate_fn's
+            finished += self._finished(made, parts[-1][1])
+            del made  # the finished samples are the collate_fn's
         report = PartReport.join(parts)
         report.extras = []
         del parts
@@ -114,20 +114,35 @@ class CollatedWork(Work):
             self.meter.add("write", time.perf_counter_ns() - collated, slot.used)
         return report
 
+    def _finished(self, made: SlotView, report: PartReport) -> list[tuple[Any, ...]]:
+        """Returns finished samples as ``dataset[i]`` has them."""
+        own, images = made.images[: len(self.recipe.views)], made.images[len(self.recipe.views) :]
+        dtypes = (image.recipe.output_dtype for image in self.images)
+        further = [[as_tensor(each, dtype) for each in found] for found, dtype in zip(images, dtypes, strict=True)]
+        values = sample_entries(self.values, made.further, report.extras)
+        first = zip(*own, strict=True) if isinstance(self.recipe, Views) else own[0]
+        return as_samples(first, made.labels, in_order(self.extras, further, values), self.recipe.output_dtype)
+
     def _samples(self, epoch: int, view: SlotView, rows: slice) -> SlotView:
         """Returns arrays for some of the samples in ordinary memory; images of different sizes are objects."""
         count, samples = rows.stop - rows.start, view.samples.part(rows)
-        views = self.recipe.at(None, epoch).views
-        sized = [(recipe.output_size, recipe.storage_dtype.name) for recipe in views]
+        sized = [(recipe.output_size, recipe.storage_dtype.name) for recipe in self.recipes_at(None, epoch)]
         columns = tuple(Column((3, *size), dtype) for size, dtype in sized if size is not None)
-        has_size = len(columns) == len(views)
         made = SlotView.new(Layout(count, columns, self.reader.label_dtype, super().further_columns), samples)
-        return made if has_size else dataclasses.replace(made, images=(np.empty(count, object),))
+        arrays = iter(made.images)
+        images = tuple(np.empty(count, object) if size is None else next(arrays) for size, _ in sized)
+        return dataclasses.replace(made, images=images)
 
-    def _sink(self, recipe: Recipe | Views, images: Any) -> Sink:
-        if isinstance(recipe, Views) or recipe.output_size is not None:
-            return super()._sink(recipe, images)
-        return SampleSink(self.decoder, recipe, images[0], self.meter)
+    def _sink(
+        self,
+        recipes: tuple[Recipe, ...],
+        splits: tuple[DeviceSplit | None, ...],
+        images: tuple[npt.NDArray[Any], ...],
+    ) -> Sink:
+        if recipes[0].output_size is not None:
+            return super()._sink(recipes, splits, images)
+        rows: Any = images[0]  # of objects
+        return SampleSink(self.decoder, recipes[0], rows, self.meter)
 
     def _caught(self, samples: list[Any]) -> Any:
         """Returns the batch, or the collate_fn's error with its traceback."""
@@ -145,7 +160,7 @@ def slot_bytes_per_sample(work: Work) -> int:
     If images differ in size, that is unknown: slots begin small, and grow with the first batches.
     """
     sizes_bytes = [work.reader.label_dtype.itemsize]
-    for recipe in work.recipe.views:
+    for recipe in work.recipes:
         if recipe.output_size is None:
             return _ALIGN
         sizes_bytes.append(3 * int(np.prod(recipe.output_size)) * recipe.storage_dtype.itemsize)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from feeder.dataset.further_images import FurtherImage, in_order
 from feeder.dataset.targets import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.decoders.device.fused import DeviceSplit
@@ -53,11 +54,13 @@ class Finishing:
         self._is_on_device = device is not None
         self._device = device
         # What a collate_fn made stays as it is. Where sizes vary, these are the last steps at one of them.
-        recipes = () if work.makes_batches else work.recipe.at(work.largest, 0).views
+        recipes = () if work.makes_batches else work.recipes_at(work.largest, 0)
         splits = work.splits or (None,) * len(recipes)
         self._views = [_View(recipe, split, device) for recipe, split in zip(recipes, splits, strict=True)]
-        self._made: dict[Recipe | Views, list[_View]] = {}
-        self._has_views = isinstance(work.recipe, Views)
+        self._made: dict[tuple[Recipe, ...], list[_View]] = {}
+        self._has_views, self._own = isinstance(work.recipe, Views), len(work.recipe.views)
+        # Places of further images in a batch.
+        self._places = [2 + k for k, extra in enumerate(work.extras) if isinstance(extra, FurtherImage)]
 
     def host_batch(self, finished: Finished) -> tuple[Any, ...]:
         """Returns ``(images, labels, *targets, *fields)`` of a batch as it was made.
@@ -71,15 +74,19 @@ class Finishing:
             images = [view.stored(torch.from_numpy(array)) for view, array in views]
         labels = finished.arrays.labels
         first = (
-            images if self._has_views else images[0],
+            images[: self._own] if self._has_views else images[0],
             torch.from_numpy(labels.copy() if self._is_on_device else labels),
         )
-        return (*first, *self._extras(finished)) if self._work.extras else first
+        return (
+            (*first, *in_order(self._work.extras, images[self._own :], self._extras(finished)))
+            if self._work.extras
+            else first
+        )
 
     def _extras(self, finished: Finished) -> Iterator[Any]:
-        """Yields the batch's targets and further fields."""
+        """Yields the batch's targets and further fields that are no images."""
         arrays, lists = iter(finished.arrays.further), iter(finished.extras)
-        for extra in self._work.extras:
+        for extra in self._work.values:
             if extra.columns:
                 found = itertools.islice(arrays, len(extra.columns))
                 yield extra.gather(tuple(map(torch.from_numpy, found)))
@@ -94,8 +101,10 @@ class Finishing:
         views = images if self._has_views else [images]
         mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
         if not isinstance(finished, Decoded):
-            done = self._images(finished, views, mixings)
-            images = done if self._has_views else done[0]
+            done = self._images(finished, [*views, *(batch[place] for place in self._places)], mixings)
+            images = done[: self._own] if self._has_views else done[0]
+            for place, image in zip(self._places, done[self._own :], strict=True):
+                extras[place - 2] = image
         return (images, self._labels(finished, labels, mixings), *extras)
 
     def mixing(self, finished: Finished, sizes: Sequence[tuple[int, int]] | None = None) -> list[Mixing] | None:
@@ -118,13 +127,14 @@ class Finishing:
     def _images(
         self, finished: Finished, images: Sequence[torch.Tensor], mixings: Sequence[Mixing] | None
     ) -> list[torch.Tensor]:
-        """Completes images that workers decoded: [N, 3, H, W] of its recipe's output dtype, for each view."""
+        """Completes images that workers decoded: [N, 3, H, W] of its recipe's output dtype, for each view and further
+        image."""
         work, keys = self._work, None
         done = []
         for number, (view, pixels) in enumerate(zip(self._views_of(finished, images), images, strict=True)):
             rest = None
             if view.needs_rest:
-                keys = work.keys(finished.made()) if keys is None else keys
+                keys = work.image_keys(finished.made()) if keys is None else keys
                 rest = view.recipe.draw_rest(work.seed, finished.epoch, keys[number])
             mixing = None if mixings is None else mixings[number]
             done.append(view.complete(pixels, rest, mixing, self._channels_last))
@@ -134,13 +144,13 @@ class Finishing:
         """Returns the last steps on the images of a batch."""
         if not self._work.splits:
             return self._views
-        recipe = self._work.recipe.at((images[0].shape[2], images[0].shape[3]), finished.epoch)
-        if recipe is self._work.recipe:
+        recipes = self._work.recipes_at((images[0].shape[2], images[0].shape[3]), finished.epoch)
+        if recipes == self._work.recipes:
             return self._views
-        if recipe not in self._made:
-            both = zip(recipe.views, self._work.splits_of(recipe), strict=True)
-            self._made[recipe] = [_View(view, split, self._device) for view, split in both]
-        return self._made[recipe]
+        if recipes not in self._made:
+            both = zip(recipes, self._work.splits_of(recipes), strict=True)
+            self._made[recipes] = [_View(recipe, split, self._device) for recipe, split in both]
+        return self._made[recipes]
 
     def _labels(self, finished: Finished, labels: torch.Tensor, mixings: Sequence[Mixing] | None) -> Any:
         """Mixes the labels, see :meth:`feeder.transforms.BatchOp.mixed_labels`.
@@ -155,7 +165,7 @@ class Finishing:
 
 
 class _View:
-    """The last steps on one view of the images, or on the only one.
+    """The last steps on one view of the images, on the only one, or on further images.
 
     Args:
         recipe: Its recipe.

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.further_images import images_in
 from feeder.dataset.reader import Reader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
@@ -73,7 +74,8 @@ class FastPath:
                 "buckets= and pad= are for one image of each sample, and the transform is Views, of their own sizes; "
                 "leave one of them out"
             )
-        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad)
+        further = tuple(image.recipe for image in images_in(source.extras))
+        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further)
         self.work, decoder = make_work(fixed, options, source, self._sizes)
         if self.work.table is not None:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.extras import Column, Extra
+from feeder.dataset.further_images import FurtherImage, images_in, key_rows, values_in
 from feeder.dataset.reader import Encoded, Reader
 from feeder.dataset.targets import boxes_of
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
@@ -59,10 +60,15 @@ class Work:
         fidelity: "fast", or "exact" for pixels within a level of Pillow's.
         stager: Stages images for a decoder in the trainer, instead of decoding them.
         share_bytes: Bytes of the slot for each staged image; a multiple of 64.
-        splits: The split of each view's recipe, of which only the CPU's side is done; None does all. Empty: no splits.
+        splits: The split of each of :attr:`recipes`, of which only the CPU's side is done; None does all. Empty: no
+            splits.
         table: The samples of each bucket, of which substitutes are taken; None: without buckets.
         pad: Pads the images of a batch to one size; None: they have one.
         largest: (height, width) of the images that slots are made for; None: the recipe's.
+
+    Attributes:
+        images: The further images among the extras.
+        values: The other extras.
     """
 
     reader: Reader
@@ -81,9 +87,13 @@ class Work:
     largest: tuple[int, int] | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
-    _made_splits: dict[Recipe | Views, tuple[DeviceSplit | None, ...]] = field(
+    _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        self.images, self.values = images_in(self.extras), values_in(self.extras)
+        self._key_rows = key_rows(self.recipe, self.extras)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "meter"}
@@ -97,8 +107,8 @@ class Work:
     def decoder(self) -> Decoder:
         """The backend, made on first use in each process."""
         if self._decoder is None:
-            recipe = self.recipe.at(self.largest, 0)
-            self._decoder = get_decoder(self.backend, recipe, threads=self.threads, fidelity=self.fidelity)
+            recipes = self.recipes_at(self.largest, 0)
+            self._decoder = get_decoder(self.backend, recipes, threads=self.threads, fidelity=self.fidelity)
         return self._decoder
 
     def prepare(self) -> None:
@@ -120,38 +130,46 @@ class Work:
     @property
     def further_columns(self) -> tuple[Column, ...]:
         """The arrays of targets and further fields in a slot."""
-        return tuple(column for extra in self.extras for column in extra.columns)
+        return tuple(column for extra in self.values for column in extra.columns)
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The recipe of each image that is made of a sample: of its image or the views, and of further images."""
+        return *self.recipe.views, *(image.recipe for image in self.images)
+
+    def recipes_at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[Recipe, ...]:
+        """Returns the recipes of one batch, see :meth:`feeder.transforms.Recipe.at`."""
+        return *self.recipe.at(bucket, epoch).views, *(image.recipe.at(bucket, epoch) for image in self.images)
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
-        """A sample's image in a slot, or each view: (C, H, W) of pixels, or (bytes,) of a staged image."""
+        """Each image of a sample in a slot, see :attr:`recipes`: (C, H, W) of pixels, or (bytes,) of a staged image."""
         if self.stager is not None:
-            return (Column((self.share_bytes,), "uint8"),) * len(self.recipe.views)
-        columns = []
-        for recipe, split in zip(self.recipe.views, self._splits, strict=True):
-            size = self.largest or recipe.output_size
+            return (Column((self.share_bytes,), "uint8"),) * len(self.recipes)
+        columns: list[Column] = []
+        for recipe, split in zip(self.recipes, self._splits, strict=True):
+            size = recipe.output_size if self.largest is None or (columns and not recipe.has_bucket) else self.largest
             assert size is not None
             columns.append(Column((3, *size), "uint8" if split is not None else recipe.storage_dtype.name))
         return tuple(columns)
 
     @property
     def _splits(self) -> tuple[DeviceSplit | None, ...]:
-        return self.splits or (None,) * len(self.recipe.views)
+        return self.splits or (None,) * len(self.recipes)
 
-    def splits_of(self, recipe: Recipe | Views) -> tuple[DeviceSplit | None, ...]:
-        """Returns the splits of the recipe of one batch."""
-        if recipe is self.recipe or not self.splits:
+    def splits_of(self, recipes: tuple[Recipe, ...]) -> tuple[DeviceSplit | None, ...]:
+        """Returns the splits of the recipes of one batch."""
+        if not self.splits or recipes == self.recipes:
             return self._splits
-        if recipe not in self._made_splits:
-            both = zip(recipe.views, self.splits, strict=True)
-            self._made_splits[recipe] = tuple(None if split is None else split_for_device(view) for view, split in both)
-        return self._made_splits[recipe]
+        if recipes not in self._made_splits:
+            both = zip(recipes, self.splits, strict=True)
+            self._made_splits[recipes] = tuple(split and split_for_device(recipe) for recipe, split in both)
+        return self._made_splits[recipes]
 
     def image_sizes(self, epoch: int, size: tuple[int, int]) -> Sizes:
-        """Returns the sizes of a batch's images, of which the first has that (height, width)."""
-        if len(self.recipe.views) == 1:
-            return (size,)
-        return tuple(view.output_size or size for view in self.recipe.at(size, epoch).views)
+        """Returns the sizes of a batch's images, see :attr:`recipes`, of which the first has that (height, width)."""
+        further = self.recipes_at(size, epoch)[1:]
+        return size, *(recipe.output_size or size for recipe in further)
 
     def make_larger(self, size: tuple[int, int]) -> None:
         """Has slots made for images of that (height, width), too."""
@@ -170,24 +188,41 @@ class Work:
             DecodeError: for a bad sample, unless bad samples are skipped.
         """
         samples, report = view.samples, PartReport()
-        report.extras = [[None] * len(samples.ids) for extra in self.extras if not extra.columns]
-        recipe = self.recipe.at(view.image_size if self.recipe.has_bucket else None, epoch)
-        part = _Part(epoch, recipe, view, self._sink(recipe, view.images), report, beat)
+        report.extras = [[None] * len(samples.ids) for extra in self.values if not extra.columns]
+        recipes = self.recipes_at(view.image_size if self.recipe.has_bucket else None, epoch)
+        part = _Part(epoch, recipes, view, self._sinks(recipes, view.images), report, beat)
         errors = self._make(part, np.arange(len(samples.ids)), samples)
         if any(errors):
             for row, error in enumerate(errors):
                 if error is not None:
                     self._replace(part, row, error)
-        report.clipped, report.slow = part.sink.clipped, part.sink.slow
-        report.left_over = {place: bytes(payload) for place, payload in part.sink.close().items()}
+        first = 0
+        for sink, count in zip(part.sinks, (len(self.recipe.views), *(1 for _ in self.images)), strict=True):
+            report.clipped, report.slow = report.clipped + sink.clipped, report.slow + sink.slow
+            report.left_over |= {(first + view, row): bytes(data) for (view, row), data in sink.close().items()}
+            first += count
         return report
 
-    def _sink(self, recipe: Recipe | Views, images: Any) -> Sink:
+    def _sinks(self, recipes: tuple[Recipe, ...], images: tuple[npt.NDArray[Any], ...]) -> list[Sink]:
+        """Returns the ways into the slot: of the image or the views, and of each further image."""
+        splits, views = self.splits_of(recipes), len(self.recipe.views)
         if self.pad is not None:
-            return PaddedSink(self.decoder, recipe.views[0], images[0], self.pad.value, self.meter)
+            sinks: list[Sink] = [PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter)]
+        else:
+            sinks = [self._sink(recipes[:views], splits[:views], images[:views])]
+        for k in range(views, len(recipes)):
+            sinks.append(self._sink(recipes[k : k + 1], splits[k : k + 1], images[k : k + 1]))
+        return sinks
+
+    def _sink(
+        self,
+        recipes: tuple[Recipe, ...],
+        splits: tuple[DeviceSplit | None, ...],
+        images: tuple[npt.NDArray[Any], ...],
+    ) -> Sink:
         if self.stager is None:
-            return PixelSink(self.decoder, recipe.views, self.splits_of(recipe), images, self.meter)
-        return StagedSink(self.stager, recipe.views, images, self.meter)
+            return PixelSink(self.decoder, recipes, splits, images, self.meter)
+        return StagedSink(self.stager, recipes, images, self.meter)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one.
@@ -218,9 +253,15 @@ class Work:
         return bool((drawn.output_size <= within).all())
 
     def keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
-        """Returns the keys of the augmentation's draws, int64 [N] for each view: others for each repeat of a sample."""
-        count = len(self.recipe.views)
+        """Returns the keys of the augmentation's draws, int64 [N] for each view, and for each further image with draws
+        of its own: others for each repeat of a sample."""
+        count = self._key_rows
         return [samples.ids + (samples.repeats * count + view) * len(self.reader) for view in range(count)]
+
+    def image_keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
+        """Returns the keys of each image that is made of a sample; see :attr:`recipes`."""
+        keys = self.keys(samples)
+        return [*keys[: len(self.recipe.views)], *(keys[image.number] for image in self.images)]
 
     def _make(
         self,
@@ -229,7 +270,7 @@ class Work:
         samples: Samples,
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
-        sink, report, beat, ids = part.sink, part.report, part.beat, samples.ids
+        sink, report, beat, ids = part.sinks[0], part.report, part.beat, samples.ids
         started, already_ns = time.perf_counter_ns(), report.read_ns
         # Before the images, which are valid until the reader's next call.
         extras = [[_read_extra(extra, self.reader, i) for i in ids.tolist()] for extra in self.extras]
@@ -238,6 +279,7 @@ class Work:
         part.view.labels[rows] = encoded.labels
         beat()
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
+        sizes = encoded.sizes
         errors = _add(sink, encoded, rows, draws)
         if encoded.first_rows is not None:
             # Rows alone don't say what is wrong with a file, or that the index is.
@@ -249,10 +291,35 @@ class Work:
                     if error is None:
                         warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
+        if len(part.sinks) > 1:
+            self._add_images(part, rows, drawing, sizes, errors)
         if extras:
             _finish_extras(self.extras, extras, part, rows, draws[0], errors)
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
+
+    def _add_images(
+        self,
+        part: _Part,
+        rows: npt.NDArray[np.int64],
+        drawing: _Drawing,
+        sizes: npt.NDArray[np.int32],
+        errors: list[DecodeError | None],
+    ) -> None:
+        """Makes the further images of samples that have no error yet; one that can't be made is its sample's error."""
+        assert drawing.draws is not None
+        given = [values for extra, values in zip(self.extras, drawing.extras, strict=True) if extra in self.images]
+        recipes = part.recipes[len(self.recipe.views) :]
+        for image, recipe, sink, found in zip(self.images, recipes, part.sinks[1:], given, strict=True):
+            part.beat()
+            encoded = image.encoded(found, sizes)
+            unread = encoded.errors
+            encoded.errors = [earlier or error for earlier, error in zip(errors, unread, strict=True)]
+            draws = image.draw(recipe, drawing.draws[0], drawing.keys, encoded.sizes)
+            for row, error in enumerate(_add(sink, encoded, rows, (draws,))):
+                if error is not None and errors[row] is None:
+                    errors[row] = image.named(error) if unread[row] is None else error
+            part.report.encoded_bytes += sum(map(len, encoded.buffers))
 
     def _read(
         self,
@@ -282,12 +349,13 @@ class Work:
 
 
 class _Part(NamedTuple):
-    """A part that is being made: epoch and recipe of its draws, its arrays, the way of its images there, its report."""
+    """A part that is being made: epoch and recipes of its draws, its arrays, the ways of its images there, its
+    report."""
 
     epoch: int
-    recipe: Recipe | Views
+    recipes: tuple[Recipe, ...]
     view: SlotView
-    sink: Sink
+    sinks: list[Sink]
     report: PartReport
     beat: Callable[[], None]
 
@@ -299,7 +367,7 @@ class _Drawing:
     Args:
         work: The work on them.
         part: The part that they belong to.
-        keys: int64 [N] for each view, keys of the draws.
+        keys: int64 [N] for each view, and for further images, see :meth:`Work.keys`.
         extras: N values of each target and further field, as they were read.
 
     Attributes:
@@ -326,7 +394,7 @@ class _Drawing:
                 sizes,
                 boxes_of(recipe, work.extras, self.extras, sizes) if work.extras else None,
             )
-            for recipe, keys in zip(self.part.recipe.views, self.keys, strict=True)
+            for recipe, keys in zip(self.part.recipes[: len(work.recipe.views)], self.keys, strict=False)
         )
         self.spent_ns = time.perf_counter_ns() - started
         self.work.meter.add("draw", self.spent_ns)
@@ -354,10 +422,11 @@ def _finish_extras(
     errors: list[DecodeError | None],
 ) -> None:
     """Puts values of targets and further fields in the part; one that can't be had is the sample's error."""
-    have_columns = [bool(extra.columns) for extra in extras]
+    both = [(extra, values) for extra, values in zip(extras, found, strict=True) if not isinstance(extra, FurtherImage)]
+    have_columns = [bool(extra.columns) for extra, _ in both]
     for k, row in enumerate(rows.tolist()):
         further, lists = iter(part.view.further), iter(part.report.extras)
-        for extra, values, has_columns in zip(extras, found, have_columns, strict=True):
+        for (extra, values), has_columns in zip(both, have_columns, strict=True):
             if errors[k] is not None:
                 break
             value = values[k]

@@ -9,6 +9,7 @@ import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.drawn_fields import ImageSizes
+from feeder.dataset.further_images import images_in
 from feeder.decoders.decoder import Decoder, TrainerDecoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
@@ -43,7 +44,7 @@ def make_work(
     in_workers = collate_fn is not None or sizes.varies
     decoder = get_decoder(
         fixed.backend,
-        recipe.at(largest, 0),
+        (*recipe.at(largest, 0).views, *(image.recipe.at(largest, 0) for image in images_in(source.extras))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU. A collate_fn takes finished
@@ -58,7 +59,7 @@ def make_work(
         source.reader,
         recipe,
         decoder.name,
-        source.extras,
+        source.extras if fixed.pad is None else (ImageSizes(), *source.extras),
         fixed.seed or 0,
         skip,
         options.worker_threads,
@@ -70,12 +71,10 @@ def make_work(
         collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
         return collated, decoder
     work = Work(*what, table=sizes.table(), pad=fixed.pad, largest=largest)
-    if fixed.pad is not None:
-        work.extras = (ImageSizes(), *work.extras)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options)
     elif target is not None and fixed.pad is None:
-        work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(view) for view in recipe.views)
+        work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(each) for each in work.recipes)
     return work, decoder
 
 
@@ -85,7 +84,7 @@ def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions) -> None:
     rows = options.batch_size or 1
     parts = part_rows(rows, options.num_workers) if options.num_workers else [(0, rows)]
     found = reader.peek(planning_sample(len(reader), in_shards=len(reader.shard_sizes()) > 0))
-    for recipe in work.recipe.views:
+    for recipe in work.recipes:
         assert recipe.output_size is not None
         capacity = plan_capacity(found, recipe.output_size, min(rows for _, rows in parts))
         work.share_bytes = max(work.share_bytes, capacity.share_bytes)

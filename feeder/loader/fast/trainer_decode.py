@@ -173,10 +173,10 @@ class DecodeFeed:
     def _finish(
         self, waiting: _Waiting, epoch: int, made: Samples, mix: Mix | None = None
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
-        """Decodes every view; returns the images of each, and one error or None for each sample."""
+        """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
         work, images = self._work, []
         errors: list[DecodeError | None] = [None] * len(made.ids)
-        views = zip(work.recipe.views, work.keys(made), waiting.staged, strict=True)
+        views = zip(work.recipes, work.image_keys(made), waiting.staged, strict=True)
         for number, (recipe, keys, staged) in enumerate(views):
             rest = recipe.draw_rest(work.seed, epoch, keys)
             try:

@@ -1,0 +1,153 @@
+"""Further images of a sample beside its image: the right one of a stereo pair, the next frame. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.extras import Extra
+from feeder.dataset.reader import Encoded
+from feeder.decoders.image_header import image_info
+from feeder.errors import ArgumentError, DecodeError
+from feeder.transforms.recipe import Recipe
+from feeder.transforms.targets import Image
+
+if TYPE_CHECKING:
+    from feeder.dataset.reader import Reader
+    from feeder.transforms import Draws, Views
+
+__all__ = ["FurtherImage", "further_image", "images_in", "in_order", "key_rows", "values_in"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class FurtherImage(Extra):
+    """An image that is decoded as the sample's, and stands in the slot beside it.
+
+    Args:
+        name: The member's name.
+        target: The declaration.
+        recipe: The ops on it.
+        number: Row of the keys that it is drawn by, see :func:`key_rows`; 0 for those of the sample's image.
+        exif: Whether EXIF orientation is applied.
+    """
+
+    name: str
+    target: Image
+    recipe: Recipe
+    number: int
+    exif: bool = True
+
+    def read(self, reader: Reader, i: int) -> bytes:
+        data = reader.member(i, self.name)
+        if data is None:
+            raise self._error("the sample has no such member")
+        return data
+
+    def encoded(self, given: Sequence[bytes | DecodeError], sizes: npt.NDArray[np.int32]) -> Encoded:
+        """Returns the images as a decoder takes them.
+
+        Args:
+            given: N images as they were read, or their errors.
+            sizes: int32 [N, 2], upright (height, width) of the samples' images.
+        """
+        count = len(given)
+        buffers, errors = [memoryview(b"")] * count, list[DecodeError | None]([None] * count)
+        found = Encoded(buffers, np.zeros(count, np.int64), np.ones(count, np.uint8), np.ones_like(sizes), errors)
+        for row, data in enumerate(given):
+            try:
+                if isinstance(data, DecodeError):
+                    raise data
+                info = image_info(data)
+                found.orientations[row] = info.orientation if self.exif else 1
+                size = info.upright_size if self.exif else (info.height_px, info.width_px)
+                self._check_size(size, tuple(sizes[row].tolist()))
+                buffers[row], found.sizes[row] = memoryview(data), size
+            except DecodeError as error:
+                errors[row] = error
+            except ValueError as error:
+                errors[row] = self._error(str(error))
+        return found
+
+    def draw(
+        self, recipe: Recipe, first: Draws, keys: Sequence[npt.NDArray[np.int64]], sizes: npt.NDArray[np.int32]
+    ) -> Draws:
+        """Returns the draws of N images.
+
+        Args:
+            recipe: The ops on them, at the sizes of their batch.
+            first: Those of the samples' images.
+            keys: int64 [N] in each of the rows of :func:`key_rows`.
+            sizes: int32 [N, 2], upright (height, width) of these images.
+        """
+        if self.target.draws == "same" and self.target.recipe is None:
+            return first
+        return recipe.draw(first.seed, first.epoch, keys[self.number], sizes)
+
+    def named(self, error: DecodeError) -> DecodeError:
+        """Returns a decoder's error with the member's name."""
+        return self._error(error.reason)
+
+    def _check_size(self, size: tuple[int, int], expected: tuple[int, ...]) -> None:
+        if self.target.draws == "same" and size != expected:
+            raise self._error(
+                f"this image has {size[1]}x{size[0]} pixels (width x height), the sample's image "
+                f"{expected[1]}x{expected[0]}, and the same draws need one size: store them in one size, or give "
+                "T.Image(draws='own')"
+            )
+
+    def _error(self, reason: str) -> DecodeError:
+        return DecodeError(f"target {self.name!r}: {reason}")
+
+
+def further_image(name: str, target: Image, recipe: Recipe, number: int, *, exif: bool) -> FurtherImage:
+    """Returns a dataset's further image; see :class:`FurtherImage`.
+
+    Args:
+        name, target, exif: See :class:`FurtherImage`.
+        recipe: The ops on the samples' images.
+        number: Row of the keys that it is drawn by.
+
+    Raises:
+        ArgumentError: for a recipe that is not for it.
+    """
+    own = recipe if target.recipe is None else target.recipe
+    is_first = own is recipe and target.draws == "same"
+    if own.draws_from_boxes and not is_first:
+        raise ArgumentError(
+            f"target {name!r} can't be cropped by RandomIoUCrop, which draws from the boxes of the sample's image: "
+            "give T.Image(draws='same'), or a transform of its own without RandomIoUCrop"
+        )
+    if own.has_bucket and not recipe.has_bucket:
+        raise ArgumentError(
+            f"the transform of target {name!r} has T.BUCKET, which is the size of the sample's image, and the "
+            "dataset's transform has not; give a number"
+        )
+    return FurtherImage(name, target, own, number, exif)
+
+
+def images_in(extras: Sequence[Extra]) -> tuple[FurtherImage, ...]:
+    """Returns the further images among a dataset's extras."""
+    return tuple(extra for extra in extras if isinstance(extra, FurtherImage))
+
+
+def values_in(extras: Sequence[Extra]) -> tuple[Extra, ...]:
+    """Returns the extras that are no further images."""
+    return tuple(extra for extra in extras if not isinstance(extra, FurtherImage))
+
+
+def in_order(extras: Sequence[Extra], images: Iterable[_T], values: Iterable[_T]) -> list[_T]:
+    """Returns further images and the values of the other extras in the order of the extras."""
+    both = {True: iter(images), False: iter(values)}
+    return [next(both[isinstance(extra, FurtherImage)]) for extra in extras]
+
+
+def key_rows(recipe: Recipe | Views, extras: Sequence[Extra]) -> int:
+    """Returns the number of keys that each sample is drawn by: one for each view or the image, and one for each further
+    image with draws of its own."""
+    return len(recipe.views) + sum(image.number > 0 for image in images_in(extras))
