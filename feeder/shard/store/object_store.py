@@ -18,15 +18,14 @@ from obstore.exceptions import BaseError
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
 from feeder.shard.store.client import allows_http, make_client
 from feeder.shard.store.fault import Fault, Kind, fault_of
-from feeder.shard.store.store import TIMEOUT_S, Bytes, Entry
+from feeder.shard.store.store import RANGE_BYTES, TIMEOUT_S, Bytes, Entry
 from feeder.shard.store.url import Url, check_key
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["RANGE_BYTES", "ObjectStore"]
+__all__ = ["ObjectStore"]
 
-RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
 _PART_BYTES = 8 << 20
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.
@@ -66,7 +65,15 @@ class ObjectStore:
         self._check(key)
         return self._call(key, lambda: self._head(key))
 
-    def get(self, key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> Bytes:
+    def get(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        etag: str | None = None,
+        *,
+        size_bytes: int | None = None,
+    ) -> Bytes:
         self._check(key)
         if end is None:
             entry = self.size(key)
@@ -74,11 +81,11 @@ class ObjectStore:
                 raise self._changed(key)
             end, etag = entry.size_bytes, etag or entry.etag
         if end - start <= RANGE_BYTES:
-            return self._range(key, start, end, etag)
+            return self._range(key, start, end, etag, size_bytes)
         data = bytearray(end - start)
         for first in range(start, end, RANGE_BYTES):
             last = min(first + RANGE_BYTES, end)
-            data[first - start : last - start] = self._range(key, first, last, etag)
+            data[first - start : last - start] = self._range(key, first, last, etag, size_bytes)
         return data
 
     def put(
@@ -172,7 +179,7 @@ class ObjectStore:
             key, found["size"], found["e_tag"] or "", found["version"], int(found["last_modified"].timestamp() * 1e9)
         )
 
-    def _range(self, key: str, start: int, end: int, etag: str | None) -> Bytes:
+    def _range(self, key: str, start: int, end: int, etag: str | None, size_bytes: int | None) -> Bytes:
         if start == end:
             return b""
         options: Any = {"range": (start, end)} | ({"if_match": etag} if etag else {})
@@ -181,6 +188,8 @@ class ObjectStore:
             result = obstore.get(self._client(False), key, options=options)
             found = result.meta
             if etag and found["e_tag"] and found["e_tag"] != etag:  # a server that does not know If-Match
+                raise self._changed(key)
+            if size_bytes is not None and found["size"] != size_bytes:
                 raise self._changed(key)
             if found["size"] < end:
                 raise StoreError(

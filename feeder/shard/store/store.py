@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 from feeder.errors import StoreError
 from feeder.shard.store.url import Url
 
-__all__ = ["TIMEOUT_S", "Bytes", "Entry", "Store", "open_store"]
+__all__ = ["RANGE_BYTES", "TIMEOUT_S", "Bytes", "Entry", "Store", "download", "open_store"]
 
+RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
 TIMEOUT_S = 600.0  # the longest time without network that is survived by default
 
 Bytes = bytes | bytearray | memoryview
@@ -56,7 +57,15 @@ class Store(Protocol):
             StoreError: if the store can't be read.
         """
 
-    def get(self, key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> Bytes:
+    def get(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        etag: str | None = None,
+        *,
+        size_bytes: int | None = None,
+    ) -> Bytes:
         """Returns an object's bytes, all that were asked for.
 
         Args:
@@ -64,10 +73,11 @@ class Store(Protocol):
             start: The first byte.
             end: The byte after the last; None for the object's end.
             etag: The entry's; empty or None takes the object as it is.
+            size_bytes: The entry's; None for any.
 
         Raises:
             NotFoundError: if there is none.
-            ChangedError: if the object has another ETag by now.
+            ChangedError: if the object has another ETag or size by now.
             StoreError: if the store can't be read, or the object ends before ``end``.
         """
 
@@ -102,6 +112,24 @@ class Store(Protocol):
         Raises:
             ListingError: if the store can't list.
         """
+
+
+def download(store: Store, entry: Entry, path: str) -> None:
+    """Writes an object to a file, a range at a time.
+
+    Args:
+        store: Its store.
+        entry: Its entry; if it was replaced since, that is an error.
+        path: The file.
+
+    Raises:
+        StoreError: if it can't be read.
+        OSError: if the file can't be written.
+    """
+    with open(path, "wb") as file:
+        for start in range(0, entry.size_bytes, RANGE_BYTES):
+            end = min(start + RANGE_BYTES, entry.size_bytes)
+            file.write(store.get(entry.key, start, end, entry.etag))
 
 
 def open_store(url: Url | str, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S) -> Store:

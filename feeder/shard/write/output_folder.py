@@ -45,11 +45,13 @@ class OutputFolder:
     Args:
         path: The folder.
         force: True to replace a shard set in it.
+        shown: Its name in messages; None for the path.
     """
 
-    def __init__(self, path: str, *, force: bool = False) -> None:
+    def __init__(self, path: str, *, force: bool = False, shown: str | None = None) -> None:
         self.path = path
         self.force = force
+        self.shown = shown or path
         self.work = os.path.join(path, _WORK)
         self._plan_path = os.path.join(path, PLAN_NAME)
         self._inputs_path = os.path.join(self.work, "inputs.npy")
@@ -65,8 +67,8 @@ class OutputFolder:
         """
         if os.path.lexists(path) and not os.path.isdir(path):
             raise ShardError(f"{path}: is not a folder; choose another --out")
-        _refuse_foreign(path, force)
         folder = cls(path, force=force)
+        folder.refuse_foreign()
         made = _missing_folders(path)
         with contextlib.ExitStack() as stack:
             try:
@@ -94,6 +96,11 @@ class OutputFolder:
         """Full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)
 
+    @staticmethod
+    def is_ours(name: str) -> bool:
+        """Returns whether a name is that of a shard set's file, finished or still being written."""
+        return _is_ours(name)
+
     def image_field(self) -> str | None:
         """Image field of the set in the folder, finished or not, for the next run to keep; None if it has none."""
         if not self.force and (manifest := Manifest.read(self.path)) is not None:
@@ -119,28 +126,52 @@ class OutputFolder:
             if size != expected:
                 found = "is missing" if size is None else f"has {size} bytes, expected {expected}"
                 raise ShardError(
-                    f"{path}: {found}, though the set was finished: restore it (`feeder inspect --verify` names all "
-                    "damage), or replace the set with --force"
+                    f"{os.path.join(self.shown, name)}: {found}, though the set was finished: restore it (`feeder "
+                    "inspect --verify` names all damage), or replace the set with --force"
                 )
         now = len(source.table) + len(source.rejected)
         if (manifest.source.get("kind"), manifest.source.get("digest")) != (source.kind, source.digest()):
             raise ShardError(
-                f"{self.path}: holds the shards of another dataset, or of this one before it changed (its paths, "
+                f"{self.shown}: holds the shards of another dataset, or of this one before it changed (its paths, "
                 f"sizes, labels or columns differ; {manifest.inputs} inputs then, {now} now); nothing is "
                 "overwritten: choose another --out, or replace the set with --force"
             )
 
-    @classmethod
-    def preview(cls, path: str, settings: dict[str, Any], *, force: bool = False) -> None:
+    def preview(self, settings: dict[str, Any]) -> None:
         """Checks, without writing, that a run with these settings would not be refused.
 
         Raises:
             ShardError: as :meth:`locked` and :meth:`check_complete` do.
         """
-        _refuse_foreign(path, force)
-        manifest = None if force else Manifest.read(path)
+        self.refuse_foreign()
+        manifest = None if self.force else Manifest.read(self.path)
         if manifest is not None:
-            cls(path)._compare_settings("holds a shard set made with", manifest.settings, settings)
+            self._compare_settings("holds a shard set made with", manifest.settings, settings)
+
+    def publish(self, *paths: str) -> None:
+        """Puts finished files where the set is to be, in this order; those of a folder are there already."""
+
+    def remove(self, *paths: str) -> None:
+        """Removes files of the set."""
+        for path in paths:
+            os.unlink(path)
+
+    def refuse_foreign(self) -> None:
+        """Raises ShardError if the folder holds foreign files, or with ``force`` any beside a shard set."""
+        path, force = self.path, self.force
+        if not os.path.isdir(path):
+            return
+        names = sorted(os.listdir(path))
+        is_set = is_shard_set(path) if force else MANIFEST_NAME in names or os.path.isfile(self._plan_path)
+        if is_set:
+            foreign = next((name for name in names if force and not _is_ours(name)), None)
+        else:
+            foreign = next((name for name in names if name not in (_LOCK, _WORK)), None)
+        if foreign is not None:
+            raise ShardError(
+                f"{self.shown}: holds {foreign!r} {'beside a' if is_set else 'and no'} shard set of feeder; nothing is "
+                "overwritten: choose another --out, or empty the folder"
+            )
 
     def begin(self, settings: dict[str, Any], source: Source) -> bool:
         """Records the plan of a new run, or compares it with the recorded one.
@@ -176,8 +207,9 @@ class OutputFolder:
                 _save(file, source.table.columns()[name])
         with atomic_file(self._plan_path) as file:
             file.write(json.dumps(plan).encode())
+        self.publish(self._inputs_path, self._plan_path)
         if replaced:
-            os.unlink(self.file(MANIFEST_NAME))
+            self.remove(self.file(MANIFEST_NAME))
         return False
 
     def discard(self) -> None:
@@ -198,35 +230,32 @@ class OutputFolder:
                 before = {name: np.load(inputs, allow_pickle=False) for name in _COLUMNS}
         except (ValueError, EOFError, FileNotFoundError) as error:
             raise ShardError(
-                f"{self.path}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
+                f"{self.shown}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
                 "again with --force, or remove the folder"
             ) from None
         self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
         if source.kind == "samples":
             raise ShardError(
-                f"{self.path}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
+                f"{self.shown}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
                 "can't be compared; remove the folder and run again"
             )
         if "image_field" not in recorded and source.other_images:
             raise ShardError(
-                f"{self.path}: holds an unfinished run of an older feeder, which chose the image field for each sample "
-                "separately, so it can't be resumed; start again with --force"
+                f"{self.shown}: holds an unfinished run of an older feeder, which chose the image field for each "
+                "sample separately, so it can't be resumed; start again with --force"
             )
         changed = _first_difference(recorded, plan, before, source.table.columns())
         if changed:
             raise ShardError(
-                f"{self.path}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
+                f"{self.shown}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
                 "restore the source, or start again with --force"
             )
 
     def _remove_all_but(self, *kept: str) -> None:
         """Removes the set's files, and the records of finished shards."""
-        for name in os.listdir(self.work):
-            if _SHARD.match(name):
-                os.unlink(self.part(name))
-        for name in os.listdir(self.path):
-            if name not in kept and _is_ours(name):
-                os.unlink(self.file(name))
+        parts = [self.part(name) for name in os.listdir(self.work) if _SHARD.match(name)]
+        files = [self.file(name) for name in os.listdir(self.path) if name not in kept and _is_ours(name)]
+        self.remove(*parts, *files)
 
     def _remove_leftovers(self) -> None:
         """Removes the temporary files of runs that were killed."""
@@ -239,26 +268,9 @@ class OutputFolder:
         for name in [*asked, *recorded]:
             if recorded.get(name) != asked.get(name):
                 raise ShardError(
-                    f"{self.path}: {what} {name}={recorded.get(name)}, asked for {name}={asked.get(name)}; nothing is "
+                    f"{self.shown}: {what} {name}={recorded.get(name)}, asked for {name}={asked.get(name)}; nothing is "
                     "overwritten: use the same settings, choose another --out, or replace the set with --force"
                 )
-
-
-def _refuse_foreign(path: str, force: bool) -> None:
-    """Raises ShardError if a folder holds foreign files, or with ``force`` any beside a shard set."""
-    if not os.path.isdir(path):
-        return
-    names = sorted(os.listdir(path))
-    is_set = is_shard_set(path) if force else MANIFEST_NAME in names or os.path.isfile(os.path.join(path, PLAN_NAME))
-    if is_set:
-        foreign = next((name for name in names if force and not _is_ours(name)), None)
-    else:
-        foreign = next((name for name in names if name not in (_LOCK, _WORK)), None)
-    if foreign is not None:
-        raise ShardError(
-            f"{path}: holds {foreign!r} {'beside a' if is_set else 'and no'} shard set of feeder; nothing is "
-            "overwritten: choose another --out, or empty the folder"
-        )
 
 
 def _is_ours(name: str) -> bool:

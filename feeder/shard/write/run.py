@@ -17,7 +17,7 @@ from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import merge_indexes
 from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
-from feeder.shard.format.manifest import Manifest, ShardRecord
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.format_advice import decode_advice
@@ -67,7 +67,7 @@ class Run:
         if not len(source.table):
             raise _no_image(source, source.rejected)
         if folder.begin(settings, source):
-            self._progress.note(f"resuming the unfinished run in {folder.path}")
+            self._progress.note(f"resuming the unfinished run in {folder.shown}")
         plan = plan_shards(source, self._options)
         done = {number: written for number in range(len(plan)) if (written := self._finished(number))}
         size_bytes = int(source.table.sizes().sum())
@@ -139,6 +139,9 @@ class Run:
             writer.builder.write(self._folder.part(f"{name}.idx"), [ShardEntry(name, tar.size_bytes)])
             with atomic_file(self._folder.part(f"{name}.json")) as part:
                 part.write(written.to_json())
+        self._folder.publish(
+            self._folder.part(f"{name}.idx"), self._folder.part(f"{name}.json"), self._folder.file(name)
+        )
         return written
 
     def _finish(self, written: list[_Written]) -> Manifest:
@@ -168,9 +171,10 @@ class Run:
         )
         if manifest.samples + manifest.rejected != manifest.inputs:
             raise ShardError(
-                f"{folder.path}: {manifest.inputs} inputs, but {samples} samples and {len(rejected)} rejected"
+                f"{folder.shown}: {manifest.inputs} inputs, but {samples} samples and {len(rejected)} rejected"
             )
         manifest.write(folder.path)
+        folder.publish(folder.file(REJECTED_NAME), index_path, folder.file(MANIFEST_NAME))
         folder.finish()
         return manifest
 
@@ -178,12 +182,14 @@ class Run:
         if self._options.dali_index:
             index = Index(self._folder.file(INDEX_NAME))
             for number, entry in enumerate(index.shards):
-                with atomic_file(self._folder.file(os.path.splitext(entry.name)[0] + ".idx")) as file:
+                path = self._folder.file(os.path.splitext(entry.name)[0] + ".idx")
+                with atomic_file(path) as file:
                     file.writelines(_dali_lines(index, number))
+                self._folder.publish(path)
 
     def _summary(self, manifest: Manifest, written: list[ShardRecord]) -> ShardSummary:
         return ShardSummary(
-            out=self._folder.path,
+            out=self._folder.shown,
             kind=self._source.kind,
             inputs=manifest.inputs,
             samples=manifest.samples,

@@ -14,11 +14,12 @@ from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.labels import check_classes
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
+from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, check_encoder
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
-from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run
+from feeder.shard.write.store_output import locked_output, previewed_output
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.warning import warn
@@ -40,7 +41,8 @@ def shard(
     Args:
         path: A class-per-folder tree, a flat folder, a manifest, or WebDataset tars. With ``options.targets`` the
             folder of the images, or for pairs also ``folder/*_suffix.png``.
-        out: Output folder; None for the source's name with ``-shards`` appended.
+        out: Output folder, or a URL in a store, such as "s3://bucket/set"; None for the source's name with
+            ``-shards`` appended.
         options: Options for sharding.
         progress: Shows the run's progress.
         dry_run: True to list and plan only, and write nothing.
@@ -52,9 +54,10 @@ def shard(
     Raises:
         SourceError: if the source can't be read as a whole, or changes while it is read.
         ShardError: if the output folder can't be used.
+        StoreError: if a store can't be read or written.
     """
     options = options or ShardOptions()
-    out = out or default_out(path)
+    path, out = local_path(path), local_path(out or default_out(path))
     columns, skip_unreadable, targets = options.columns, options.skip_unreadable, options.targets
 
     def open_it(work: str, image_field: str | None) -> Source:
@@ -93,7 +96,7 @@ def write_shards(
         samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
             bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number, 0 or more, or a class name;
             a sample without a label has -1 or no ``cls``.
-        out: Output folder, new or empty.
+        out: Output folder, new or empty, or such a place in a store, as "s3://bucket/set".
         seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index, image_field: As in
             :class:`ShardOptions`.
         encode: As there, or the mode alone: "seekable", "keep", "jpeg" or "raw".
@@ -120,7 +123,7 @@ def write_shards(
     def open_it(work: str, image_field: str | None) -> Source:
         return open_samples(samples, os.path.join(work, "spool"), image_field, names)
 
-    summary = _run(open_it, os.fspath(out), options, Progress())
+    summary = _run(open_it, local_path(os.fspath(out)), options, Progress())
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
     if summary.clipped:
@@ -129,7 +132,9 @@ def write_shards(
 
 
 def default_out(path: str) -> str:
-    """Returns the output folder for a source: its name with ``-shards`` appended."""
+    """Returns the output folder for a source: its name with ``-shards`` appended; for a remote one, here."""
+    if is_remote(path):
+        path = Url.parse(path.partition("?")[0].rstrip("/")).name
     name = path.rstrip("/")
     if "{" in name or "*" in name or not os.path.isdir(name):
         name = name.partition("{")[0].partition("*")[0].rstrip("-_/") or "dataset"
@@ -149,9 +154,9 @@ def _run(
 ) -> ShardSummary:
     started = time.monotonic()
     if dry_run:
-        OutputFolder.preview(out, options.settings(), force=force)
-        with tempfile.TemporaryDirectory() as scratch:
-            source = open_it(scratch, options.image_field or OutputFolder(out, force=force).image_field())
+        with tempfile.TemporaryDirectory() as scratch, previewed_output(out, force=force) as folder:
+            folder.preview(options.settings())
+            source = open_it(scratch, options.image_field or folder.image_field())
             plan = plan_shards(source, options)
             source.close()
         return ShardSummary(
@@ -174,7 +179,7 @@ def _run(
         )
     check_encoder(options.encode)
     try:
-        with OutputFolder.locked(out, force=force) as folder:
+        with locked_output(out, force=force) as folder:
             source = open_it(folder.work, options.image_field or folder.image_field())
             try:
                 return Run(folder, source, options, progress, started).run()
@@ -186,7 +191,11 @@ def _run(
                 f"{error.filename or out}: {error.strerror or error}; nothing is lost: fix this and run the same "
                 "command again"
             ) from error
+        place, space = (
+            (tempfile.gettempdir(), "free some space there, or name another TMPDIR,")
+            if is_remote(out)
+            else (out, "free some space")
+        )
         raise ShardError(
-            f"{out}: the disk is full ({error.strerror}); nothing is lost: free some space and run the same "
-            "command again"
+            f"{place}: the disk is full ({error.strerror}); nothing is lost: {space} and run the same command again"
         ) from error

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from feeder.errors import ChangedError, ConflictError, ListingError, NotFoundError, StoreError
-from feeder.shard.store.object_store import RANGE_BYTES
-from feeder.shard.store.store import open_store
+from feeder.shard.store.store import RANGE_BYTES, open_store
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.remote import Bucket
