@@ -9,20 +9,8 @@
 namespace feeder {
 namespace {
 
-constexpr uint8_t kNaturalOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
-                                       12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
-                                       35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
-                                       58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 // A run of MCUs changes a DC prediction by less than this, so a prediction beyond it has not wrapped yet.
 constexpr unsigned kMostPrediction = 1u << 30;
-constexpr int kCornerBlocks = 10;  // zigzag indices below it are in the upper left 4 x 4
-
-// The inverse DCT of a block whose AC coefficients are all zero.
-inline void fill_block(int dc, uint8_t* out, ptrdiff_t stride_bytes) {
-    const int level = std::clamp(((dc + 4) >> 3) + 128, 0, 255);
-    const uint64_t eight = 0x0101010101010101u * static_cast<uint64_t>(level);
-    for (int y = 0; y < 8; ++y) std::memcpy(out + y * stride_bytes, &eight, sizeof(eight));
-}
 
 }  // namespace
 
@@ -34,11 +22,7 @@ bool BaselineDecoder::build_tables(ByteSpan file, const JpegHeader& header) {
         const TableRef& dc = header.dc_huffman[component.dc_table];
         const TableRef& ac = header.ac_huffman[component.ac_table];
         if (quant.length == 0 || dc.length == 0 || ac.length == 0) return false;
-        for (int k = 0; k < 64; ++k) {
-            const uint8_t* entry = file.data() + quant.offset + (quant.precision != 0 ? 2 * k : k);
-            const int value = quant.precision != 0 ? entry[0] << 8 | entry[1] : entry[0];
-            quant_[i][kNaturalOrder[k]] = static_cast<int16_t>(value);
-        }
+        read_quant_table(file, quant, quant_[i]);
         DcTable& dc_table = dc_tables_[component.dc_table];
         AcTable& ac_table = ac_tables_[component.ac_table];
         if (!dc_table.build(file.subspan(dc.offset, dc.length)) ||
@@ -212,17 +196,6 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
     return good;
 }
 
-void BaselineDecoder::transform_blocks(const IdctBlock* blocks, int count, bool corner, const int16_t* quant,
-                                       ptrdiff_t stride_bytes) {
-    const IdctKernels* const kernels = idct_kernels();
-    const auto function = kernels == nullptr ? nullptr : corner ? kernels->corner : kernels->full;
-    int done = 0;
-    while (done < count) {
-        if (function != nullptr) done += function(blocks + done, count - done, quant, stride_bytes);
-        if (done < count) libjpeg_idct_.run(blocks[done++], quant, stride_bytes);
-    }
-}
-
 // The inverse DCT of a run. Leaves the blocks zero again.
 void BaselineDecoder::transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes) {
     const int row = lane.row - window.first_row, column = lane.column - window.first_column;
@@ -243,7 +216,7 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
                     const int last = lane.last[block];
                     if (last == 0) {
                         flat[flats++] = target;
-                    } else if (last < kCornerBlocks) {
+                    } else if (last < kCornerEnd) {
                         corner[corners++] = target;
                     } else {
                         full[fulls++] = target;
@@ -251,17 +224,9 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
                 }
             }
         }
-        transform_blocks(full, fulls, false, quant_[i], stride);
-        transform_blocks(corner, corners, true, quant_[i], stride);
-        for (int n = 0; n < flats; ++n) {
-            const int dc = flat[n].coefficients[0] * quant_[i][0];
-            // Beyond this range libjpeg's code wraps in 16 bits.
-            if (dc > -4096 && dc < 4096) {
-                fill_block(dc, flat[n].out, stride);
-            } else {
-                libjpeg_idct_.run(flat[n], quant_[i], stride);
-            }
-        }
+        transform_.full(idct_kernels(), full, fulls, quant_[i], stride);
+        transform_.corner(idct_kernels(), corner, corners, quant_[i], stride);
+        for (int n = 0; n < flats; ++n) transform_.flat(flat[n], quant_[i], stride);
         first += component.h * component.v;
     }
     std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
@@ -272,7 +237,7 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
     Lap lap(times);
     ColorModel color;
     JpegHeader header;
-    if (!libjpeg_idct_.ready() || !color_model(original, color).ok() || !prepare(file, original, header)) return false;
+    if (!transform_.ready() || !color_model(original, color).ok() || !prepare(file, original, header)) return false;
     lap.add_to(&StageTimes::tables);
 
     const PixelBox pixel_window = mcu_window(header, box);

@@ -5,10 +5,10 @@
 
 #include "cpu/bytes.h"
 #include "cpu/image.h"
+#include "cpu/jpeg/block_transform.h"
 #include "cpu/jpeg/entropy.h"
 #include "cpu/jpeg/header.h"
 #include "cpu/jpeg/huffman.h"
-#include "cpu/jpeg/idct_libjpeg.h"
 #include "cpu/jpeg/planes.h"
 #include "cpu/jpeg/segments.h"
 #include "cpu/stage_times.h"
@@ -73,10 +73,8 @@ class BaselineDecoder {
     bool at_end(const Lane& lane) const;
     bool sane(const EntropyStream& stream) const;
     void transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes);
-    void transform_blocks(const IdctBlock* blocks, int count, bool corner, const int16_t* quant,
-                          ptrdiff_t stride_bytes);
 
-    LibjpegIdct libjpeg_idct_;
+    BlockTransform transform_;
     DcTable dc_tables_[4];
     AcTable ac_tables_[4];
     McuPlan plan_;

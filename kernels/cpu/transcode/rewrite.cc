@@ -8,6 +8,7 @@
 #include "cpu/jpeg/huffman.h"
 #include "cpu/jpeg/segments.h"
 #include "cpu/jpeg/unstuff.h"
+#include "cpu/transcode/bit_writer.h"
 #include "cpu/transcode/huffman_code.h"
 
 namespace feeder {
@@ -201,61 +202,6 @@ class Reader {
     Bytes storage_;  // of tokens: a vector would zero them first
     size_t token_count_ = 0;
     uint32_t frequency_[(kTables + 1) << 8] = {};
-};
-
-// Writes bits, most significant first, with a zero stuffed after every 0xFF. The caller has reserved the memory.
-class BitWriter {
-  public:
-    explicit BitWriter(uint8_t* out) : out_(out) {}
-
-    void put(uint32_t bits, int count) {
-        buffer_ = buffer_ << count | bits;
-        count_ += count;
-        if (count_ >= 32) flush_word();
-    }
-
-    // To a byte boundary, with ones, as the standard has it.
-    void align() {
-        while (count_ >= 8) flush_byte();
-        if (count_ > 0) {
-            const int missing = 8 - count_;
-            buffer_ = buffer_ << missing | ((1u << missing) - 1);
-            count_ = 8;
-            flush_byte();
-        }
-    }
-
-    void marker(uint8_t code) {
-        *out_++ = 0xFF;
-        *out_++ = code;
-    }
-
-    uint8_t* end() const { return out_; }
-
-  private:
-    void flush_word() {
-        const uint32_t word = static_cast<uint32_t>(buffer_ >> (count_ - 32));
-        // Has any byte all its bits set? Then its complement has a zero byte.
-        if (((~word - 0x01010101u) & word & 0x80808080u) == 0) {
-            const uint32_t swapped = __builtin_bswap32(word);
-            std::memcpy(out_, &swapped, sizeof(swapped));
-            out_ += 4;
-            count_ -= 32;
-        } else {
-            for (int i = 0; i < 4; ++i) flush_byte();
-        }
-    }
-
-    void flush_byte() {
-        const uint8_t byte = static_cast<uint8_t>(buffer_ >> (count_ - 8));
-        *out_++ = byte;
-        if (byte == 0xFF) *out_++ = 0;
-        count_ -= 8;
-    }
-
-    uint8_t* out_;
-    uint64_t buffer_ = 0;
-    int count_ = 0;
 };
 
 // Appends everything up to the entropy-coded data. Segments that are kept stay in order.
