@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.shards import ShardDataset
     from feeder.decoders.images import decode
+    from feeder.decoders.packed import decode_packed
     from feeder.errors import (
         ArgumentError,
         BackendError,
@@ -56,6 +57,7 @@ __all__ = [
     "Window",
     "WorkerError",
     "decode",
+    "decode_packed",
     "fields",
     "find_batch_size",
     "headroom",
@@ -76,6 +78,7 @@ _HOMES = {
     "Lanes": "feeder.order.lanes",
     "Window": "feeder.order.sample_order",
     "decode": "feeder.decoders.images",
+    "decode_packed": "feeder.decoders.packed",
     "find_batch_size": "feeder.tools.training.batch_size",
     "headroom": "feeder.tools.headroom.headroom",
     "tune": "feeder.tools.tune.tune",

@@ -48,6 +48,44 @@ def transcode(
         Unsupported: with the reason, for files to be kept as they are.
     """
 
+def train_codebook(images: Sequence[_Buffer], *, max_pixels: int = 0) -> bytes:
+    """Trains a codebook for packed JPEGs.
+
+    Args:
+        images: A sample of the JPEGs. Those that can't be packed are left out.
+        max_pixels: Leaves larger images out; 0 for no limit.
+
+    Returns:
+        The codebook: the same bytes for the same images in the same order.
+    """
+
+def add_codebook(id: bytes, data: _Buffer) -> None:
+    """Makes a codebook known to all decoders of this process, under the first 8 bytes of its SHA-256.
+
+    Raises:
+        ValueError: not a codebook.
+    """
+
+def pack(data: _Buffer, codebook_id: bytes, sha256: bytes, *, max_pixels: int = 0) -> bytes:
+    """Packs a JPEG, if unpacking it gives the same bytes again.
+
+    Args:
+        data: The JPEG.
+        codebook_id: The id of a known codebook.
+        sha256: The JPEG's SHA-256, 32 bytes, which goes into the packed file.
+        max_pixels: Refuses larger images; 0 for no limit.
+
+    Raises:
+        Unsupported: with the reason why the JPEG should be kept as it is.
+    """
+
+def unpack(data: _Buffer) -> bytes:
+    """Returns the JPEG that was packed. Its SHA-256 is not checked.
+
+    Raises:
+        Unsupported: the packed JPEG is damaged, or its codebook is not known.
+    """
+
 def cut(data: _Buffer, support_box: tuple[int, int, int, int], first_row: int = 0) -> tuple[bytes, int, int] | None:
     """Cuts a seekable JPEG to the restart segments that a box needs.
 
@@ -127,7 +165,7 @@ def decode_batch(
     """Decodes, crops, resizes, flips and normalizes N images into ``out``, without the GIL.
 
     Args:
-        buffers: N encoded images, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].
+        buffers: N encoded images, each a JPEG, a packed JPEG or an .npy array of uint8 [H, W, 3] or [H, W].
         source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.
         support_boxes: int32 [N, 4], the pixels that the filter may read.
         flips: uint8 [N], nonzero mirrors the output.
@@ -142,9 +180,9 @@ def decode_batch(
         max_pixels: Refuse larger stored images; 0 for no limit.
         image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of another
             size is refused.
-        first_rows: int32 [N], -1 for a whole file. Of a seekable JPEG the rows that the support box needs are enough,
-            see :func:`row_places`: the buffer is then its header and the bytes from 2 before a band on (for the first
-            band, from its start on), and ``first_rows`` has the band's first row, in pixels as stored.
+        first_rows: int32 [N], -1 for a whole file. Of a seekable or packed JPEG the rows that the support box needs
+            are enough, see :func:`row_places`: the buffer is then its header and the bytes from 2 before a band on (for
+            the first band, from its start on), and ``first_rows`` has the band's first row, in pixels as stored.
         times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.
         spent: int64 [N, 2], filled with nanoseconds for each image: from the file to planes, and from there to the
             output. Reading the clock for it costs less than 0.1 us an image.

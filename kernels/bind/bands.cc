@@ -6,6 +6,7 @@
 #include "bind/buffer.h"
 #include "bind/module.h"
 #include "cpu/jpeg/bands.h"
+#include "cpu/packed/packed_file.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,7 +22,11 @@ nb::object row_places(nb::handle data) {
     const BufferView file(data);
     JpegHeader header;
     std::vector<uint32_t> places;
-    if (!parse_jpeg_header(file.bytes(), header).ok() || !find_bands(file.bytes(), header, places)) return nb::none();
+    if (looks_like_packed(file.bytes())) {
+        if (!find_packed_bands(file.bytes(), places)) return nb::none();
+    } else if (!parse_jpeg_header(file.bytes(), header).ok() || !find_bands(file.bytes(), header, places)) {
+        return nb::none();
+    }
     return nb::bytes(places.data(), places.size() * sizeof(places[0]));
 }
 
@@ -60,13 +65,13 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Co
 
 void add_bands(nb::module_& module) {
     module.def("row_places", &row_places, "data"_a,
-               "Finds the rows of a complete seekable JPEG, in bands of about 32 pixels.\n\n"
+               "Finds the rows of a complete seekable or packed JPEG, in bands of about 32 pixels.\n\n"
                "Args:\n"
                "    data: The JPEG, bytes-like.\n\n"
                "Returns:\n"
                "    uint32 values as bytes, in the machine's byte order: the height of a band in pixels, the byte offset\n"
-               "    of each (of the first one: the length of the header), and that of the end of the last one's marker.\n"
-               "    None if the file is not seekable, or not complete.");
+               "    of each (of the first one: the length of the header), and that of the end of the last one's marker,\n"
+               "    or of a packed JPEG's last one. None if the file is neither, or not complete.");
     module.def("row_extents", &row_extents, "row_data"_a, "starts"_a, "ends"_a, "lengths"_a, "heights"_a,
                "rows"_a,
                "Returns the bytes of N images that are needed for some of their rows.\n\n"

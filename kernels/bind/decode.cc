@@ -227,7 +227,8 @@ void add_decode(nb::module_& module) {
         "first_rows"_a = nb::none(), "times"_a = nb::none(), "spent"_a = nb::none(), "slow"_a = nb::none(),
         "Decodes, crops, resizes, flips and normalizes N images into `out`, without the GIL.\n\n"
         "Args:\n"
-        "    buffers: N bytes-like objects, each a JPEG or an .npy array of uint8 [H, W, 3] or [H, W].\n"
+        "    buffers: N bytes-like objects, each a JPEG, a packed JPEG or an .npy array of uint8\n"
+        "        [H, W, 3] or [H, W].\n"
         "    source_boxes: float64 [N, 4], left, top, right, bottom in upright pixels: what maps onto the output.\n"
         "    support_boxes: int32 [N, 4], the pixels that the filter may read.\n"
         "    flips: uint8 [N], nonzero mirrors the output.\n"
@@ -241,7 +242,7 @@ void add_decode(nb::module_& module) {
         "    max_pixels: Refuse larger stored images; 0 for no limit.\n"
         "    image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of\n"
         "        another size is refused.\n"
-        "    first_rows: int32 [N], -1 for a whole file. Of a seekable JPEG the rows that the support box needs are\n"
+        "    first_rows: int32 [N], -1 for a whole file. Of a seekable or packed JPEG the rows that the support box needs are\n"
         "        enough, see row_places(): the buffer is then its header and the bytes from 2 before a band on (for the\n"
         "        first band, from its start on), and first_rows has the band's first row, in pixels as stored.\n"
         "    times: A dict to be filled with nanoseconds per stage; the batch then runs on one thread.\n"

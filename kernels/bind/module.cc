@@ -26,5 +26,6 @@ NB_MODULE(_native, module) {
     feeder::bind::add_transcode(module);
     feeder::bind::add_decode(module);
     feeder::bind::add_libjpeg(module);
+    feeder::bind::add_packed(module);
     feeder::bind::add_png(module);
 }

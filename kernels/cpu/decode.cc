@@ -17,11 +17,13 @@
 #include "cpu/jpeg/libjpeg_decode.h"
 #include "cpu/jpeg/segments.h"
 #include "cpu/npy.h"
+#include "cpu/packed/jpeg_writer.h"
 
 namespace feeder {
 namespace {
 
 constexpr const char* kWrongRows = "JPEG: its rows are not where they were said to be";
+constexpr const char* kDamagedRows = "packed JPEG: damaged row";
 
 std::string size_text(int width, int height) { return std::to_string(width) + "x" + std::to_string(height); }
 
@@ -171,21 +173,43 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
     Outcome outcome;
     CutPlace place;
     if (cut_jpeg(file, header, box, file_row, segments_, cut_, place) == CutResult::cut) {
-        JpegHeader cut_header;
-        outcome = parse_jpeg_header(cut_.span(), cut_header);
-        if (!outcome.ok()) return outcome;
-        const PixelBox inner = {box.left - place.origin_x, box.top - place.origin_y, box.right - place.origin_x,
-                                box.bottom - place.origin_y};
-        outcome = decode_with_libjpeg(cut_.span(), cut_header, inner, fidelity, pixels_, planes);
-        planes.origin_x += place.origin_x;
-        planes.origin_y += place.origin_y;
-        planes.image_width = header.width;
-        planes.image_height = header.height;
+        outcome = decode_cut(header, group, place, planes);
     } else if (job.is_whole()) {
         outcome = decode_with_libjpeg(file, header, box, fidelity, pixels_, planes);
     } else {
         outcome = {Status::corrupt, kWrongRows};
     }
+    lap.add_to(&StageTimes::libjpeg);
+    return outcome;
+}
+
+// Decodes cut_, which is a part of an image.
+Outcome ImageDecoder::decode_cut(const JpegHeader& header, const ViewGroup& group, const CutPlace& place,
+                                 Planes& planes) {
+    const PixelBox& box = group.box;
+    JpegHeader cut_header;
+    Outcome outcome = parse_jpeg_header(cut_.span(), cut_header);
+    if (!outcome.ok()) return outcome;
+    const PixelBox inner = {box.left - place.origin_x, box.top - place.origin_y, box.right - place.origin_x,
+                            box.bottom - place.origin_y};
+    outcome = decode_with_libjpeg(cut_.span(), cut_header, inner, group.fidelity, pixels_, planes);
+    planes.origin_x += place.origin_x;
+    planes.origin_y += place.origin_y;
+    planes.image_width = header.width;
+    planes.image_height = header.height;
+    return outcome;
+}
+
+Outcome ImageDecoder::decode_packed(const PackedFile& file, const Codebook& codebook, const ViewGroup& group,
+                                    Planes& planes, StageTimes* times) {
+    if (group.fidelity == Fidelity::fast) {
+        if (packed_.decode(file, codebook, group.box, pixels_, planes, times)) return {};
+        return {Status::corrupt, kDamagedRows};
+    }
+    Lap lap(times);
+    CutPlace place;
+    Outcome outcome = cut_packed(file, codebook, group.box, cut_, place);
+    if (outcome.ok()) outcome = decode_cut(file.header(), group, place, planes);
     lap.add_to(&StageTimes::libjpeg);
     return outcome;
 }
@@ -211,12 +235,20 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
     Lap lap(times);
     views_.assign(job.views.begin(), job.views.end());
     if (looks_like_npy(job.file)) return decode_npy(job, options);
+    const bool is_packed = looks_like_packed(job.file);
+    PackedFile packed;
+    const Codebook* codebook = nullptr;
     JpegHeader header;
-    Outcome outcome = parse_jpeg_header(job.file, header);
+    Outcome outcome = is_packed ? packed.open(job.file, job.first_row) : parse_jpeg_header(job.file, header);
+    if (outcome.ok() && is_packed) {
+        header = packed.header();
+        codebook = find_codebook(packed.codebook_id());
+        if (codebook == nullptr) outcome = {Status::corrupt, unknown_codebook(packed.codebook_id())};
+    }
     if (outcome.ok()) outcome = check_kind(header);
     if (outcome.ok()) outcome = check_size(job, header.width, header.height, options);
     if (!outcome.ok()) return outcome;
-    const bool complete = !job.is_whole() || has_end(job.file, header.entropy_offset);
+    const bool complete = is_packed || !job.is_whole() || has_end(job.file, header.entropy_offset);
     boxes_.clear();
     for (View& view : views_) {
         narrow_support(view);
@@ -226,7 +258,8 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
     lap.add_to(&StageTimes::header);
     for (const ViewGroup& group : groups_) {
         Planes planes;
-        const Outcome found = decode_jpeg(job, header, group, planes, times);
+        const Outcome found = is_packed ? decode_packed(packed, *codebook, group, planes, times)
+                                        : decode_jpeg(job, header, group, planes, times);
         if (found.status > outcome.status) outcome = found;
         if (found.status > Status::damaged) break;
         for (const size_t view : group.views) store(job, planes, view, times);

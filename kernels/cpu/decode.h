@@ -8,7 +8,9 @@
 #include "cpu/bytes.h"
 #include "cpu/image.h"
 #include "cpu/jpeg/baseline.h"
+#include "cpu/jpeg/cut.h"
 #include "cpu/jpeg/planes.h"
+#include "cpu/packed/packed_decoder.h"
 #include "cpu/resize/resize.h"
 #include "cpu/resize/store.h"
 #include "cpu/stage_times.h"
@@ -25,12 +27,12 @@ struct View {
     Output out;
 };
 
-// One encoded image and its views. Views that lie close together are decoded together, see group_views(); their pixels
+// One encoded image, a JPEG, packed JPEG or .npy array, and its views. Views that lie close together are decoded together, see group_views(); their pixels
 // are those of one view alone.
 //
-// Of a seekable JPEG, the header and the MCU rows of the support boxes are enough. The rows then begin at pixel row
-// `first_row`, with the marker before it (the image's first row has none), and end with the marker after the last one. If
-// they can't be decoded, the image counts as corrupt; decoding the whole file then gives the reason.
+// Of a seekable or packed JPEG, the header and the MCU rows of the support boxes are enough. The rows then begin at pixel
+// row `first_row`, with the marker before it (the image's first row has none; of a packed JPEG it is the two bytes before),
+// and end with the marker after the last one. If they can't be decoded, the image counts as corrupt; decoding the whole file then gives the reason.
 struct ImageJob {
     ByteSpan file;
     int first_row = kWhole;
@@ -58,9 +60,13 @@ class ImageDecoder {
     Outcome decode_npy(const ImageJob& job, const DecodeOptions& options);
     Outcome decode_jpeg(const ImageJob& job, const JpegHeader& header, const ViewGroup& group, Planes& planes,
                         StageTimes* times);
+    Outcome decode_cut(const JpegHeader& header, const ViewGroup& group, const CutPlace& place, Planes& planes);
+    Outcome decode_packed(const PackedFile& file, const Codebook& codebook, const ViewGroup& group, Planes& planes,
+                          StageTimes* times);
     void store(const ImageJob& job, const Planes& planes, size_t view, StageTimes* times);
 
     BaselineDecoder baseline_;
+    PackedDecoder packed_;
     Bytes cut_;
     Bytes pixels_;
     std::vector<Segment> segments_;

@@ -23,7 +23,7 @@ SimdLevel detect() {
     constexpr unsigned kAvx2 = bit_AVX2 | bit_BMI2;
     if ((saved & kYmm) != kYmm || (b & kAvx2) != kAvx2) return SimdLevel::portable;
     constexpr unsigned kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    constexpr unsigned kMore = bit_AVX512VNNI | bit_AVX512VBMI;
+    constexpr unsigned kMore = bit_AVX512VNNI | bit_AVX512VBMI | bit_AVX512VBMI2;
     if ((saved & kZmm) != kZmm || (b & kAvx512) != kAvx512 || (c & kMore) != kMore) return SimdLevel::avx2;
     return SimdLevel::avx512;
 #else
@@ -41,6 +41,24 @@ std::atomic<SimdLevel>& current() {
 SimdLevel best_simd_level() {
     static const SimdLevel best = detect();
     return best;
+}
+
+bool has_fast_pdep() {
+#if defined(__x86_64__)
+    static const bool fast = [] {
+        unsigned a = 0, vendor = 0, c = 0, d = 0;
+        if (__get_cpuid(0, &a, &vendor, &c, &d) == 0) return true;
+        constexpr unsigned kHygon = 0x6F677948;  // "Hygo"
+        if (vendor != signature_AMD_ebx && vendor != kHygon) return true;
+        unsigned b = 0;
+        if (__get_cpuid(1, &a, &b, &c, &d) == 0) return true;
+        const unsigned family = (a >> 8 & 0xF) + (a >> 20 & 0xFF);
+        return family >= 0x19;
+    }();
+    return fast;
+#else
+    return true;
+#endif
 }
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }

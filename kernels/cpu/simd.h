@@ -8,7 +8,7 @@ namespace feeder {
 enum class SimdLevel : uint8_t {
     portable,  // plain C++, any CPU
     avx2,      // AVX2, FMA, F16C: x86 since 2013
-    avx512,    // AVX-512 F, BW, DQ, VL, VNNI, VBMI: Ice Lake, Zen 4 and later
+    avx512,    // AVX-512 F, BW, DQ, VL, VNNI, VBMI, VBMI2: Ice Lake, Zen 4 and later
 };
 
 // The best level that this CPU and operating system can run.
@@ -20,5 +20,8 @@ SimdLevel simd_level();
 // Makes all threads use `level` from now on. False, and no change, if this CPU can't run it. For tests and
 // benchmarks: every level gives the same bytes.
 bool set_simd_level(SimdLevel level);
+
+// False on AMD's CPUs before Zen 3, which take hundreds of cycles for BMI2's pdep.
+bool has_fast_pdep();
 
 }  // namespace feeder

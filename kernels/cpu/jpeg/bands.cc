@@ -8,12 +8,8 @@
 namespace feeder {
 namespace {
 
-// About ten kilobytes of a photo; leaving out fewer bytes is not worthwhile.
-constexpr int kBandPixels = 32;
 // The chroma sample beside the crop, which is needed too, covers at most this many pixels.
 constexpr int64_t kMarginPixels = 4;
-// Before every band but the first.
-constexpr int64_t kMarkerBytes = 2;
 
 }  // namespace
 
@@ -47,7 +43,7 @@ BandExtent band_extent(std::span<const uint32_t> places, int64_t length, int64_t
     int64_t first = std::clamp(std::max<int64_t>(top - kMarginPixels, 0) / height, int64_t{0}, bands - 1);
     const int64_t last = std::clamp((bottom + kMarginPixels - 1) / height, first, bands - 1);
     const int64_t header = places[1], end = places[static_cast<size_t>(last) + 2];
-    const int64_t begin = int64_t{places[static_cast<size_t>(first) + 1]} - kMarkerBytes;
+    const int64_t begin = int64_t{places[static_cast<size_t>(first) + 1]} - kBandMarkerBytes;
     if (begin - header < worth) first = 0;
     if (first == 0) return length - end < worth ? whole : BandExtent{0, 0, 0, end};
     if (end < begin || end > length || first * height > std::numeric_limits<int32_t>::max()) return whole;

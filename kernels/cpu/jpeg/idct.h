@@ -37,9 +37,10 @@ struct IdctKernels {
 #if defined(__x86_64__)
 const IdctKernels& sse2_idct();
 const IdctKernels& avx2_idct();
+const IdctKernels& avx512_idct();
 #endif
 
-// The kernels of simd_level(), or nullptr if libjpeg's function has to do all blocks.
+// The kernels of simd_level() for use beside Huffman decoding, or nullptr if libjpeg's function has to do all blocks.
 inline const IdctKernels* idct_kernels() {
 #if defined(__x86_64__)
     switch (simd_level()) {
@@ -49,6 +50,14 @@ inline const IdctKernels* idct_kernels() {
     }
 #endif
     return nullptr;
+}
+
+// The same for long runs of blocks without Huffman decoding in between.
+inline const IdctKernels* wide_idct_kernels() {
+#if defined(__x86_64__)
+    if (simd_level() == SimdLevel::avx512) return &avx512_idct();
+#endif
+    return idct_kernels();
 }
 
 }  // namespace feeder

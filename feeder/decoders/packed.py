@@ -1,0 +1,140 @@
+"""Packed JPEGs: coefficients without Huffman codes, from which the JPEG comes back to the byte.
+
+docs/packed-format.md describes the files byte by byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from feeder.errors import DecodeError
+
+__all__ = [
+    "PackedHead",
+    "add_codebooks",
+    "codebook_id",
+    "decode_packed",
+    "is_packed",
+    "packed_head",
+    "unpack",
+    "unpack_checked",
+]
+
+_MAGIC = b"FPK"
+_VERSION = 1
+_HEAD = struct.Struct("<4s8s32sIIII4x")
+_ID_BYTES = 8
+
+
+class PackedHead(NamedTuple):
+    """The head of a packed JPEG.
+
+    Attributes:
+        codebook: The id of its codebook.
+        sha256: The JPEG's SHA-256.
+        jpeg_bytes: The JPEG's length.
+        jpeg_header: The JPEG's header, up to its entropy-coded data.
+    """
+
+    codebook: bytes
+    sha256: bytes
+    jpeg_bytes: int
+    jpeg_header: bytes
+
+
+def is_packed(data: bytes | bytearray | memoryview) -> bool:
+    """Returns whether the bytes start like a packed JPEG."""
+    return bytes(data[:3]) == _MAGIC
+
+
+def packed_head(data: bytes) -> PackedHead:
+    """Reads the head of a packed JPEG.
+
+    Raises:
+        ValueError: if it is damaged, or of another version.
+    """
+    if len(data) < _HEAD.size or not is_packed(data):
+        raise ValueError(f"not a packed JPEG, or cut off: starts with {bytes(data[:8])!r}")
+    magic, codebook, sha256, jpeg_bytes, header_bytes, _, _ = _HEAD.unpack_from(data)
+    if magic[3] != _VERSION:
+        raise ValueError(f"packed JPEG of version {magic[3]}, this feeder reads version {_VERSION}; update feeder")
+    header = bytes(data[_HEAD.size : _HEAD.size + header_bytes])
+    if len(header) != header_bytes:
+        raise ValueError("damaged packed JPEG: it ends inside its head")
+    return PackedHead(codebook, sha256, jpeg_bytes, header)
+
+
+def codebook_id(codebook: bytes) -> bytes:
+    """Returns the id of a codebook: the first 8 bytes of its SHA-256."""
+    return hashlib.sha256(codebook).digest()[:_ID_BYTES]
+
+
+def add_codebooks(codebooks: Iterable[bytes]) -> None:
+    """Makes codebooks known to all decoders of this process.
+
+    Raises:
+        ValueError: for one that is none.
+    """
+    from feeder import _native
+
+    for codebook in codebooks:
+        _native.add_codebook(codebook_id(codebook), codebook)
+
+
+def unpack(data: bytes | bytearray | memoryview) -> bytes:
+    """Returns the JPEG that was packed with a known codebook, without a look at its SHA-256.
+
+    Raises:
+        DecodeError: if the packed JPEG is damaged.
+    """
+    from feeder import _native
+
+    try:
+        return _native.unpack(data)
+    except _native.Unsupported as error:
+        raise DecodeError(str(error)) from None
+
+
+def unpack_checked(data: bytes) -> bytes:
+    """Returns the JPEG that was packed with a known codebook, and compares it with its SHA-256.
+
+    Raises:
+        DecodeError: if the packed JPEG is damaged.
+    """
+    try:
+        head = packed_head(data)
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
+    jpeg = unpack(data)
+    if hashlib.sha256(jpeg).digest() != head.sha256:
+        raise DecodeError("packed JPEG: damaged: the JPEG in it does not match its SHA-256")
+    return jpeg
+
+
+def decode_packed(data: bytes, codebooks: bytes | Iterable[bytes]) -> bytes:
+    """Returns the JPEG that was packed, to the byte.
+
+    Args:
+        data: The packed JPEG, of a sample's field "fpk".
+        codebooks: The codebooks that it may need, or the one. They are the first members of a shard,
+            ``__codebook-*__``.
+
+    Raises:
+        DecodeError: if the packed JPEG is damaged, or its codebook is not among the given ones, naming it.
+        ValueError: for a codebook that is none.
+    """
+    known = {codebook_id(each): each for each in ([codebooks] if isinstance(codebooks, bytes) else codebooks)}
+    try:
+        wanted = packed_head(data).codebook
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
+    if wanted not in known:
+        raise DecodeError(
+            f"packed JPEG: codebook {wanted.hex()} is not among the {len(known)} given; it is a first member of the "
+            "image's shard"
+        )
+    add_codebooks([known[wanted]])
+    return unpack_checked(data)

@@ -1,0 +1,312 @@
+#include "cpu/packed/jpeg_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cpu/jpeg/zigzag.h"
+#include "cpu/packed/packed_decoder.h"
+#include "cpu/transcode/bit_writer.h"
+
+namespace feeder {
+namespace {
+
+// Bytes that a block takes at most: 64 codes of 16 bits with values of 15 bits, and a zero stuffed after every byte.
+constexpr size_t kMostBlockBytes = 512;
+constexpr size_t kMostMcuBytes = 8;  // beside its blocks: a marker, and the byte before it filled up
+constexpr int kMostSize = 15;
+
+Outcome corrupt(const char* reason) { return {Status::corrupt, std::string("packed JPEG: ") + reason}; }
+
+// The code of each symbol in a DHT payload.
+struct CodeTable {
+    struct Entry {
+        uint16_t code = 0;
+        uint16_t length = 0;  // 0: the symbol has no code
+    };
+    Entry entry[256] = {};
+
+    // False: not a code.
+    bool build(ByteSpan payload) {
+        unsigned next = 0;
+        size_t at = 16;
+        for (uint16_t bits = 1; bits <= 16; ++bits, next <<= 1) {
+            for (int n = payload[bits - 1u]; n > 0; --n, ++next) {
+                if (at >= payload.size() || next >= (1u << bits)) return false;
+                const uint8_t symbol = payload[at++];
+                if (entry[symbol].length != 0) continue;  // the first one counts
+                entry[symbol] = {static_cast<uint16_t>(next), bits};
+            }
+        }
+        return true;
+    }
+};
+
+int size_of(int value) {
+    const unsigned magnitude = static_cast<unsigned>(value < 0 ? -value : value);
+    return magnitude == 0 ? 0 : 32 - __builtin_clz(magnitude);
+}
+
+// Writes the entropy-coded data of MCUs in order. The caller has reserved the memory.
+class ScanWriter {
+  public:
+    explicit ScanWriter(uint8_t* out) : bits_(out) {}
+
+    CodeTable& dc_table(int component) { return dc_[component]; }
+    CodeTable& ac_table(int component) { return ac_[component]; }
+    BitWriter& bits() { return bits_; }
+
+    void restart(bool ones) {
+        bits_.align(ones);
+        bits_.marker(static_cast<uint8_t>(0xD0 + restarts_++ % 8));
+        std::fill(std::begin(prediction_), std::end(prediction_), 0);
+    }
+
+    // False: there is no code for a symbol.
+    bool block(int component, const int16_t* coefficients) {
+        const int difference = coefficients[0] - prediction_[component];
+        prediction_[component] = coefficients[0];
+        if (!put(dc_[component], 0, difference)) return false;
+        const CodeTable& ac = ac_[component];
+        int16_t ordered[64];
+        uint64_t left = 0;  // bit k: the coefficient with zigzag index k is not zero
+        for (int k = 1; k < 64; ++k) {
+            ordered[k] = coefficients[kNaturalOrder[k]];
+            left |= static_cast<uint64_t>(ordered[k] != 0) << k;
+        }
+        int last = 0;
+        for (; left != 0; left &= left - 1) {
+            const int k = __builtin_ctzll(left);
+            int run = k - last - 1;
+            for (; run >= 16; run -= 16)
+                if (!put_symbol(ac, 0xF0)) return false;
+            if (!put(ac, run, ordered[k])) return false;
+            last = k;
+        }
+        return last == 63 || put_symbol(ac, 0x00);
+    }
+
+  private:
+    bool put_symbol(const CodeTable& table, int symbol) {
+        const CodeTable::Entry entry = table.entry[symbol];
+        bits_.put(entry.code, entry.length);
+        return entry.length != 0;
+    }
+
+    bool put(const CodeTable& table, int run, int value) {
+        const int size = size_of(value);
+        if (size > kMostSize) return false;
+        const CodeTable::Entry entry = table.entry[run << 4 | size];
+        const uint32_t extra = static_cast<uint32_t>(value < 0 ? value - 1 : value) & ((1u << size) - 1);
+        bits_.put(static_cast<uint32_t>(entry.code) << size | extra, entry.length + size);
+        return entry.length != 0;
+    }
+
+    BitWriter bits_;
+    CodeTable dc_[4];
+    CodeTable ac_[4];
+    int prediction_[4] = {};
+    unsigned restarts_ = 0;
+};
+
+struct alignas(64) Block {
+    int16_t coefficients[64];
+};
+
+// The blocks of a part of a row of MCUs, line by line.
+class RowBlocks {
+  public:
+    // The memory for rows of so many MCUs.
+    void reserve(const PackedFile& file, int columns) {
+        columns_ = columns;
+        size_t count = 0;
+        for (int i = 0; i < file.header().components; ++i) {
+            const JpegComponent& component = file.header().component[i];
+            count += static_cast<size_t>(columns) * component.h * component.v;
+        }
+        blocks_.resize(count);
+    }
+
+    bool read(const PackedFile& file, const Codebook& codebook, int row, int first_column) {
+        if (!file.read_row(row, codebook, lines_)) return false;
+        size_t at = 0;
+        for (const PackedLine& line : lines_) {
+            const int h = file.header().component[line.component].h;
+            const int first = first_column * h, end = (first_column + columns_) * h;
+            unpack_line(line, codebook.of_component(line.component), first, end, file.end(), dc_,
+                        reinterpret_cast<int16_t(*)[64]>(blocks_.data() + at));
+            at += static_cast<size_t>(end - first);
+        }
+        return true;
+    }
+
+    // Writes MCU number `column` of those that were read.
+    bool write(const JpegHeader& header, int column, ScanWriter& writer) const {
+        const Block* line = blocks_.data();
+        for (int i = 0; i < header.components; ++i) {
+            const JpegComponent& component = header.component[i];
+            for (int v = 0; v < component.v; ++v, line += columns_ * component.h) {
+                for (int h = 0; h < component.h; ++h)
+                    if (!writer.block(i, line[column * component.h + h].coefficients)) return false;
+            }
+        }
+        return true;
+    }
+
+    size_t most_bytes() const {
+        return kMostBlockBytes * blocks_.size() + kMostMcuBytes * static_cast<size_t>(columns_);
+    }
+
+  private:
+    int columns_ = 0;
+    std::vector<PackedLine> lines_;
+    std::vector<int16_t> dc_;
+    std::vector<Block> blocks_;
+};
+
+// Huffman tables in which every symbol has a code, as DHT payloads.
+struct FullTables {
+    uint8_t dc[1 + 16 + 16];
+    uint8_t ac[1 + 16 + 256];
+};
+
+constexpr FullTables make_full_tables() {
+    FullTables tables{};
+    tables.dc[1 + 4] = 16;  // codes of 5 bits
+    for (int i = 0; i < 16; ++i) tables.dc[17 + i] = static_cast<uint8_t>(i);
+    tables.ac[0] = 0x10;
+    tables.ac[1 + 7] = 254;  // of 8 bits, and 2 of 9: none of all ones
+    tables.ac[1 + 8] = 2;
+    for (int i = 0; i < 256; ++i) tables.ac[17 + i] = static_cast<uint8_t>(i);
+    return tables;
+}
+constexpr FullTables kFullTables = make_full_tables();
+
+}  // namespace
+
+Outcome unpack_scan(const PackedFile& file, const Codebook& codebook, Bytes& out) {
+    const PackedHead& head = file.head();
+    const JpegHeader& header = file.header();
+    const McuGrid& grid = file.grid();
+    const ByteSpan jpeg_header = file.jpeg_header();
+    RowBlocks row_blocks;
+    // A damaged head may claim gigabytes: every block takes at least a byte of the file.
+    size_t blocks_per_mcu = 0;
+    for (int i = 0; i < header.components; ++i) blocks_per_mcu += size_t{header.component[i].h} * header.component[i].v;
+    const uint64_t blocks = uint64_t{blocks_per_mcu} * static_cast<uint64_t>(grid.columns) * head.rows;
+    if (blocks > uint64_t{file.row_offset(grid.rows)} - file.row_offset(0) ||
+        file.row_offset(grid.rows) < file.row_offset(0)) {
+        return corrupt("its rows are too short");
+    }
+    row_blocks.reserve(file, grid.columns);
+    const uint64_t most = jpeg_header.size() + head.trailer_bytes + uint64_t{head.rows} * row_blocks.most_bytes();
+    const size_t wanted = static_cast<size_t>(std::min<uint64_t>(head.jpeg_bytes, most));
+    out.set_size(0);
+    if (!out.reserve(std::max(wanted, jpeg_header.size()) + row_blocks.most_bytes() + 16))
+        return corrupt("out of memory");
+    out.append(jpeg_header.data(), jpeg_header.size());
+    ScanWriter writer(out.data() + out.size());
+    for (int i = 0; i < header.components; ++i) {
+        const TableRef& dc = header.dc_huffman[header.component[i].dc_table];
+        const TableRef& ac = header.ac_huffman[header.component[i].ac_table];
+        if (!writer.dc_table(i).build(jpeg_header.subspan(dc.offset, dc.length)) ||
+            !writer.ac_table(i).build(jpeg_header.subspan(ac.offset, ac.length))) {
+            return corrupt("a Huffman table that is none");
+        }
+    }
+    const bool ones = head.ones != 0;
+    int until_restart = header.restart_interval_mcus;
+    for (int row = 0; row < grid.rows; ++row) {
+        if (!row_blocks.read(file, codebook, row, 0)) return corrupt("damaged row");
+        if (static_cast<size_t>(writer.bits().end() - out.data()) > wanted) return corrupt("longer than its JPEG");
+        for (int column = 0; column < grid.columns; ++column) {
+            if (header.restart_interval_mcus > 0 && until_restart-- == 0) {
+                writer.restart(ones);
+                until_restart = header.restart_interval_mcus - 1;
+            }
+            if (!row_blocks.write(header, column, writer)) return corrupt("a symbol without a Huffman code");
+        }
+    }
+    writer.bits().align(ones);
+    out.set_size(static_cast<size_t>(writer.bits().end() - out.data()));
+    return {};
+}
+
+Outcome unpack_jpeg(const PackedFile& file, const Codebook& codebook, Bytes& out) {
+    Outcome outcome = unpack_scan(file, codebook, out);
+    if (!outcome.ok()) return outcome;
+    const ByteSpan trailer = file.trailer();
+    if (out.size() + trailer.size() != file.head().jpeg_bytes) return corrupt("not of its JPEG's length");
+    if (!out.reserve(out.size() + trailer.size())) return corrupt("out of memory");
+    out.append(trailer.data(), trailer.size());
+    return {};
+}
+
+Outcome cut_packed(const PackedFile& file, const Codebook& codebook, const PixelBox& box, Bytes& out, CutPlace& place) {
+    const JpegHeader& header = file.header();
+    const ByteSpan jpeg_header = file.jpeg_header();
+    SegmentGrid grid;  // of which every MCU is a segment
+    grid.mcu = file.grid();
+    grid.segment_mcus = 1;
+    grid.segments_per_row = grid.mcu.columns;
+    const SegmentWindow window = segments_for(header, grid, box);
+    place.origin_x = window.first_column * grid.mcu.mcu_width_px;
+    place.origin_y = window.first_row * grid.mcu.mcu_height_px;
+    place.width = std::min(header.width, (window.last_column + 1) * grid.mcu.mcu_width_px) - place.origin_x;
+    place.height = std::min(header.height, (window.last_row + 1) * grid.mcu.mcu_height_px) - place.origin_y;
+    const int columns = window.last_column - window.first_column + 1;
+    RowBlocks row_blocks;
+    row_blocks.reserve(file, columns);
+    out.set_size(0);
+    const size_t tables = 4 * 2 + sizeof(kFullTables) + 16;
+    if (!out.reserve(jpeg_header.size() + tables + row_blocks.most_bytes() + 16)) return corrupt("out of memory");
+
+    out.append(0xFF);
+    out.append(0xD8);
+    MarkerWalker walker(jpeg_header);
+    MarkerSegment segment;
+    while (walker.next(segment)) {
+        const uint8_t* const payload = jpeg_header.data() + segment.offset;
+        if (is_metadata(segment, jpeg_header) || segment.code == 0xC4 || segment.code == 0xDD) continue;
+        if (segment.code == 0xE0) {
+            append_jfif(out, payload);
+            continue;
+        }
+        if (segment.code == 0xDA) {
+            append_segment(out, 0xC4, kFullTables.dc, sizeof(kFullTables.dc));
+            append_segment(out, 0xC4, kFullTables.ac, sizeof(kFullTables.ac));
+        }
+        append_segment(out, segment.code, payload, segment.length);
+        uint8_t* const copy = out.data() + out.size() - segment.length;
+        if (segment.code == header.sof) {
+            copy[1] = static_cast<uint8_t>(place.height >> 8);
+            copy[2] = static_cast<uint8_t>(place.height);
+            copy[3] = static_cast<uint8_t>(place.width >> 8);
+            copy[4] = static_cast<uint8_t>(place.width);
+        } else if (segment.code == 0xDA) {
+            for (int i = 0; i < header.components; ++i) copy[2 + 2 * i] = 0;
+        }
+    }
+    ScanWriter writer(out.data() + out.size());
+    for (int i = 0; i < header.components; ++i) {
+        writer.dc_table(i).build({kFullTables.dc + 1, sizeof(kFullTables.dc) - 1});
+        writer.ac_table(i).build({kFullTables.ac + 1, sizeof(kFullTables.ac) - 1});
+    }
+    for (int row = window.first_row; row <= window.last_row; ++row) {
+        if (!row_blocks.read(file, codebook, row, window.first_column)) return corrupt("damaged row");
+        const size_t size = static_cast<size_t>(writer.bits().end() - out.data());
+        out.set_size(size);
+        if (size + row_blocks.most_bytes() + 16 > out.capacity()) {
+            if (!out.reserve(2 * size + row_blocks.most_bytes() + 16)) return corrupt("out of memory");
+            writer.bits().move_to(out.data() + size);
+        }
+        for (int column = 0; column < columns; ++column)
+            if (!row_blocks.write(header, column, writer)) return corrupt("a coefficient out of range");
+    }
+    writer.bits().align();
+    writer.bits().marker(0xD9);
+    out.set_size(static_cast<size_t>(writer.bits().end() - out.data()));
+    return {};
+}
+
+}  // namespace feeder

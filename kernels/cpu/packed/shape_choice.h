@@ -1,0 +1,47 @@
+// The cheapest shape for a block, when it is packed.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/packed/codebook.h"
+#include "cpu/packed/packed_file.h"
+
+namespace feeder {
+
+// What each code costs for the groups of a block, in bytes: the group's own, and those of a patch for each number that it is
+// too narrow for. Numbers beyond any patch count as kBeyond, which is no real cost. DC takes no part.
+struct BlockCosts {
+    static constexpr int kBeyond = 30;
+
+    uint8_t of_code[kGroups][8];
+
+    // Of 64 coefficients in natural order.
+    void set(const int16_t* coefficients);
+    // The cheapest code for each group.
+    Shape best() const;
+    // Bytes of patches that a group needs.
+    int patch_bytes(size_t group, int code) const { return of_code[group][code] - kWidths[code]; }
+    // False if a number is beyond any patch.
+    bool is_legal(const Shape& shape) const {
+        for (size_t g = 0; g < kGroups; ++g)
+            if (patch_bytes(g, shape[g]) >= kBeyond) return false;
+        return true;
+    }
+};
+static_assert(BlockCosts::kBeyond > 8 * kPatchBytes);
+
+// True if a number can be in a field of that width, with or without a patch.
+inline bool holds(int width, int number) {
+    const int high = (number - low_part(number, width)) >> width;
+    return high >= kLeastHigh && high <= kMostHigh;
+}
+
+// The number of a block's cheapest shape, the first one of equals. Costs of more than 255 count as 255.
+int choose_shape(const ShapeTable& table, const BlockCosts& costs);
+
+int choose_shape_portable(const ShapeTable& table, const BlockCosts& costs);
+#if defined(__x86_64__)
+int choose_shape_avx2(const ShapeTable& table, const BlockCosts& costs);
+#endif
+
+}  // namespace feeder
