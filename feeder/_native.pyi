@@ -141,6 +141,40 @@ def row_extents(
         ValueError: arguments of different lengths.
     """
 
+def stepped_row_extents(
+    steps: Sequence[_Buffer],
+    starts: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.uint64],
+    heights: npt.NDArray[np.uint32],
+    rows: npt.NDArray[np.int32],
+) -> npt.NDArray[np.int64]:
+    """Does what :func:`row_extents` does, for places that are stored as differences.
+
+    Args:
+        steps: N buffers of uint16. An image's values are the height of a band, the offset of the first band, and the
+            difference of each further value of :func:`row_places` to the one before it. 0xFFFF says that the value is
+            in the next two, its low half first. Not checked beforehand.
+        starts: uint64 [N], number of the image's first value in its buffer; 2**32-1 for an image without any.
+        lengths: uint64 [N], of the images, bytes.
+        heights: uint32 [N], of the images, pixels as stored.
+        rows: int32 [N, 2], first and end row, in pixels as stored.
+
+    Returns:
+        int64 [N, 4], see :func:`row_extents`.
+
+    Raises:
+        ValueError: arguments of different lengths.
+    """
+
+def crc32c(data: _Buffer, before: int = 0, *, portable: bool = False) -> int:
+    """Returns the CRC-32C of bytes that follow others whose checksum is ``before``, without the GIL.
+
+    Args:
+        data: The bytes.
+        before: Checksum of the bytes before them.
+        portable: True computes it by tables, as CPUs without the instruction do.
+    """
+
 def decode_batch(
     buffers: Sequence[_Buffer],
     source_boxes: npt.NDArray[np.float64],

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError, FormatError
+from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, ImageOf, write_index
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_field import split_fields
 from feeder.system.text import count
 from feeder.system.warning import warn
@@ -19,12 +21,13 @@ from feeder.system.warning import warn
 __all__ = ["index_of_field"]
 
 
-def index_of_field(path: str, image_field: str) -> str:
+def index_of_field(path: str, image_field: str, version: int | None = None) -> str:
     """Makes the index in which another field of the samples is the image, unless it exists and is up to date.
 
     Args:
         path: The index of the set.
         image_field: The field, or several separated by ";", of which the first that a sample has is its image.
+        version: Number of the version of the set, from 1; None for the newest.
 
     Returns:
         Path of that index, beside the one at ``path``; or ``path``, if its images are in that field already.
@@ -33,18 +36,20 @@ def index_of_field(path: str, image_field: str) -> str:
         FormatError: if the index is missing or damaged.
         ArgumentError: if no sample has an image in that field, or the file can't be written.
     """
-    index = Index(path)
+    index = open_index(path, version)
     numbers = [index.fields.index(field) for field in split_fields(image_field) if field in index.fields]
     if not numbers:
         known = ", ".join(map(repr, sorted(index.fields)))
         raise ArgumentError(f"image_field={image_field!r}: no sample of {path} has it; its fields are {known}")
     if index.image_of is not None:
         raise ArgumentError(f"{path}: was made for another image_field; name the folder of the set, or its own index")
-    is_image = np.isin(index.field, numbers).all() and not np.isin(index.column("member_field"), numbers).any()
-    if is_image or (index.field == numbers[0]).all():
-        return path
+    own = index.column("field")
+    is_image = np.isin(own, numbers).all() and not np.isin(index.column("member_field"), numbers).any()
+    if is_image or (own == numbers[0]).all():
+        return index.path
     name = "+".join(index.fields[number] for number in numbers)
-    to = f"{os.path.splitext(path)[0]}.{name.replace(os.sep, '_')}.bin"
+    stem = os.path.splitext(path)[0] + (f"-{index.version:06d}" if index.version > 1 else "")
+    to = f"{stem}.{name.replace(os.sep, '_')}.bin"
     if not _fits(to, index):
         if not os.access(os.path.dirname(to) or ".", os.W_OK):
             raise ArgumentError(
@@ -52,7 +57,7 @@ def index_of_field(path: str, image_field: str) -> str:
                 "once as a user who may write into its folder"
             )
         _make(index, numbers, to, image_field)
-    made = Index(to)
+    made = ColumnIndex(to)
     left_out = 0 if made.image_of is None else made.image_of.left_out
     if left_out:
         warn(
@@ -65,7 +70,7 @@ def index_of_field(path: str, image_field: str) -> str:
 def _fits(path: str, index: Index) -> bool:
     """Returns whether the file at ``path`` was made from this index, and is intact."""
     try:
-        made = Index(path)
+        made = ColumnIndex(path)
         made.check()
     except FormatError:
         return False
@@ -81,10 +86,10 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
         raise FormatError(f"{index.path}: damaged: column 'member_start' decreases; rebuild it with `feeder index`")
     owners = np.repeat(np.arange(samples), sizes)
     place = {name: np.array(index.column(name)) for name in ("field", "offset", "length", "width", "height")}
-    place["orientation"] = np.array(index.orientation)
+    place["orientation"] = np.array(index.column("orientation"))
     has_field = np.zeros(samples, bool)
     for number in reversed(numbers):  # the first field counts, so it is written last
-        own = np.flatnonzero(index.field == number)
+        own = np.flatnonzero(index.column("field") == number)
         rows = np.flatnonzero(index.column("member_field") == number)
         for name in ("field", "offset", "length"):
             place[name][own] = index.column(name)[own]
@@ -112,7 +117,8 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
     pieces = {name: [column] for name, column in columns.items()}
     try:
         labels: dict[str, Any] = {"targets": index.targets, "classes": index.classes}
-        write_index(path, index.shards, index.fields, pieces, counts, origin, **labels)
+        shards = [index.shard_entry(number) for number in range(index.shard_count)]
+        write_index(path, shards, index.fields, pieces, counts, origin, **labels)
     except OSError as error:
         raise ArgumentError(f"{path}: can't be written: {error.strerror}") from error
 
@@ -140,7 +146,8 @@ def _columns(
         rows[is_first], rows[~is_first] = index.column(name)[kept], index.column(f"member_{name}")[is_kept_row]
         columns[f"member_{name}"] = rows
     columns["row_start"], columns["row_data"] = _starts(np.zeros(len(kept), np.int64)), np.zeros(0, np.uint32)
-    optional = [name for name in OPTIONAL_COLUMNS if index.has_column(name)]
+    has = {"target": bool(index.targets), "source_row": index.has_source_rows}
+    optional = [name for name in OPTIONAL_COLUMNS if has[name]]
     for name in [*COLUMNS, *optional]:
         if name not in columns:
             columns[name] = place.get(name, index.column(name))[kept]

@@ -205,6 +205,11 @@ class FolderReader:
         """See :meth:`Reader.labels`."""
         return self._labels
 
+    @property
+    def max_label(self) -> int:
+        """The largest label; -1 without any."""
+        return int(self._labels.max(initial=-1))
+
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
+from feeder.order.shard_sizes import ShardSizes
 
 __all__ = [
     "REFUSED_FIELDS",
@@ -135,8 +136,8 @@ class Reader(Protocol):
     def labels(self) -> npt.NDArray[Any]:
         """Labels of all samples: int64 [samples], or float32 [samples] or [samples, K]."""
 
-    def shard_sizes(self) -> npt.NDArray[np.int64]:
-        """Number of samples in each shard, in stored order: int64 [shards]; empty without shards."""
+    def shard_sizes(self) -> ShardSizes:
+        """Number of samples in each shard, in stored order; empty without shards."""
 
 
 def label_dtype(labels: npt.NDArray[Any]) -> np.dtype[Any]:

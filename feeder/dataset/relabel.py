@@ -70,12 +70,11 @@ def refuse_unread_labels(reader: ShardReader) -> None:
     Raises:
         ArgumentError: naming the remedies.
     """
-    labels = reader.labels()
-    if "cls" not in reader.index.fields or labels.dtype.kind == "f" or not len(labels):
+    if "cls" not in reader.index.fields or reader.label_dtype.base.kind == "f" or not len(reader):
         return
-    if labels[:_EXAMINED].max() >= 0 or labels.max() >= 0:
+    if reader.max_label >= 0:
         return
-    texts = (reader.field(i, "cls") for i in range(min(len(labels), _EXAMINED)))
+    texts = (reader.field(i, "cls") for i in range(min(len(reader), _EXAMINED)))
     text = next((text for text in texts if text is not None and text.strip() not in (b"", b"-1")), None)
     if text is not None:
         raise ArgumentError(
@@ -92,11 +91,10 @@ def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> 
     Raises:
         ArgumentError: for a class with samples, or a label, that is not in the list.
     """
-    wanted, labels, names = check_classes(classes), reader.labels(), reader.classes
-    if labels.dtype.kind == "f":
+    wanted, names, largest = check_classes(classes), reader.classes, reader.max_label
+    if reader.label_dtype.base.kind == "f":
         raise ArgumentError("classes= is for labels that are classes; this set's are float32 targets")
-    is_unlabelled = labels.max(initial=-1) < 0
-    if names is None and is_unlabelled and isinstance(reader, ShardReader) and "cls" in reader.index.fields:
+    if names is None and largest < 0 and isinstance(reader, ShardReader) and "cls" in reader.index.fields:
         column = LabelColumn(f"{reader.index.path}: the cls field", "", ("", "-1"))
         texts = [None if text is None else label_text(text) for text in reader.column("cls")]
         codes = np.array([column.add(text) for text in texts], np.int64)
@@ -109,12 +107,14 @@ def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> 
             raise ArgumentError("classes= is for labels that are classes; this set's cls fields hold other numbers")
         labels = np.append(found.labels, -1)[codes]
         if found.classes is None:
-            _check_names(labels, wanted)
+            _check_names(int(labels.max(initial=-1)), wanted)
+        reader.relabel(labels, wanted)
     elif names is not None and names != wanted:
         places = name_numbers(names, wanted)
-        if labels.max(initial=-1) >= len(names):
+        if largest >= len(names):
             known = count(len(names), "class", "classes")
-            raise ArgumentError(f"{reader.place}: has a label {labels.max()}, but names of {known} only")
+            raise ArgumentError(f"{reader.place}: has a label {largest}, but names of {known} only")
+        labels = reader.labels()
         used = np.unique(labels[labels >= 0])
         lost = [names[label] for label in used.tolist() if places[label] < 0]
         if lost:
@@ -122,15 +122,15 @@ def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> 
                 f"classes= lacks {lost[0]!r}" + (f" and {len(lost) - 1} more" if lost[1:] else "") + ", of which there "
                 "are samples: add it, or leave its samples out with torch.utils.data.Subset"
             )
-        labels = np.append(places, -1)[labels]
+        reader.relabel(np.append(places, -1)[labels], wanted)
     else:
-        _check_names(labels, wanted)
-    reader.relabel(labels, wanted)
+        _check_names(largest, wanted)
+        reader.classes = wanted
 
 
-def _check_names(labels: npt.NDArray[np.int64], names: Sequence[str]) -> None:
-    if labels.max(initial=-1) >= len(names):
-        raise ArgumentError(f"classes= has {count(len(names), 'name')}, but there is a label {labels.max()}")
+def _check_names(largest: int, names: Sequence[str]) -> None:
+    if largest >= len(names):
+        raise ArgumentError(f"classes= has {count(len(names), 'name')}, but there is a label {largest}")
 
 
 def share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:

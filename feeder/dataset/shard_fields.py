@@ -40,12 +40,12 @@ class ShardFields:
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""
-        shard = self.index.shard_name(int(self.index.shard[i]))
-        return error.at(key=self.index.key(i), shard=shard, offset_bytes=int(self.index.offset[i]))
+        shard, offset, _ = self.index.place(i)
+        return error.at(key=self.index.key(i), shard=self.index.shard_name(shard), offset_bytes=offset)
 
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
-        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.has_column("source_row")]
+        numbers = [name for name in NUMBER_FIELDS if name != "row" or self.index.has_source_rows]
         return sorted({"key", "path", *numbers, *self.index.fields})
 
     def field(self, i: int, name: str) -> Any:
@@ -75,19 +75,11 @@ class ShardFields:
             return [text(i) for i in range(count)]
         if name in NUMBER_FIELDS:
             return self._numbers(name, np.arange(count))
-        number = index.fields.index(name) if name in index.fields else -1
-        rows = np.flatnonzero(index.column("member_field") == number)
-        owners = np.searchsorted(index.column("member_start"), rows, side="right") - 1
-        images = np.flatnonzero(index.field == number)
-        ids = np.concatenate([owners, images])
-        offsets = np.concatenate([index.column("member_offset")[rows], index.offset[images]])
-        lengths = np.concatenate([index.column("member_length")[rows], index.length[images]])
-        is_inside = (ids >= 0) & (ids < count)  # the others are a damaged index's
-        ids, offsets, lengths = ids[is_inside], offsets[is_inside], lengths[is_inside]
+        places = index.field_places(name)
         values: list[Any] = [None] * count
-        for k in np.lexsort((offsets, index.shard[ids])).tolist():
-            i = int(ids[k])
-            values[i] = self._value(name, i, int(offsets[k]), int(lengths[k]))
+        for k in np.lexsort((places.offsets, places.shards)).tolist():
+            i = int(places.ids[k])
+            values[i] = self._value(name, i, int(places.offsets[k]), int(places.lengths[k]))
         return values
 
     def header(self, i: int, offset: int, length: int) -> ImageInfo:
@@ -116,7 +108,7 @@ class ShardFields:
             if member == name:
                 return offset, length
         if self.index.image_field(i) == name:
-            return int(self.index.offset[i]), int(self.index.length[i])
+            return self.index.place(i)[1:]
         return None
 
     def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -125,11 +117,12 @@ class ShardFields:
         if name == "index":
             return ids
         if name == "row":
-            return index.column("source_row")[ids].astype(np.int64)
-        orientations = index.orientation[ids]
+            return index.source_rows(ids)
+        rows = index.rows(ids)
+        orientations = rows.orientation
         if name == "orientation":
             return orientations.astype(np.int64)
-        width, height = index.width[ids], index.height[ids]
+        width, height = rows.width, rows.height
         swapped = (orientations >= SWAPPING_ORIENTATIONS[0]) & self.exif
         sides = np.where(swapped, height, width) if name == "width" else np.where(swapped, width, height)
         return sides.astype(np.int64)

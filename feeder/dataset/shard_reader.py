@@ -15,8 +15,6 @@ Note [Shards that change]
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import resource
 import sys
@@ -34,8 +32,11 @@ import numpy.typing as npt
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 from feeder.dataset.shard_fields import ShardFields
 from feeder.errors import DecodeError, FormatError
-from feeder.shard.format.index import Index
+from feeder.order.shard_sizes import EqualSizes, ShardSizes
+from feeder.shard.format.index import Rows
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
+from feeder.shard.store.mirror import Mirror
 from feeder.system.files import open_regular
 
 __all__ = ["ShardReader"]
@@ -79,12 +80,16 @@ class _Files:
             return OPEN_SHARDS
         return max(_FEWEST_SHARDS, min(OPEN_SHARDS, limit // _LIMIT_SHARE // len(_all_files)))
 
+    def close(self) -> None:
+        """Closes the shards."""
+        while self.entries:
+            os.close(self.entries.popitem()[1].descriptor)
+
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():  # see Note [At the interpreter's end]
             return
         if self.entries and self.pid == os.getpid():  # after a fork the descriptors are the parent's to close
-            for entry in self.entries.values():
-                os.close(entry.descriptor)
+            self.close()
 
 
 _all_files: weakref.WeakSet[_Files] = weakref.WeakSet()
@@ -97,19 +102,31 @@ class ShardReader(ShardFields):
         index: Path of the index file.
         exif: Whether to apply EXIF orientation.
         classes: Class names by label, if known.
+        version: Number of the version of the set, from 1; None for the newest.
+        mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
     """
 
-    def __init__(self, index: str, *, exif: bool = True, classes: list[str] | None = None) -> None:
-        self.index = Index(index)
+    def __init__(
+        self,
+        index: str,
+        *,
+        exif: bool = True,
+        classes: list[str] | None = None,
+        version: int | None = None,
+        mirror: Mirror | None = None,
+    ) -> None:
+        self.index = open_index(index, version, mirror)
         self.exif = exif
-        self._labels, self._has_own_labels = _own_labels(self.index), True
-        self.relabel(self._labels, classes)
+        self.mirror = mirror
+        self.classes, self.label_dtype = classes, self.index.label_dtype
+        self._labels: npt.NDArray[Any] | None = None  # those that the samples were given in place of their own
         self._made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        labels = None if self._has_own_labels else self._labels
-        return _shard_reader, (self.index.path, self.exif, self.classes, self.index.identity, self._made_ns, labels)
+        index = self.index
+        own = (index.path, self.exif, self.classes, index.identity, self._made_ns, self._labels)
+        return _shard_reader, (*own, index.version, self.mirror)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -117,19 +134,24 @@ class ShardReader(ShardFields):
     def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
         """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
         index, count = self.index, len(ids)
-        orientations, sizes, errors = self._stored(ids)
-        found = None if wanted is None else index.row_extents(ids, wanted(orientations, sizes))
+        rows = index.rows(ids)
+        orientations, sizes, errors = self._stored(ids, rows)
+        found = None if wanted is None else rows.extents(wanted(orientations, sizes))
         first_rows = None if found is None else found[:, 0].astype(np.int32)
-        shards, offsets, lengths = index.shard[ids], index.offset[ids], index.length[ids]
+        shards, offsets, lengths = rows.shard, rows.offset, rows.length
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
-        size_of = {shard: self._open(shard)[1] for shard in {shard for shard, _, _ in places}}
-        inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
         # The bytes to read of each image, as (head, begin, end): the first ``head``, and those from begin to end.
         ranges = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
+        if self.mirror is not None:
+            self._bring(places, ranges)
+        entries = {shard: self._open(shard) for shard in {shard for shard, _, _ in places}}
+        size_of = {shard: entry.size_bytes for shard, entry in entries.items()}
+        inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
         if count and int(lengths.max()) > LARGE_BYTES:
             self._refuse_large(ids, places, inside, errors)
         total = sum(head + end - begin for (head, begin, end), good in zip(ranges, inside, strict=True) if good)
         files = self._own_files()
+        stay_open = files.entries.keys() >= entries.keys()  # else some were closed, to open the others
         if total > len(files.arena):
             try:
                 files.arena = bytearray(max(total, 2 * len(files.arena)))
@@ -159,7 +181,7 @@ class ShardReader(ShardFields):
                 )
                 continue
             if shard != opened:
-                opened, descriptor = shard, self._open(shard)[0]
+                opened, descriptor = shard, (entries[shard] if stay_open else self._open(shard)).descriptor
             head, begin, end = ranges[row]
             size = head + end - begin
             buffer = buffers[row] = view[start : start + size]
@@ -174,12 +196,31 @@ class ShardReader(ShardFields):
         # The page cache gives more than a byte per nanosecond; slower reads came from a disk.
         if not advise and total > READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
             files.advised_parts = ADVISED_PARTS
-        changed = {shard for shard in size_of if self._has_changed(shard)}
+        changed = {s for s, entry in entries.items() if self._has_changed(entry if stay_open else self._open(s))}
         if changed:
             for row, i in enumerate(ids.tolist()):
                 if places[row][0] in changed and errors[row] is None:
                     self._check(i)
-        return Encoded(buffers, self._labels[ids], orientations, sizes, errors, first_rows)
+        labels = rows.labels if self._labels is None else self._labels[ids]
+        return Encoded(buffers, labels, orientations, sizes, errors, first_rows)
+
+    def _bring(self, places: list[tuple[int, int, int]], ranges: list[Any]) -> None:
+        """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
+
+        Args:
+            places, ranges: (shard, offset, length) and (head, begin, end), as in :meth:`read`.
+        """
+        assert self.mirror is not None
+        self._own_files().close()  # the mirror may have made a shard's file anew
+        shards = {shard: self.index.shard_entry(shard) for shard in {shard for shard, _, _ in places}}
+        wants = []
+        for (shard, offset, length), (head, begin, end) in zip(places, ranges, strict=True):
+            name, size = shards[shard]
+            if length <= size and offset <= size - length:
+                if head:
+                    wants.append((name, offset, offset + head))
+                wants.append((name, offset + begin, offset + end))
+        self.mirror.need(wants)
 
     def _advise(self, images: list[tuple[tuple[int, int, int], tuple[int, int, int]]]) -> None:
         """Announces reads from a slow disk to the kernel, so that they overlap.
@@ -195,12 +236,12 @@ class ShardReader(ShardFields):
                 os.posix_fadvise(descriptor, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def _stored(
-        self, ids: npt.NDArray[np.int64]
+        self, ids: npt.NDArray[np.int64], rows: Rows
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], list[DecodeError | None]]:
         """Returns orientations to apply, upright sizes, and errors for samples with impossible values in the index."""
         index = self.index
         errors: list[DecodeError | None] = [None] * len(ids)
-        orientations = np.array(index.orientation[ids]) if self.exif else np.ones(len(ids), np.uint8)
+        orientations = np.array(rows.orientation) if self.exif else np.ones(len(ids), np.uint8)
         turned_wrongly = orientations - np.uint8(1) > 7  # 0 becomes 255
         for i in np.flatnonzero(turned_wrongly).tolist():
             errors[i] = self.at(
@@ -212,7 +253,7 @@ class ShardReader(ShardFields):
             )
         orientations[turned_wrongly] = 1
         sizes = np.empty((len(ids), 2), np.int32)
-        sizes[:, 0], sizes[:, 1] = index.height[ids], index.width[ids]
+        sizes[:, 0], sizes[:, 1] = rows.height, rows.width
         for i in np.flatnonzero(sizes.min(axis=1, initial=1) < 1).tolist():
             height, width = sizes[i].tolist()
             errors[i] = self.at(
@@ -242,18 +283,19 @@ class ShardReader(ShardFields):
 
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """See :meth:`Reader.stored`."""
-        return self._stored(ids)[:2]
+        return self._stored(ids, self.index.rows(ids))[:2]
 
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`."""
-        return int(self.index.orientation[i]) if self.exif else 1
+        return int(self.index.row(i).orientation[0]) if self.exif else 1
 
     def peek(self, ids: npt.NDArray[np.int64]) -> Peek:
         """See :meth:`Reader.peek`."""
         index = self.index
         jpeg = [number for number, name in enumerate(index.fields) if name.rpartition(".")[2].lower() in _JPEG]
-        sizes = np.stack([index.height[ids], index.width[ids]], axis=1).astype(np.int64)
-        return Peek(index.length[ids].astype(np.int64), sizes, np.isin(index.field[ids], jpeg))
+        rows = index.rows(ids)
+        sizes = np.stack([rows.height, rows.width], axis=1).astype(np.int64)
+        return Peek(rows.length.astype(np.int64), sizes, np.isin(rows.field, jpeg))
 
     @property
     def is_remote(self) -> bool:
@@ -266,30 +308,32 @@ class ShardReader(ShardFields):
         return self.index.path
 
     def fingerprint(self) -> str:
-        """Hash of shards, places, lengths and labels."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(json.dumps([*self.index.shards]).encode())
-        for column in (*map(self.index.column, ("shard", "offset", "length")), self._labels):
-            digest.update(np.ascontiguousarray(column).data)
-        return digest.hexdigest()
+        """See :meth:`Reader.fingerprint`."""
+        return self.index.fingerprint(self._labels)
 
     def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Reader.labels`."""
-        return self._labels
+        return self.index.labels() if self._labels is None else self._labels
+
+    @property
+    def max_label(self) -> int:
+        """The largest label; -1 without any."""
+        return self.index.max_label if self._labels is None else int(self._labels.max(initial=-1))
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
-        self._has_own_labels = self._has_own_labels and labels is self._labels
         self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
 
-    def shard_sizes(self) -> npt.NDArray[np.int64]:
+    def shard_sizes(self) -> ShardSizes:
         """See :meth:`Reader.shard_sizes`."""
         counts = self.index.shard_counts()
-        return counts[counts > 0]
+        return counts if isinstance(counts, EqualSizes) else counts[counts > 0]
 
     def read_bytes(self, i: int, offset: int, length: int) -> bytes:
         """See :meth:`ShardFields.read_bytes`."""
-        shard = int(self.index.shard[i])
+        shard = self.index.place(i)[0]
+        if self.mirror is not None:
+            self._bring([(shard, offset, length)], [(0, 0, length)])
         size = self._open(shard)[1]
         if length > MAX_FILE_BYTES:
             raise self.at(DecodeError(f"a field of {length:,} bytes is more than the {MAX_FILE_BYTES:,} allowed"), i)
@@ -300,19 +344,23 @@ class ShardReader(ShardFields):
             _pread(self._open(shard)[0], offset, memoryview(data))
         except DecodeError as error:
             raise self.at(error, i) from error.__cause__
-        if self._has_changed(shard):
+        if self._has_changed(self._open(shard)):
             self._check(i)
         return bytes(data)
 
-    def _has_changed(self, shard: int) -> bool:
-        """Returns whether a shard may have changed since the reader was made; see Note [Shards that change]."""
-        entry = self._open(shard)
+    def _has_changed(self, entry: _Shard) -> bool:
+        """Returns whether a shard may have changed since the reader was made; see Note [Shards that change].
+
+        The bytes of a mirror are checked before they are read.
+        """
+        if self.mirror is not None:
+            return False
         return entry.changed_ns > self._made_ns or os.fstat(entry.descriptor).st_ctime_ns != entry.changed_ns
 
     def _check(self, i: int) -> None:
         """Raises FormatError unless a sample's bytes match their checksum in the index."""
         index = self.index
-        shard = int(index.shard[i])
+        shard = index.place(i)[0]
         descriptor = self._open(shard).descriptor
         size, checksum = os.fstat(descriptor).st_size, 0
         is_same = True
@@ -323,7 +371,7 @@ class ShardReader(ShardFields):
                 with contextlib.suppress(DecodeError):  # the file has just been cut off, so the checksum will differ
                     _pread(descriptor, offset, memoryview(data))
                 checksum = zlib.crc32(data, checksum)
-        if not is_same or checksum != int(index.crc32[i]):
+        if not is_same or checksum != int(index.row(i).crc32[0]):
             raise FormatError(
                 f"{index.shard_path(shard)}: it was changed or replaced while it was in use, and sample "
                 f"{index.key(i)!r} no longer matches {index.path}; create the dataset again to use the present shards, "
@@ -339,7 +387,7 @@ class ShardReader(ShardFields):
             return entry
         path = self.index.shard_path(shard)
         try:
-            descriptor = open_regular(path)
+            descriptor = open_regular(path) if self.mirror is None else self.mirror.open(self.index.shard_name(shard))
         except OSError as error:
             raise FormatError(
                 f"{path}: the index names this shard, but it can't be opened ({error.strerror}); "
@@ -373,14 +421,6 @@ def _pread(descriptor: int, offset: int, view: memoryview) -> None:
         done += count
 
 
-def _own_labels(index: Index) -> npt.NDArray[Any]:
-    """Returns the labels in an index, or its targets if it has any, as [N] if each sample has one number."""
-    if not index.targets:
-        return index.label
-    target = index.column("target")
-    return target[:, 0] if target.shape[1] == 1 else target
-
-
 def _shard_reader(
     index: str,
     exif: bool,
@@ -388,8 +428,10 @@ def _shard_reader(
     identity: bytes,
     made_ns: int,
     labels: npt.NDArray[Any] | None = None,
+    version: int | None = None,
+    mirror: Mirror | None = None,
 ) -> ShardReader:
-    reader = ShardReader(index, exif=exif, classes=classes)
+    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror)
     if reader.index.identity != identity:
         raise FormatError(
             f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "

@@ -1,54 +1,32 @@
-"""The contents of a shard set, and their verification."""
+"""The contents of a shard set."""
 
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from textwrap import indent
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import FormatError
 from feeder.order.batch_scores import BatchScores, batch_scores
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Shuffle, Window
 from feeder.shard.format.index import Index
-from feeder.shard.format.index_builder import row_data
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
-from feeder.shard.source.image_file import MAX_FILE_BYTES
-from feeder.system.cores import cores
-from feeder.system.files import file_sha256, open_regular
-from feeder.system.progress import Progress
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.system.text import count, printable
 from feeder.tools.terminal import size, table, wrap
 
-__all__ = ["Damage", "Report", "inspect", "open_index", "render", "verify"]
+__all__ = ["Report", "inspect", "open_set", "render"]
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
 _RANKS, _BATCH = 8, 256
 _WINDOWS = (1024, 8192, 65536)
 _BAR = 24
-
-
-class Damage(NamedTuple):
-    """A damaged file or sample of a shard set.
-
-    Attributes:
-        shard: Name of the damaged file.
-        sample: Key of the damaged sample; None if the whole file is damaged.
-        reason: The damage, with the expected value.
-    """
-
-    shard: str
-    sample: str | None
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -95,13 +73,13 @@ class Report:
         return asdict(self)
 
 
-def open_index(path: str) -> Index:
+def open_set(path: str) -> Index:
     """Opens the index of a shard set's folder, or an index file.
 
     Raises:
         FormatError: if there is none, or it is damaged.
     """
-    return Index(os.path.join(path, INDEX_NAME) if os.path.isdir(path) or not os.path.exists(path) else path)
+    return open_index(os.path.join(path, INDEX_NAME) if os.path.isdir(path) or not os.path.exists(path) else path)
 
 
 def inspect(path: str) -> Report:
@@ -113,10 +91,10 @@ def inspect(path: str) -> Report:
     Raises:
         FormatError: if index or manifest is missing or damaged.
     """
-    index = open_index(path)
+    index = open_set(path)
     index.check()
     manifest = Manifest.read(os.path.dirname(index.path)) if os.path.basename(index.path) == INDEX_NAME else None
-    labels = np.asarray(index.label)
+    labels = index.column("label")
     values, counts = np.unique(labels[labels >= 0], return_counts=True)
     names = index.classes or (manifest.classes if manifest else None) or []
     unlabelled = np.isnan(index.column("target")).all(axis=1) if index.targets else labels < 0
@@ -127,12 +105,14 @@ def inspect(path: str) -> Report:
         for number, rows in zip(*np.unique(index.column(column), return_counts=True), strict=True):
             name = index.field_name(int(number))
             members[name] = members.get(name, 0) + int(rows)
-    orientations = dict(zip(*(a.tolist() for a in np.unique(index.orientation, return_counts=True)), strict=True))
+    orientations = dict(
+        zip(*(a.tolist() for a in np.unique(index.column("orientation"), return_counts=True)), strict=True)
+    )
     return Report(
         path=path,
         samples=len(index),
-        shards=len(index.shards),
-        bytes=sum(shard.size_bytes for shard in index.shards),
+        shards=index.shard_count,
+        bytes=index.size_bytes,
         settings=manifest.settings if manifest else None,
         rejected=manifest.rejected if manifest else None,
         fields=members,
@@ -140,9 +120,9 @@ def inspect(path: str) -> Report:
         unlabelled=int(unlabelled.sum()),
         targets=_ranges(index),
         classes=[(names[k] if k < len(names) else str(k), known.get(k, 0)) for k in every],
-        image_bytes=_percentiles(index.length),
-        width_px=_percentiles(index.width),
-        height_px=_percentiles(index.height),
+        image_bytes=_percentiles(index.column("length")),
+        width_px=_percentiles(index.column("width")),
+        height_px=_percentiles(index.column("height")),
         window_scores=_window_scores(index),
         batch_scores=_batch_scores(index),
     )
@@ -188,138 +168,6 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def verify(path: str, *, workers: int | None = None, progress: Progress | None = None) -> list[Damage]:
-    """Reads every shard again and compares it with its checksums.
-
-    Args:
-        path: A shard set's folder, or an index file.
-        workers: Number of threads; None for one per core.
-        progress: Advanced with every shard.
-
-    Returns:
-        All damage, by shard and sample.
-
-    Raises:
-        FormatError: if index or manifest is missing or damaged.
-    """
-    progress = progress or Progress()
-    index = open_index(path)
-    folder = os.path.dirname(index.path)
-    manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
-    damages: list[Damage] = []
-    if manifest:
-        with open(os.path.join(folder, MANIFEST_NAME), "rb") as file:
-            if not matches_checksum(file.read()):
-                damages.append(Damage(MANIFEST_NAME, None, "its bytes do not match its checksum; restore it"))
-    if manifest and (found := file_sha256(index.path)) != manifest.index["sha256"]:
-        damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
-    if manifest and [s.name for s in index.shards] != [s.name for s in manifest.shards]:
-        shards = count(len(index.shards), "shard")
-        damages.append(Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}"))
-        return damages
-    damages += _verify_index(index)
-    if not index.has_checksums and not manifest:
-        progress.note(f"{index.path}: an older index, which has no checksums of its own; `feeder index` adds them")
-    # Rows are in the order of their shards, unless the index is damaged.
-    order = np.argsort(index.shard, kind="stable")
-    starts = np.searchsorted(index.shard[order], np.arange(len(index.shards) + 1))
-
-    def check(number: int) -> list[Damage]:
-        checksum = manifest.shards[number].sha256 if manifest else None
-        return _verify_shard(index, number, order[starts[number] : starts[number + 1]].tolist(), checksum)
-
-    progress.begin(len(index), sum(shard.size_bytes for shard in index.shards), 0, 0)
-    with ThreadPoolExecutor(workers or cores().usable) as pool:
-        for number, found_damages in enumerate(pool.map(check, range(len(index.shards)))):
-            damages += found_damages
-            progress.advance(int(starts[number + 1] - starts[number]), index.shards[number].size_bytes)
-    progress.end()
-    return damages
-
-
-def _verify_index(index: Index) -> list[Damage]:
-    """Compares the index with its checksums, and looks for invalid numbers, orientations and overlapping texts."""
-    name, last = os.path.basename(index.path), len(index) - 1
-    damages = [
-        Damage(name, None, f"the bytes of column {column!r} do not match their checksum")
-        for column in index.damaged_columns()
-    ]
-
-    def add(rows: npt.NDArray[np.int64], reason: Callable[[int], str]) -> None:
-        damages.extend(Damage(name, index.key(i), reason(i)) for i in rows.tolist())
-
-    add(
-        np.flatnonzero(index.shard >= len(index.shards)),
-        lambda i: f"names shard {index.shard[i]}, the index has {len(index.shards)}",
-    )
-    add(
-        np.flatnonzero(index.field >= len(index.fields)),
-        lambda i: f"names field {index.field[i]}, the index has {len(index.fields)}",
-    )
-    add(
-        np.flatnonzero((index.orientation < 1) | (index.orientation > 8)),
-        lambda i: f"has orientation {index.orientation[i]}, expected 1 to 8",
-    )
-    for column in ("key_start", "path_start", "member_start", "row_start"):
-        starts = index.column(column)
-        add(
-            np.flatnonzero(starts[1:] < starts[:-1]),
-            lambda i, column=column: f"ends before it starts in column {column}",  # type: ignore[misc]
-        )
-    numbers = index.column("member_field")
-    for row in np.flatnonzero(numbers >= len(index.fields)).tolist():
-        i = int(np.searchsorted(index.column("member_start"), row, side="right")) - 1
-        reason = f"names field {numbers[row]}, the index has {len(index.fields)}"
-        damages.append(Damage(name, index.key(min(max(i, 0), last)), reason))
-    return damages
-
-
-def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | None) -> list[Damage]:
-    name, expected_bytes = index.shards[number]
-    path = index.shard_path(number)
-    damages = []
-    try:
-        with open(path, "rb", opener=open_regular) as file:
-            found_bytes = os.fstat(file.fileno()).st_size
-        if found_bytes != expected_bytes:
-            damages.append(Damage(name, None, f"has {found_bytes} bytes, expected {expected_bytes}"))
-        elif checksum is not None:
-            found = file_sha256(path)
-            if found == checksum:
-                return []
-            damages.append(Damage(name, None, f"SHA-256 is {found}, expected {checksum}"))
-        with open(path, "rb", opener=open_regular) as file:
-            for i in rows:
-                try:
-                    parts = index.parts(i)
-                except FormatError:
-                    continue  # _verify_index has reported it
-                crc = 0
-                stored_rows = index.row_data(i)
-                for _, offset, length in parts:
-                    if length > MAX_FILE_BYTES:
-                        reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
-                        damages.append(Damage(name, index.key(i), reason))
-                        break
-                    data = os.pread(file.fileno(), length, offset) if offset + length <= found_bytes else b""
-                    if len(data) != length:
-                        reason = f"needs {length} bytes at byte {offset}, the shard ends at {found_bytes}"
-                        damages.append(Damage(name, index.key(i), reason))
-                        break
-                    crc = zlib.crc32(data, crc)
-                    if stored_rows and row_data(data) not in (stored_rows, b""):
-                        reason = "has wrong places for the rows of the image: rebuild it with `feeder index`"
-                        damages.append(Damage(os.path.basename(index.path), index.key(i), reason))
-                    stored_rows = b""  # of the image only, which comes first
-                else:
-                    if crc != int(index.crc32[i]):
-                        offset = int(index.offset[i])
-                        damages.append(Damage(name, index.key(i), f"its bytes changed (image at byte {offset})"))
-    except OSError as error:
-        damages.append(Damage(name, None, f"can't be read: {error.strerror}"))
-    return damages
-
-
 def _ranges(index: Index) -> dict[str, tuple[float, float]]:
     """Returns the least and largest number of each target; zeros for a target without numbers."""
     found = {}
@@ -344,7 +192,7 @@ def _window_scores(index: Index) -> dict[int, float]:
 
 def _batch_scores(index: Index) -> dict[str, BatchScores]:
     """Returns the scores of each way to shuffle, if a step of all ranks is less than a part of the set."""
-    counts = index.shard_counts()
+    counts = np.asarray(index.shard_counts())
     if len(index) <= _RANKS * _BATCH:
         return {}
     ways: dict[str, Shuffle] = {

@@ -8,6 +8,7 @@ namespace feeder::bind {
 void add_resize(nanobind::module_& module);
 void add_status(nanobind::module_& module);
 void add_bands(nanobind::module_& module);
+void add_crc32c(nanobind::module_& module);
 void add_transcode(nanobind::module_& module);
 void add_decode(nanobind::module_& module);
 void add_libjpeg(nanobind::module_& module);

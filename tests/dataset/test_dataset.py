@@ -22,12 +22,12 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.loader.dataloader import DataLoader
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.loader_data import encode, write_shards
-from tests.support.shard_sets import damage_row
+from tests.support.shard_sets import damage_row, shard_entries
 
 
 def _folder(root: Path) -> Path:
@@ -156,7 +156,7 @@ def test_pickle_of_a_large_set_is_small(tmp_path: Path) -> None:
 
 def test_cut_off_shard_names_shard_key_and_offset(tmp_path: Path) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 16))
-    offset = int(dataset.reader.index.offset[15])  # type: ignore[attr-defined]
+    offset = int(dataset.reader.index.column("offset")[15])  # type: ignore[attr-defined]
     os.truncate(tmp_path / "shard-000000.tar", offset + 10)
     assert dataset[14][1] == 0
     with pytest.raises(DecodeError, match="cut off") as caught:
@@ -176,7 +176,7 @@ def test_shard_cut_off_after_it_was_opened_is_an_error_and_no_crash(tmp_path: Pa
 
 def test_hostile_offsets_and_lengths_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
     reader = ShardReader(str(write_shards(tmp_path, 4) / "index.bin"))
-    index = reader.index
+    index: Any = reader.index
     index.length = index.length.copy()
     index.offset = index.offset.copy()
     index.length[0] = 1 << 63
@@ -206,7 +206,7 @@ def test_many_shards_keep_few_descriptors_open(tmp_path: Path, monkeypatch: pyte
 
 def test_a_disk_that_turned_out_slow_is_told_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = ShardReader(str(write_shards(tmp_path, 8) / "index.bin"))
-    lengths = reader.index.length.tolist()
+    lengths = reader.index.column("length").tolist()
     told: list[int] = []
     steps = [0]  # of the clock, ns
     clock = itertools.accumulate(steps[0] for _ in itertools.count())
@@ -450,7 +450,7 @@ def test_images_of_different_sizes_pass_where_nobody_stacks_them(tmp_path: Path)
 
 def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path) -> None:
     """An index of a million samples is mapped, not read: opening it and reading two stays in a few MiB."""
-    source = Index(str(write_shards(tmp_path, 1) / INDEX_NAME))
+    source = open_index(str(write_shards(tmp_path, 1) / INDEX_NAME))
     columns, samples = {}, 1_000_000
     for name in COLUMNS:
         column = np.array(source.column(name))
@@ -461,7 +461,8 @@ def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path)
         columns[name] = column
     counts = {name: len(column) for name, column in columns.items()}
     large = str(tmp_path / "large.bin")
-    write_index(large, source.shards, source.fields, {name: [column] for name, column in columns.items()}, counts)
+    pieces = {name: [column] for name, column in columns.items()}
+    write_index(large, shard_entries(source), source.fields, pieces, counts)
     script = f"""
 import numpy as np
 from feeder.dataset.shard_reader import ShardReader

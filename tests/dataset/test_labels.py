@@ -15,8 +15,8 @@ from torch.utils.data import Subset
 
 from feeder import DataLoader, FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, FormatError, SourceError
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.labels import LabelColumn
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
@@ -28,7 +28,7 @@ from feeder.tools.inspect import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
 from tests.support.images import make_tree
 from tests.support.loader_data import encode
-from tests.support.shard_sets import write_tar
+from tests.support.shard_sets import shard_entries, write_tar
 
 COUNT = 20
 
@@ -60,10 +60,11 @@ def unlabelled(folder: Path, texts: list[bytes], extra: dict[str, bytes] | None 
     folder.mkdir(parents=True, exist_ok=True)
     write_tar(folder / "t.tar", members)
     path = index_tars(str(folder / "t.tar"), columns=ManifestColumns(has_labels=False)).path
-    index = Index(path)
+    index = open_index(path)
     columns: dict[str, Any] = {name: [np.array(index.column(name))] for name in COLUMNS}
     columns["label"] = [np.full(len(texts), -1, np.int64)]
-    write_index(path, index.shards, index.fields, columns, {name: len(column[0]) for name, column in columns.items()})
+    counts = {name: len(column[0]) for name, column in columns.items()}
+    write_index(path, shard_entries(index), index.fields, columns, counts)
     return folder
 
 
@@ -146,7 +147,7 @@ def test_an_index_with_targets_says_so_by_its_version(tmp_path: Path) -> None:
     path = target_set(tmp_path, ("x", "y")) / INDEX_NAME
     header = json.loads(path.read_bytes()[16:].split(b"}}}")[0] + b"}}}")
     assert header["version"] == 2
-    assert Index(path).column("target").shape == (COUNT, 2)
+    assert open_index(path).column("target").shape == (COUNT, 2)
     data = bytearray(path.read_bytes())
     data[int(header["columns"]["target"]["offset"])] ^= 1
     path.write_bytes(data)
@@ -451,11 +452,11 @@ def test_the_commands_take_columns_for_labels(tmp_path: Path) -> None:
 
 def test_a_column_gives_no_sample_the_value_of_another_by_a_damaged_index(tmp_path: Path) -> None:
     path = unlabelled(tmp_path, [b"1", b"2", b"3"])
-    index = Index(path / INDEX_NAME)
+    index = open_index(path / INDEX_NAME)
     columns: dict[str, Any] = {name: [np.array(index.column(name))] for name in COLUMNS}
     columns["member_start"] = [np.full(4, 3, np.uint64)]
     counts = {name: len(column[0]) for name, column in columns.items()}
-    write_index(str(path / INDEX_NAME), index.shards, index.fields, columns, counts)
+    write_index(str(path / INDEX_NAME), shard_entries(index), index.fields, columns, counts)
     assert ShardDataset(path, labels=False).column("cls") == [None] * 3
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from feeder.decoders.image_header import image_info
-from feeder.shard.format.index import Index
+from feeder.shard.format.open_index import open_index
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -156,12 +156,12 @@ def test_sharding_keeps_the_orientation_in_the_index_and_in_the_file(
         (folder / f"{number:02d}").with_suffix(".png" if "png" in kind else ".jpg").write_bytes(FILES[kind])
     encoding = EncodeOptions(mode, keep_metadata=keep_metadata)
     shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(encode=encoding))
-    index = Index(tmp_path / "out" / "index.bin")
+    index = open_index(tmp_path / "out" / "index.bin")
     assert len(index) == len(kinds)
     images = {path: data for path, data, _ in samples_of(tmp_path / "out")}
     for i in range(len(index)):
         kind = kinds[int(Path(index.source_path(i)).stem)]
         expected = image_info(FILES[kind]).orientation
-        assert index.orientation[i] == expected, kind
+        assert index.column("orientation")[i] == expected, kind
         if mode != "raw":
             assert image_info(images[index.source_path(i)]).orientation == expected, kind

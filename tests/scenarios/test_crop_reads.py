@@ -14,12 +14,12 @@ import torch
 
 from bench.loader import index_without_rows
 from feeder import DataLoader, ShardDataset, _native
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.open_index import open_index
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.tools.inspect import verify
+from feeder.tools.verify import verify
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 from tests.support import jpegs
 from tests.support.images import encode
@@ -108,7 +108,7 @@ def test_rows_of_tars_that_others_wrote_are_indexed(sets: tuple[Path, Path], tmp
     for tar in sets[0].glob("*.tar"):
         shutil.copy(tar, tmp_path)
     index_tars(str(tmp_path))
-    found, ours = Index(tmp_path / INDEX_NAME), Index(sets[0] / INDEX_NAME)
+    found, ours = open_index(tmp_path / INDEX_NAME), open_index(sets[0] / INDEX_NAME)
     assert len(ours.column("row_data")) > 3 * len(ours)
     for name in ("row_start", "row_data"):
         np.testing.assert_array_equal(found.column(name), ours.column(name))
@@ -133,7 +133,7 @@ def test_an_index_whose_offsets_are_off_changes_no_pixel_and_is_named(
 ) -> None:
     shutil.copytree(sets[0], tmp_path / "set")
     path = str(tmp_path / "set" / INDEX_NAME)
-    index = Index(path)
+    index = open_index(path)
     starts, places = index.column("row_start").tolist(), np.array(index.column("row_data"))
     for i in range(len(index)):
         for row, value in lies(places, starts[i], starts[i + 1], kind).items():
@@ -151,9 +151,9 @@ def test_an_index_whose_offsets_are_off_changes_no_pixel_and_is_named(
 
 def test_damage_beyond_the_rows_is_found_by_the_crops_that_need_it(sets: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(sets[0], tmp_path / "set")
-    index = Index(tmp_path / "set" / INDEX_NAME)
-    offset, length = int(index.offset[5]), int(index.length[5])
-    with open(index.shard_path(int(index.shard[5])), "r+b") as file:
+    index = open_index(tmp_path / "set" / INDEX_NAME)
+    offset, length = int(index.column("offset")[5]), int(index.column("length")[5])
+    with open(index.shard_path(int(index.column("shard")[5])), "r+b") as file:
         file.seek(offset + length // 2)
         file.write(bytes(length - length // 2))
     found = batches(tmp_path / "set", on_error="skip")[0]
@@ -171,12 +171,12 @@ def test_damage_in_the_rows_is_dealt_with_as_in_the_whole_file(
     for number, source in enumerate(sets):
         folder = tmp_path / str(number)
         shutil.copytree(source, folder)
-        index = Index(folder / INDEX_NAME)
-        with open(folder / index.shard_name(int(index.shard[5])), "r+b") as file:
-            places = np.array(Index(sets[0] / INDEX_NAME).column("row_data"))
-            start = int(Index(sets[0] / INDEX_NAME).column("row_start")[5])
+        index = open_index(folder / INDEX_NAME)
+        with open(folder / index.shard_name(int(index.column("shard")[5])), "r+b") as file:
+            places = np.array(open_index(sets[0] / INDEX_NAME).column("row_data"))
+            start = int(open_index(sets[0] / INDEX_NAME).column("row_start")[5])
             for band in range(1, 9):  # every crop meets one
-                file.seek(int(index.offset[5]) + int(places[start + band]) + 40)
+                file.seek(int(index.column("offset")[5]) + int(places[start + band]) + 40)
                 file.write(b"\xff\xd1" * 20)
         loader = DataLoader(
             ShardDataset(folder, CROP), batch_size=8, seed=1, on_error="skip" if skip else "raise", shuffle=False

@@ -15,8 +15,8 @@ from PIL import Image
 
 from feeder import DataLoader, FolderDataset, ShardDataset, write_shards
 from feeder.errors import ArgumentError, ShardError
-from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -52,13 +52,13 @@ def rgb(data: bytes) -> np.ndarray:
 
 
 def rows(out: Path) -> dict[str, tuple[str, int, int, int]]:
-    index = Index(out / "index.bin")
+    index = open_index(out / "index.bin")
     return {
         index.source_path(i): (
             index.image_field(i),
-            int(index.width[i]),
-            int(index.height[i]),
-            int(index.orientation[i]),
+            int(index.column("width")[i]),
+            int(index.column("height")[i]),
+            int(index.column("orientation")[i]),
         )
         for i in range(len(index))
     }

@@ -14,8 +14,8 @@ import pytest
 
 from feeder.dataset.folders import FolderDataset
 from feeder.errors import ShardError, SourceError
-from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.class_folders import class_names
 from feeder.shard.source.folder import open_folder
 from feeder.shard.write.sharding import shard
@@ -312,7 +312,7 @@ def test_the_extension_follows_the_bytes_not_the_name(tmp_path: Path) -> None:
     kinds = {"png": "PNG", "webp": "WEBP", "bmp": "BMP", "gif": "GIF", "tiff": "TIFF", "ppm": "PPM", "jpg": "JPEG"}
     for extension, kind in kinds.items():
         (folder / f"{extension}.JPEG").write_bytes(encode(pixels(3), kind))
-    index = Index(sharded(tmp_path / "src", tmp_path) / "index.bin")
+    index = open_index(sharded(tmp_path / "src", tmp_path) / "index.bin")
     assert {index.source_path(i): index.image_field(i) for i in range(len(index))} == {f"c/{e}.JPEG": e for e in kinds}
 
 
@@ -323,11 +323,11 @@ def test_size_and_orientation_stand_in_the_index(tmp_path: Path) -> None:
         (folder / f"{orientation}.jpg").write_bytes(encode(pixels(0, 30, 20), orientation=orientation))
         (folder / f"{orientation}.png").write_bytes(encode(pixels(0, 30, 20), "PNG", orientation=orientation))
     (folder / "none.jpg").write_bytes(encode(pixels(0, 30, 20)))
-    index = Index(sharded(tmp_path / "src", tmp_path) / "index.bin")
+    index = open_index(sharded(tmp_path / "src", tmp_path) / "index.bin")
     for i in range(len(index)):
         name = Path(index.source_path(i)).stem
-        assert int(index.orientation[i]) == (1 if name == "none" else int(name))
-        assert (int(index.width[i]), int(index.height[i])) == (30, 20)
+        assert int(index.column("orientation")[i]) == (1 if name == "none" else int(name))
+        assert (int(index.column("width")[i]), int(index.column("height")[i])) == (30, 20)
 
 
 def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:

@@ -16,15 +16,16 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
 from feeder.loader.dataloader import DataLoader
-from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_field import image_fields
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.cli import main
-from feeder.tools.inspect import inspect, verify
+from feeder.tools.inspect import inspect
+from feeder.tools.verify import verify
 from feeder.transforms import Resize
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import header_of, kept, write_tar
@@ -78,10 +79,10 @@ def test_the_choice_is_one_for_the_set_and_is_noted(tmp_path: Path) -> None:
     summary = shard(str(source), str(out), kept(max_bad=1))
     (note,) = [note for note in summary.notes if "several fields hold images" in note]
     assert "'image.jpg' is taken (5 samples), not 'mask.png' (5 samples): --image-field" in note
-    index, manifest = Index(out / "index.bin"), Manifest.read(str(out))
+    index, manifest = open_index(out / "index.bin"), Manifest.read(str(out))
     assert {index.image_field(i) for i in range(len(index))} == {"image.jpg"}
-    assert sorted(index.label.tolist()) == [0, 1, 2, 3, 5]
-    assert [int(height) for height in index.height] == [30 + 2 * len("image.jpg")] * 5
+    assert sorted(index.column("label").tolist()) == [0, 1, 2, 3, 5]
+    assert [int(height) for height in index.column("height")] == [30 + 2 * len("image.jpg")] * 5
     assert manifest is not None
     assert manifest.source["image_field"] == "image.jpg"
     (row,) = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
@@ -89,7 +90,7 @@ def test_the_choice_is_one_for_the_set_and_is_noted(tmp_path: Path) -> None:
     assert row["reason"] == "no field 'image.jpg', which is to be the image, among its fields: cls, mask.png"
     found = index_tars(str(source))
     assert [r.path for r in found.rejected] == ["t.tar/004"]
-    tarred = Index(found.path)
+    tarred = open_index(found.path)
     assert {tarred.image_field(i) for i in range(len(tarred))} == {"image.jpg"}
     assert verify(str(out)) == verify(str(tmp_path)) == []
 
@@ -111,7 +112,7 @@ def test_another_field_is_taken_where_it_is_asked_for(
     to = ["--out", str(out)] if command == "shard" else []
     arguments = [command, str(source), *to, "--image-field", "Mask.png", "--max-bad", "1"]
     assert main(arguments) == 0
-    index = Index(out / "index.bin")
+    index = open_index(out / "index.bin")
     assert [index.image_field(i) for i in range(len(index))] == ["mask.png"] * 3
     assert sorted(field for field, _, _ in index.members(0)) == ["cls", "image.jpg"]
     assert main([*arguments[:-4], "--image-field", "rgb.jpg"] if command == "index" else [*arguments, "--force"]) == (
@@ -135,7 +136,7 @@ def test_a_resumed_run_and_a_finished_set_keep_their_own_choice(
     monkeypatch.setattr("feeder.shard.source.image_field.image_fields", lambda samples: ("right.jpg",))
     for _ in range(2):
         shard(str(source), str(out), options)
-        index = Index(out / "index.bin")
+        index = open_index(out / "index.bin")
         assert [index.image_field(i) for i in range(6)] == ["left.jpg"] * 6
     with pytest.raises(ShardError, match=r"image_field=None, asked for image_field=right\.jpg"):
         shard(str(source), str(out), kept(samples_per_shard=2, shuffle=False, image_field="right.jpg"))
@@ -167,7 +168,7 @@ def test_an_image_whose_format_changes_takes_no_other_fields_name(tmp_path: Path
     out = tmp_path / "out"
     summary = write_shards(samples, out, image_field="png", encode=EncodeOptions("jpeg"))
     assert (summary.samples, summary.rejected) == (3, 0)
-    index = Index(out / "index.bin")
+    index = open_index(out / "index.bin")
     assert [index.image_field(i) for i in range(3)] == ["image.jpg"] * 3
     assert sorted(field for field, _, _ in index.members(0)) == ["cls", "jpg"]
     assert verify(str(out)) == []
@@ -276,5 +277,6 @@ def test_a_header_longer_than_what_is_read_first_is_read_whole(tmp_path: Path) -
     Image.open(io.BytesIO(image("jpg", 1))).save(tagged, "JPEG", exif=exif)
     write_tar(tmp_path / "t.tar", [("1.image.jpg", image("jpg", 0)), ("1.left.jpg", tagged.getvalue())])
     index_tars(str(tmp_path))
-    index = Index(ShardDataset(tmp_path, image_field="left.jpg").reader.place)
-    assert (int(index.width[0]), int(index.height[0]), int(index.orientation[0])) == (21, 36, 6)
+    index = open_index(ShardDataset(tmp_path, image_field="left.jpg").reader.place)
+    row = index.row(0)
+    assert (int(row.width[0]), int(row.height[0]), int(row.orientation[0])) == (21, 36, 6)

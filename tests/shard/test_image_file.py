@@ -23,7 +23,7 @@ from feeder.shard.source import image_file, tars
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
-from feeder.tools.inspect import Damage, verify
+from feeder.tools.verify import Damage, verify
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import kept, rejected, tar_members, write_tar
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import DecodeError, FormatError
-from feeder.shard.format.index import Index
+from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
 from feeder.shard.format.index_file import ShardEntry
 from tests.support.shard_sets import header_of, with_header
@@ -41,7 +41,7 @@ def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "
 
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
-    index = Index(build(tmp_path / "index.bin", 0, 3))
+    index = ColumnIndex(build(tmp_path / "index.bin", 0, 3))
     assert len(index) == 3
     assert index.key(2) == "00000002"
     assert index.source_path(1) == "cat/\udcff1.jpg"
@@ -62,7 +62,7 @@ def test_merged_parts_read_like_one(tmp_path: Path) -> None:
         build(tmp_path / "c", 0, 3, ("png", "cls", "json")),
     ]
     merge_indexes(parts, str(tmp_path / "index.bin"))
-    index = Index(tmp_path / "index.bin")
+    index = ColumnIndex(tmp_path / "index.bin")
     assert len(index) == 5
     assert index.shard.tolist() == [0, 0, 2, 2, 2]
     assert [index.image_field(i) for i in range(5)] == ["jpg", "jpg", "png", "png", "png"]
@@ -79,19 +79,19 @@ def test_parts_of_a_resumed_run_may_lack_the_rows(tmp_path: Path) -> None:
     numbered.write(str(tmp_path / "c"), [ShardEntry("c.tar", 512)])
     for order in (parts, [str(tmp_path / "c"), *parts]):
         merge_indexes(order, str(tmp_path / "merged"))
-        merged = Index(tmp_path / "merged")
+        merged = ColumnIndex(tmp_path / "merged")
         assert len(merged) == 5
         assert not merged.has_column("source_row")
     merge_indexes([str(tmp_path / "c")], str(tmp_path / "merged"))
-    assert Index(tmp_path / "merged").has_column("source_row")
+    assert ColumnIndex(tmp_path / "merged").has_column("source_row")
 
 
 def test_an_index_of_no_samples_opens(tmp_path: Path) -> None:
-    assert len(Index(build(tmp_path / "index.bin", 0, 0))) == 0
+    assert len(ColumnIndex(build(tmp_path / "index.bin", 0, 0))) == 0
 
 
 def test_pickle_carries_the_path_and_no_rows(tmp_path: Path) -> None:
-    index = Index(build(tmp_path / "index.bin", 0, 500))
+    index = ColumnIndex(build(tmp_path / "index.bin", 0, 500))
     data = pickle.dumps(index)
     assert len(data) < 500
     assert np.array_equal(pickle.loads(data).label, index.label)
@@ -104,7 +104,7 @@ def test_cut_off_at_any_byte_it_is_refused_by_name(tmp_path: Path) -> None:
     for length in range(0, data_end, 7):
         cut.write_bytes(whole[:length])
         with pytest.raises(FormatError, match=r"cut\.bin.*feeder index"):
-            Index(cut)
+            ColumnIndex(cut)
 
 
 def damage(path: str, change: dict[str, object], column: str | None = None) -> None:
@@ -136,7 +136,7 @@ def test_a_hostile_header_is_refused(tmp_path: Path, column: str | None, change:
     path = build(tmp_path / "index.bin", 0, 4)
     damage(path, change, column)
     with pytest.raises(FormatError, match=r"index\.bin"):
-        Index(path)
+        ColumnIndex(path)
 
 
 def test_every_byte_that_counts_is_under_a_checksum(tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def test_every_byte_that_counts_is_under_a_checksum(tmp_path: Path) -> None:
     for position in range(header_bytes):
         path.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
         with pytest.raises(FormatError, match=r"index\.bin.*feeder index"):
-            Index(path)
+            ColumnIndex(path)
     for name, column in header_of(data)["columns"].items():
         start, size = column["offset"], column["count"] * np.dtype(column["dtype"]).itemsize
         for position in range(start, start + size, 5):
             path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
             with contextlib.suppress(FormatError):  # that the columns do not fit each other is seen before
-                index = Index(path)
+                index = ColumnIndex(path)
                 assert index.damaged_columns() == [name]
                 assert index.damaged_columns({*SPANS} - {name}) == []
                 with pytest.raises(FormatError, match=f"column '{name}' do not match their checksum"):
@@ -171,18 +171,18 @@ def test_damaged_parts_are_not_merged(tmp_path: Path) -> None:
 
 def test_an_index_without_checksums_opens_as_before(tmp_path: Path) -> None:
     path = Path(build(tmp_path / "index.bin", 0, 4))
-    labels = Index(path).label.tolist()
+    labels = ColumnIndex(path).label.tolist()
     data = path.read_bytes()
-    assert Index(path).has_checksums
+    assert ColumnIndex(path).has_checksums
     path.write_bytes(with_header(data, header_of(data), checksums=False))
-    index = Index(path)
+    index = ColumnIndex(path)
     index.check()
     assert (index.label.tolist(), index.has_checksums) == (labels, False)
 
 
 def test_a_missing_index_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="feeder shard"):
-        Index(tmp_path / "index.bin")
+        ColumnIndex(tmp_path / "index.bin")
 
 
 def fuzz_base() -> tuple[bytes, dict[str, tuple[int, int]]]:

@@ -14,8 +14,8 @@ import webdataset
 
 from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
-from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from tests.support.images import make_tree
@@ -39,7 +39,7 @@ def test_every_sample_is_written_once_with_its_bytes_and_label(tree: Path, tmp_p
 def test_the_webdataset_library_reads_the_same_keys_bytes_and_labels(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shard(str(tree), str(out), kept(samples_per_shard=25))
-    index = Index(out / "index.bin")
+    index = open_index(out / "index.bin")
     ours = [(index.key(i), data, label) for i, (_, data, label) in enumerate(samples_of(out))]
     theirs = webdataset.WebDataset(str(out / "shard-{000000..000002}.tar"), shardshuffle=False)
     assert [(s["__key__"], s["jpg"], int(s["cls"])) for s in theirs] == ours

@@ -18,8 +18,8 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, ShardError, SourceError
-from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source import parquet
 from feeder.shard.source.parquet import parquet_rows
 from feeder.shard.source.table_file import ManifestColumns
@@ -125,7 +125,7 @@ def test_ids_become_paths_and_targets_stand_in_the_index(images: Path, tmp_path:
     columns = ManifestColumns(targets=("x", "y"), root=str(images / "class-0"), suffix=".jpg")
     out = sharded(table, tmp_path, columns)
     assert rejected(out) == {"train.csv#3": "column 'x' holds 'wrong', expected a number"}
-    index = Index(out / "index.bin")
+    index = open_index(out / "index.bin")
     assert index.targets == ("x", "y")
     found = {index.source_path(i): (int(index.column("source_row")[i]), index.column("target")[i]) for i in range(2)}
     assert {path: row for path, (row, _) in found.items()} == {"img-002.jpg": 0, "img-000.jpg": 1}

@@ -19,8 +19,8 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import DecodeError, SourceError
-from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
@@ -163,19 +163,19 @@ def test_a_zeroed_header_takes_one_sample_and_no_label(tmp_path: Path) -> None:
     for mode in ("shard", "index"):
         if mode == "shard":
             out = sharded(path, tmp_path)
-            found, index = rejected(out), Index(out / "index.bin")
+            found, index = rejected(out), open_index(out / "index.bin")
             rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
             assert {row["path"]: row["bad"] for row in rows} == dict.fromkeys(
                 ["t.tar", "t.tar/dir/0001", "t.tar/dir/0003"], True
             )
         else:
             summary = index_tars(str(path))
-            found, index = {r.path: r.reason for r in summary.rejected}, Index(summary.path)
+            found, index = {r.path: r.reason for r in summary.rejected}, open_index(summary.path)
             damages = [r.reason for r in summary.rejected if r.path == "t.tar"]
             assert [int(re.findall(r"byte (\d+)", reason)[0]) for reason in damages] == headers
         assert found["t.tar/dir/0001"].endswith("only jpg, json, seg.png")
         assert found["t.tar/dir/0003"].endswith("only cls, json, seg.png")
-        labels = {index.source_path(i): int(index.label[i]) for i in range(len(index))}
+        labels = {index.source_path(i): int(index.column("label")[i]) for i in range(len(index))}
         assert labels == {"t.tar/dir/0000": 0, "t.tar/dir/0002": 2}
 
 

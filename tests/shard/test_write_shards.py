@@ -12,7 +12,7 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FeederError, ShardError, SourceError
-from feeder.shard.format.index import Index
+from feeder.shard.format.open_index import open_index
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import write_shards
 from feeder.system.progress import Progress
@@ -28,12 +28,12 @@ def test_write_shards_takes_any_iterable_once(tmp_path: Path) -> None:
     )
     summary = write_shards(samples, tmp_path / "out", seed=1, samples_per_shard=6, encode=KEEP)
     assert (summary.samples, summary.shards) == (20, 4)
-    index = Index(tmp_path / "out" / "index.bin")
+    index = open_index(tmp_path / "out" / "index.bin")
     for i, (path, data, label) in enumerate(samples_of(tmp_path / "out")):
         n = int(path.rpartition(".")[2])
         assert data == images[n]
         assert label == n % 4
-        with tarfile.open(index.shard_path(int(index.shard[i]))) as tar:
+        with tarfile.open(index.shard_path(int(index.column("shard")[i]))) as tar:
             assert json.load(tar.extractfile(f"{index.key(i)}.json")) == {"n": n}  # type: ignore[arg-type]
             assert tar.extractfile(f"{index.key(i)}.note.txt").read().decode() == "é"  # type: ignore[union-attr]
     assert sorted(os.listdir(tmp_path / "out"))[:2] == [".lock", "index.bin"]

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
-from feeder.tools.inspect import verify
+from feeder.tools.verify import verify
 from tests.support.images import encode, pixels
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "member",
     "rejected",
     "samples_of",
+    "shard_entries",
     "sharded",
     "tar_members",
     "with_header",
@@ -60,14 +63,19 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
+def shard_entries(index: Index) -> list[ShardEntry]:
+    """Names and sizes of all shards."""
+    return [index.shard_entry(number) for number in range(index.shard_count)]
+
+
 def samples_of(folder: Path) -> list[tuple[str, bytes, int]]:
     """(original path, image bytes, label) as the index has them, in order."""
-    index = Index(folder / "index.bin")
+    index = open_index(folder / "index.bin")
     found = []
     for i in range(len(index)):
-        with open(index.shard_path(int(index.shard[i])), "rb") as file:
-            data = os.pread(file.fileno(), int(index.length[i]), int(index.offset[i]))
-        found.append((index.source_path(i), data, int(index.label[i])))
+        with open(index.shard_path(int(index.column("shard")[i])), "rb") as file:
+            data = os.pread(file.fileno(), int(index.column("length")[i]), int(index.column("offset")[i]))
+        found.append((index.source_path(i), data, int(index.column("label")[i])))
     return found
 
 
@@ -113,7 +121,7 @@ def rejected(out: Path) -> dict[str, str]:
     rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
     assert manifest is not None
     assert len(rows) == manifest.rejected
-    assert manifest.samples == len(Index(out / "index.bin"))
+    assert manifest.samples == len(open_index(out / "index.bin"))
     assert manifest.inputs == manifest.samples + manifest.rejected
     assert verify(str(out)) == []
     return {row["path"]: row["reason"] for row in rows}
@@ -127,9 +135,9 @@ def sharded(source: Path | str, tmp_path: Path, columns: ManifestColumns | None 
 
 def member(out: Path, path: str, field: str) -> bytes | None:
     """A field of the sample with this original path."""
-    index = Index(out / "index.bin")
+    index = open_index(out / "index.bin")
     i = next(i for i in range(len(index)) if index.source_path(i) == path)
-    with tarfile.open(index.shard_path(int(index.shard[i]))) as tar:
+    with tarfile.open(index.shard_path(int(index.column("shard")[i]))) as tar:
         try:
             return tar.extractfile(f"{index.key(i)}.{field}").read()  # type: ignore[union-attr]
         except KeyError:

@@ -9,16 +9,18 @@ import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.index import Index
+from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import ShardEntry
+from feeder.shard.format.open_index import open_index
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
-from feeder.tools.inspect import Damage, inspect, render, verify
+from feeder.tools.inspect import inspect, render
+from feeder.tools.verify import Damage, verify
 from tests.support.images import encode, make_tree, pixels
-from tests.support.shard_sets import damage_row, header_of, with_header, write_tar
+from tests.support.shard_sets import damage_row, header_of, shard_entries, with_header, write_tar
 
 
 @pytest.fixture
@@ -67,11 +69,11 @@ def test_verifying_and_indexing_tell_how_far_they_are(shards: Path, foreign: Pat
 
 
 def test_a_flipped_bit_is_traced_to_its_sample(shards: Path) -> None:
-    index = Index(shards / "index.bin")
+    index = open_index(shards / "index.bin")
     victim = 11
-    path = index.shard_path(int(index.shard[victim]))
+    path = index.shard_path(int(index.column("shard")[victim]))
     with open(path, "r+b") as file:
-        file.seek(int(index.offset[victim]) + 100)
+        file.seek(int(index.column("offset")[victim]) + 100)
         byte = file.read(1)[0]
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 1]))
@@ -84,7 +86,7 @@ def test_a_flipped_bit_is_traced_to_its_sample(shards: Path) -> None:
 
 
 def test_a_changed_label_is_traced_too(shards: Path) -> None:
-    index = Index(shards / "index.bin")
+    index = open_index(shards / "index.bin")
     ((_, offset, _),) = index.members(0)
     with open(shards / "shard-000000.tar", "r+b") as file:
         file.seek(offset)
@@ -93,8 +95,8 @@ def test_a_changed_label_is_traced_too(shards: Path) -> None:
 
 
 def test_a_truncated_and_a_missing_shard_are_named_with_their_samples(shards: Path) -> None:
-    index = Index(shards / "index.bin")
-    os.truncate(shards / "shard-000002.tar", int(index.offset[24]) + 10)
+    index = open_index(shards / "index.bin")
+    os.truncate(shards / "shard-000002.tar", int(index.column("offset")[24]) + 10)
     (shards / "shard-000000.tar").unlink()
     found = verify(str(shards))
     assert Damage("shard-000000.tar", None, "can't be read: No such file or directory") in found
@@ -141,12 +143,12 @@ def test_one_changed_bit_of_an_index_is_noticed(
     with pytest.raises(FormatError, match=message):
         inspect(str(folder))
     if fields is None:  # nothing that a dataset gives depends on it
-        assert len(ShardDataset(folder)) == len(Index(path))
+        assert len(ShardDataset(folder)) == len(open_index(path))
         return
     with pytest.raises(FormatError, match=rf"index\.bin.*{message}"):
         ShardDataset(folder, fields=fields)
     if fields:
-        assert len(ShardDataset(folder)) == len(Index(path))
+        assert len(ShardDataset(folder)) == len(open_index(path))
 
 
 def test_an_index_without_checksums_is_noted_when_it_is_verified(foreign: Path) -> None:
@@ -162,9 +164,9 @@ def test_an_index_without_checksums_is_noted_when_it_is_verified(foreign: Path) 
 
     assert verify(str(foreign), progress=Notes()) == []
     assert ["has no checksums of its own" in note for note in notes] == [True]
-    assert len(ShardDataset(foreign)) == len(Index(path))
+    assert len(ShardDataset(foreign)) == len(open_index(path))
     index_tars(str(foreign))
-    assert Index(path).has_checksums
+    assert ColumnIndex(path).has_checksums
 
 
 @pytest.mark.parametrize(
@@ -182,12 +184,12 @@ def test_an_index_without_checksums_is_noted_when_it_is_verified(foreign: Path) 
 def test_a_damaged_index_row_is_traced_and_the_others_are_verified(
     shards: Path, name: str, column: str, row: int, value: int, reason: str
 ) -> None:
-    key = Index(shards / "index.bin").key(5)
+    key = open_index(shards / "index.bin").key(5)
     (shards / "index.bin").rename(shards / name)  # by another name it is read without the manifest's checksums
     damage_row(str(shards / name), column, row, value)
-    victim = Index(shards / name)
+    victim = open_index(shards / name)
     with open(shards / "shard-000001.tar", "r+b") as file:
-        file.seek(int(victim.offset[10]) + 100)
+        file.seek(int(victim.column("offset")[10]) + 100)
         file.write(b"\0" * 8)
     path = str(shards if name == "index.bin" else shards / name)
     found = verify(path)
@@ -274,17 +276,17 @@ def test_foreign_tars_are_indexed_where_they_are(foreign: Path) -> None:
     before = {p.name: p.read_bytes() for p in foreign.glob("*.tar")}
     summary = index_tars(str(foreign / "train-{0..1}.tar"))
     assert (summary.samples, summary.shards, summary.rejected) == (8, 2, [])
-    index = Index(summary.path)
+    index = open_index(summary.path)
     assert summary.path == str(foreign / "index.bin")
-    assert [s.name for s in index.shards] == ["train-0.tar", "train-1.tar"]
+    assert [entry.name for entry in shard_entries(index)] == ["train-0.tar", "train-1.tar"]
     assert [index.key(i) for i in range(4)] == ["a/0", "a/1", "a/2", "a/3"]
-    assert index.label.tolist() == [0, 1, 2, 3] * 2
-    assert index.width.tolist() == [20, 21, 22, 23] * 2
-    assert index.orientation.tolist() == [3] * 8
+    assert index.column("label").tolist() == [0, 1, 2, 3] * 2
+    assert index.column("width").tolist() == [20, 21, 22, 23] * 2
+    assert index.column("orientation").tolist() == [3] * 8
     for i in range(8):
-        data = (foreign / index.shards[int(index.shard[i])].name).read_bytes()
-        start = int(index.offset[i])
-        image = data[start : start + int(index.length[i])]
+        data = (foreign / index.shard_name(index.place(i)[0])).read_bytes()
+        start = int(index.column("offset")[i])
+        image = data[start : start + int(index.column("length")[i])]
         assert image == encode(pixels(i, 20 + i % 4, 30), "PNG" if i % 4 == 2 else "JPEG", orientation=3)
     assert {p.name: p.read_bytes() for p in foreign.glob("*.tar")} == before
     assert verify(str(foreign)) == []
@@ -297,8 +299,8 @@ def test_a_foreign_index_is_replaced_only_for_the_same_tars(foreign: Path, tmp_p
     with pytest.raises(ShardError, match=r"is an index for other tars \(train-0.tar"):
         index_tars(str(foreign / "train-1.tar"))
     index_tars(str(foreign / "train-1.tar"), str(foreign / "second.bin"))
-    assert len(Index(foreign / "second.bin")) == 4
-    assert len(Index(foreign / "index.bin")) == 8
+    assert len(open_index(foreign / "second.bin")) == 4
+    assert len(open_index(foreign / "index.bin")) == 8
     with pytest.raises(ShardError, match="must lie in"):
         index_tars(str(foreign), str(tmp_path / "elsewhere" / "index.bin"))
 

@@ -13,9 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
 from feeder.errors import ArgumentError
@@ -26,6 +23,7 @@ from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.workers.seeding import seeded
 from feeder.order.random import check_range
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard
+from feeder.order.shard_sizes import ShardSizes
 from feeder.order.split import Split, ordered_batches
 
 __all__ = ["Batch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
@@ -95,7 +93,7 @@ def order_of(dataset: Any, seed: int, shuffle: Shuffle) -> Order:
     Raises:
         ArgumentError: for a :class:`Window` or :class:`Lanes` where it is not known which samples lie in one shard.
     """
-    sizes: Sequence[int] | npt.NDArray[np.int64] = ()
+    sizes: Sequence[int] | ShardSizes = ()
     if goes_by_shard(shuffle):
         source = as_feeder(dataset, stored_order=True) or dataset
         if not isinstance(source, FeederDataset) or len(source) != len(source.reader):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.shard.format.index import Index
+from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry, write_index
 
 __all__ = ["IndexBuilder", "merge_indexes", "row_data"]
@@ -121,7 +121,7 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
     shards: list[ShardEntry] = []
     targets: tuple[str, ...] = ()
     sizes: list[dict[str, int]] = []
-    for part in map(Index, parts):
+    for part in map(ColumnIndex, parts):
         for field in part.fields:
             fields.setdefault(field, len(fields))
         shards.extend(part.shards)
@@ -136,7 +136,7 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
 
     def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
         base = 0
-        for number, part in enumerate(map(Index, parts)):  # not kept open: thousands would exhaust descriptors
+        for number, part in enumerate(map(ColumnIndex, parts)):  # not kept open: thousands would exhaust descriptors
             part.check([name])
             column = np.array(part.column(name))
             if name in ("field", "member_field"):

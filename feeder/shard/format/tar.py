@@ -25,6 +25,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
+from feeder.shard.format.block_sums import BlockSums
 from feeder.system.files import open_regular
 
 __all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_bytes", "read_members"]
@@ -227,10 +228,12 @@ class TarWriter:
 
     Attributes:
         size_bytes: Number of bytes written so far, those in the buffer included.
+        blocks: CRC-32C of each block of the file, once it is finished.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self.size_bytes = 0
+        self.blocks = BlockSums()
         self._file = file
         self._hash = hashlib.sha256()
         self._pending: list[bytes] = []
@@ -269,6 +272,7 @@ class TarWriter:
         self._pending.clear()
         self._pending_bytes = 0
         self._hash.update(chunk)
+        self.blocks.update(chunk)
         self._file.write(chunk)
         if self._descriptor is not None:
             # Starts writeback without waiting for it, so that the fsync at the end has little left to do. That saves a

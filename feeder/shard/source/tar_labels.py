@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import SourceError
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.shard.source.labels import LABEL_BYTES, LabelColumn, label_text, target_number
 from feeder.shard.source.sample_table import StoredField
@@ -110,7 +110,7 @@ def _own_targets(folder: str) -> tuple[str, ...]:
     path = os.path.join(folder, INDEX_NAME)
     if Manifest.read(folder) is None or not os.path.isfile(path):
         return ()
-    targets = Index(path).targets
+    targets = open_index(path).targets
     return () if targets == ("cls",) else targets
 
 

@@ -24,7 +24,7 @@ def decode_advice(index: Index, manifest: Manifest) -> str | None:
         return None
     name = max(slow, key=lambda n: slow[n])
     fields = [i for i, field in enumerate(index.fields) if field.rpartition(".")[2].lower() in (name, name[:3])]
-    rows = np.flatnonzero(np.isin(index.field, fields))[:_SAMPLES].tolist()
+    rows = np.flatnonzero(np.isin(index.column("field"), fields))[:_SAMPLES].tolist()
     if not rows:
         return None
     from PIL import Image
@@ -32,9 +32,10 @@ def decode_advice(index: Index, manifest: Manifest) -> str | None:
     original_s = jpeg_s = 0.0
     measured = 0
     for row in rows:
-        with open(index.shard_path(int(index.shard[row])), "rb") as file:
-            file.seek(int(index.offset[row]))
-            data = file.read(int(index.length[row]))
+        shard, offset, length = index.place(row)
+        with open(index.shard_path(shard), "rb") as file:
+            file.seek(offset)
+            data = file.read(length)
         start = time.perf_counter()
         try:
             image = Image.open(io.BytesIO(data)).convert("RGB")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from feeder.decoders.image_header import check_complete, image_info
 from feeder.errors import ShardError, SourceError
-from feeder.shard.format.index import Index
+from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes, row_data
 from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.manifest import MANIFEST_NAME
@@ -68,7 +68,7 @@ def index_tars(
         raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
     if os.path.exists(os.path.join(folder, MANIFEST_NAME)) and os.path.basename(path) == INDEX_NAME:
         raise ShardError(f"{folder}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
-    if os.path.exists(path) and (other := [s.name for s in Index(path).shards]) != names:
+    if os.path.exists(path) and (other := [s.name for s in ColumnIndex(path).shards]) != names:
         raise ShardError(
             f"{path}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
         )

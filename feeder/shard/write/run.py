@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.index import Index
+from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_builder import merge_indexes
 from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
@@ -82,7 +82,7 @@ class Run:
             folder.discard()
             raise _no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
         manifest = self._finish([results[number] for number in range(len(plan))])
-        advice = decode_advice(Index(folder.file(INDEX_NAME)), manifest)
+        advice = decode_advice(ColumnIndex(folder.file(INDEX_NAME)), manifest)
         if advice:
             self._progress.note(f"advice: {advice}")
             source.notes.append(advice)
@@ -95,7 +95,7 @@ class Run:
             size = os.stat(self._folder.file(name)).st_size
             with open(self._folder.part(f"{name}.json"), "rb", opener=open_regular) as file:
                 written = _Written.from_json(file.read())
-            Index(self._folder.part(f"{name}.idx")).check()
+            ColumnIndex(self._folder.part(f"{name}.idx")).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
             return None
         return written if written.record.size_bytes == size else None
@@ -180,7 +180,7 @@ class Run:
 
     def _write_dali_indexes(self) -> None:
         if self._options.dali_index:
-            index = Index(self._folder.file(INDEX_NAME))
+            index = ColumnIndex(self._folder.file(INDEX_NAME))
             for number, entry in enumerate(index.shards):
                 path = self._folder.file(os.path.splitext(entry.name)[0] + ".idx")
                 with atomic_file(path) as file:
@@ -226,7 +226,7 @@ def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def _dali_lines(index: Index, number: int) -> Iterator[bytes]:
+def _dali_lines(index: ColumnIndex, number: int) -> Iterator[bytes]:
     """Yields a shard's index as DALI's wds2idx writes it, version 1.2."""
     rows = np.flatnonzero(np.asarray(index.shard) == number)
     yield b"v1.2 %d\n" % len(rows)

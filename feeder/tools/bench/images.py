@@ -6,7 +6,7 @@ import os
 
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.folders import FOLDER_EXTENSIONS
-from feeder.tools.inspect import open_index
+from feeder.tools.inspect import open_set
 
 __all__ = ["image_fields", "listed", "tars"]
 
@@ -19,11 +19,11 @@ def listed(path: str) -> list[tuple[str, int]]:
 
 def tars(path: str) -> list[str]:
     """Returns the shards of a set."""
-    index = open_index(path)
-    return [index.shard_path(i) for i in range(len(index.shards))]
+    index = open_set(path)
+    return [index.shard_path(i) for i in range(index.shard_count)]
 
 
 def image_fields(path: str) -> list[str]:
     """Returns the names of the fields that hold images."""
-    index = open_index(path)
-    return [index.fields[i] for i in sorted(set(index.field.tolist()))]
+    index = open_set(path)
+    return [index.fields[i] for i in sorted(set(index.column("field").tolist()))]

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from feeder.shard.format.index import Index
 from feeder.tools.bench.images import listed
 from feeder.tools.bench.options import BenchOptions
-from feeder.tools.inspect import open_index
+from feeder.tools.inspect import open_set
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
 __all__ = ["PillowDataset", "normalized", "preprocess", "random_resized_crop"]
@@ -55,7 +55,7 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
         self._index: Index | None = None
         self._files: list[tuple[str, int]] = []
         if is_shards(path):
-            self._index = open_index(path)
+            self._index = open_set(path)
         else:
             self._files = listed(path)
 
@@ -72,8 +72,9 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
             with open(path, "rb") as file:
                 return file.read(), label
         index = self._index
-        with open(index.shard_path(int(index.shard[i])), "rb") as file:
-            return os.pread(file.fileno(), int(index.length[i]), int(index.offset[i])), int(index.label[i])
+        shard, offset, length = index.place(i)
+        with open(index.shard_path(shard), "rb") as file:
+            return os.pread(file.fileno(), length, offset), int(index.row(i).labels[0])
 
 
 def random_resized_crop(width: int, height: int, scale: tuple[float, float] = (0.08, 1.0)) -> tuple[int, int, int, int]:

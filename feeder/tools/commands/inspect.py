@@ -30,7 +30,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.system.progress import terminal_progress
-    from feeder.tools.inspect import inspect, render, verify
+    from feeder.tools.inspect import inspect, render
+    from feeder.tools.verify import verify
 
     # Verified first: even if a damaged index allows no report, its damage can be listed.
     damages = (

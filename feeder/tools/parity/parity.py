@@ -21,6 +21,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.open import open_source
 from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
@@ -253,18 +254,17 @@ class _IndexedImages:
         return len(self._index)
 
     def read(self, i: int) -> _Image | None:
-        index = self._index
-        path = index.shard_path(int(index.shard[i]))
-        offset, length = int(index.offset[i]), int(index.length[i])
+        index, row = self._index, self._index.row(i)
+        number, offset, length = index.place(i)
+        path = index.shard_path(number)
         with open(path, "rb") as shard:
             if offset + length > os.fstat(shard.fileno()).st_size:
                 raise SourceError(
                     f"{path}: sample {index.key(i)!r} ends after the end of the file; run `feeder inspect --verify`"
                 )
             data = os.pread(shard.fileno(), length, offset)
-        return _Image(
-            f"{path} {index.key(i)}", data, int(index.width[i]), int(index.height[i]), int(index.orientation[i])
-        )
+        size = int(row.width[0]), int(row.height[0])
+        return _Image(f"{path} {index.key(i)}", data, *size, int(row.orientation[0]))
 
 
 class _SourceImages:
@@ -291,7 +291,7 @@ class _SourceImages:
 def _open_images(path: str) -> Iterator[_Images]:
     index = path if path.endswith(".bin") else os.path.join(path, INDEX_NAME)
     if os.path.isfile(index):
-        yield _IndexedImages(Index(index))
+        yield _IndexedImages(open_index(index))
         return
     with tempfile.TemporaryDirectory(prefix="feeder-parity-") as work:
         source = open_source(path, ManifestColumns(), work)

@@ -1,0 +1,91 @@
+"""The first bytes of a file of format version 2: a JSON head with its own hash.
+
+Note [Sealed head]
+    byte 0   8 bytes   magic
+    byte 8   8 bytes   length H of the head, unsigned, little-endian
+    byte 16  16 bytes  hash of the head
+    byte 32  H bytes   head, JSON, padded with spaces to a multiple of 64 bytes from the file's start
+A hash is always the first 16 bytes of a SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from feeder.errors import FormatError
+
+__all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "head_bytes", "read_head", "sealed", "short_hash"]
+
+HASH_BYTES = 16
+PREFIX_BYTES = 32
+_ALIGN = 64
+_MAX_HEAD_BYTES = 1 << 28  # enough for millions of class names; a damaged file may claim gigabytes
+
+
+def short_hash(data: bytes | memoryview) -> bytes:
+    """Returns the first 16 bytes of the SHA-256."""
+    return hashlib.sha256(data).digest()[:HASH_BYTES]
+
+
+def sealed(magic: bytes, head: dict[str, Any]) -> bytes:
+    """Returns the first bytes of a file, see Note [Sealed head]."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text = text.ljust(len(text) + -(PREFIX_BYTES + len(text)) % _ALIGN)
+    return magic + len(text).to_bytes(8, "little") + short_hash(text) + text
+
+
+def head_bytes(path: str, magic: bytes, start: bytes | memoryview) -> int:
+    """Returns the number of bytes up to the end of the head.
+
+    Args:
+        path: The file, for errors.
+        magic: Its magic.
+        start: Its first bytes, 32 or more.
+
+    Raises:
+        FormatError: if it is another file, or its head can't be that long.
+    """
+    length = int.from_bytes(start[8:16], "little")
+    if len(start) < PREFIX_BYTES or start[:8] != magic or length > _MAX_HEAD_BYTES:
+        raise FormatError(
+            f"{path}: expected a file that starts with {magic!r}, found {bytes(start[:8])!r}, or one that was cut off; "
+            "restore it, rebuild it with `feeder index`, or shard the dataset again"
+        )
+    return PREFIX_BYTES + length
+
+
+def read_head(path: str, magic: bytes, data: memoryview) -> tuple[dict[str, Any], bytes, int]:
+    """Reads the head of a file.
+
+    Args:
+        path: The file, for errors.
+        magic: Its magic.
+        data: Its bytes, at least to the end of the head.
+
+    Returns:
+        The head, its hash, and the offset of its end.
+
+    Raises:
+        FormatError: if it is damaged.
+    """
+    end = head_bytes(path, magic, data)
+    text = data[PREFIX_BYTES:end]
+    expected = bytes(data[PREFIX_BYTES - HASH_BYTES : PREFIX_BYTES])
+    if len(data) < end or short_hash(text) != expected:
+        raise damaged(path, "its head does not match its hash")
+    try:
+        head = json.loads(bytes(text))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"its head is not JSON: {error}") from None
+    if not isinstance(head, dict):
+        raise damaged(path, "its head is not a JSON object")
+    return head, expected, end
+
+
+def damaged(path: str, reason: str) -> FormatError:
+    """Returns the error for a damaged file."""
+    return FormatError(
+        f"{path}: damaged: {reason}; restore the file, rebuild it with `feeder index`, or shard the dataset again"
+    )

@@ -1,0 +1,391 @@
+"""The header of a shard set, ``index.bin`` of version 2: its layout, its writer and its reader.
+
+Note [Set header]
+The file has a sealed head with the magic ``FEEDERST``, see Note [Sealed head], and then, little-endian and each at an
+offset from the end of the head that the head has:
+    table    for each page of 1,024 shards: number of the first sample u64, hash of the page
+    pages    for each shard 48 bytes: samples u32, size of its index u32, size of the shard u64, hash of the shard,
+             hash of the head of its index
+    names    only where shard names follow no pattern: for each page its offset u64 from the end of the head, its size
+             u32 and its hash; then the pages, the names of the shards with a byte 0 between them
+The size of a shard's index does not count optional groups, which come last. The head has
+    format        2
+    version       number of this version of the set, from 1; `versions` has [samples, shards] of the earlier ones
+    samples, shards, size_bytes (of all shards), page (shards in a page), fields, classes (names by label, or null),
+    targets (names), index_suffix (of the shards' indexes, in place of the shards' own), fingerprint, is_numbered
+    equal         samples in each shard, if all but the last one have as many, else 0
+    labelled, max_label   number of samples with a label, and the largest label
+    pattern       [prefix, digits, suffix] of shard names, or null: the number of a shard, padded with zeros
+    table, pages, names   [offset, size in bytes, hash or null]
+A version of the set that is not the newest is kept as ``index-000001.bin``, by its number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import FormatError
+from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
+from feeder.shard.format.sealed_head import PREFIX_BYTES, damaged, head_bytes, read_head, sealed, short_hash
+from feeder.shard.format.shard_index import IndexedShard
+from feeder.shard.store.mirror import Mirror
+from feeder.system.files import atomic_file, open_regular
+from feeder.system.limit_errors import explained
+from feeder.system.mapping import map_file
+
+__all__ = ["HEADER_MAGIC", "INDEX_SUFFIX", "ROW", "SetHeader", "SetInfo", "version_path", "write_header"]
+
+HEADER_MAGIC = b"FEEDERST"
+INDEX_SUFFIX = ".fidx"
+PAGE_SHARDS = 1024
+ROW = np.dtype(
+    [("samples", "<u4"), ("index_bytes", "<u4"), ("size_bytes", "<u8"), ("shard_hash", "V16"), ("index_hash", "V16")]
+)
+_TABLE_ROW = np.dtype([("first", "<u8"), ("hash", "V16")])
+_NAMES_ROW = np.dtype([("offset", "<u8"), ("size", "<u4"), ("hash", "V16")])
+_FORMAT = 2
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+_MAX_DIGITS = 20
+_MAX_SHARDS = 1 << 40
+
+
+@dataclass(frozen=True)
+class SetInfo:
+    """Properties of a shard set that its header keeps beside the shards.
+
+    Attributes:
+        fields: Names of the fields, by number.
+        classes: Class names by label; None if the set has none.
+        targets: Names of the numbers that each sample has in place of a label.
+        labelled: Number of samples with a label.
+        max_label: The largest label; -1 without any.
+        is_numbered: True if the samples come from rows of a table, whose numbers are kept.
+        fingerprint: Hash of the samples and their order, hexadecimal.
+        index_suffix: Suffix of the shards' indexes, in place of the shards' own.
+        version: Number of this version of the set, from 1.
+        versions: (samples, shards) of the earlier ones.
+    """
+
+    fields: tuple[str, ...]
+    classes: tuple[str, ...] | None
+    targets: tuple[str, ...]
+    labelled: int
+    max_label: int
+    is_numbered: bool
+    fingerprint: str
+    index_suffix: str = INDEX_SUFFIX
+    version: int = 1
+    versions: tuple[tuple[int, int], ...] = ()
+
+
+def version_path(path: str, version: int) -> str:
+    """Path of the header of an earlier version of a set, beside the newest one at ``path``."""
+    stem, extension = os.path.splitext(path)
+    return f"{stem}-{version:06d}{extension}"
+
+
+def write_header(
+    path: str, info: SetInfo, rows: npt.NDArray[Any], names: Sequence[str], *, page_shards: int = PAGE_SHARDS
+) -> None:
+    """Writes the header of a set atomically.
+
+    Args:
+        path: The file.
+        info: Properties of the set.
+        rows: :data:`ROW` [shards].
+        names: File names of the shards, relative to the folder of the file.
+        page_shards: Number of shards in a page.
+    """
+    starts = np.concatenate([[0], np.cumsum(rows["samples"], dtype=np.int64)])
+    sizes = compact_sizes(rows["samples"])
+    pages = range(0, len(rows), page_shards)
+    table = np.zeros(len(pages), _TABLE_ROW)
+    table["first"] = starts[:-1][::page_shards]
+    for k, start in enumerate(pages):
+        table["hash"][k] = np.void(short_hash(rows[start : start + page_shards].tobytes()))
+    pattern = _pattern(names)
+    blobs = [] if pattern else [b"\0".join(map(os.fsencode, names[start : start + page_shards])) for start in pages]
+    at_pages = table.nbytes
+    at_names = at_pages + rows.nbytes
+    name_table = np.zeros(len(blobs), _NAMES_ROW)
+    offset = at_names + name_table.nbytes
+    for k, blob in enumerate(blobs):
+        name_table[k] = (offset, len(blob), np.void(short_hash(blob)))
+        offset += len(blob)
+    head = {
+        "format": _FORMAT,
+        "version": info.version,
+        "versions": info.versions,
+        "samples": int(starts[-1]),
+        "shards": len(rows),
+        "size_bytes": int(rows["size_bytes"].sum()),
+        "page": page_shards,
+        "equal": sizes.size if isinstance(sizes, EqualSizes) else 0,
+        "labelled": info.labelled,
+        "max_label": info.max_label,
+        "fields": info.fields,
+        "classes": info.classes,
+        "targets": info.targets,
+        "is_numbered": info.is_numbered,
+        "index_suffix": info.index_suffix,
+        "fingerprint": info.fingerprint,
+        "pattern": pattern,
+        "table": [0, table.nbytes, short_hash(table.tobytes()).hex()],
+        "pages": [at_pages, rows.nbytes, None],
+        "names": [at_names, name_table.nbytes, short_hash(name_table.tobytes()).hex()],
+    }
+    with atomic_file(path) as file:
+        file.write(sealed(HEADER_MAGIC, head))
+        file.write(table.tobytes())
+        for start in pages:
+            file.write(rows[start : start + page_shards].tobytes())
+        file.write(name_table.tobytes())
+        file.writelines(blobs)
+
+
+def _pattern(names: Sequence[str]) -> list[Any] | None:
+    """Returns the pattern that the names of all shards follow; None if they follow none."""
+    match = _NUMBERED.fullmatch(names[0]) if names else None
+    if match is None:
+        return ["shard-", 6, ".tar"] if not names else None
+    prefix, digits, suffix = match[1], len(match[2]), match[3]
+    same = all(name == f"{prefix}{number:0{digits}d}{suffix}" for number, name in enumerate(names))
+    return [prefix, digits, suffix] if same else None
+
+
+class SetHeader:
+    """The mapped header of a shard set; its pages are read, and compared with their hashes, when they are used first.
+
+    Args:
+        path: The file.
+        mirror: The mirror of the file's folder; None for a local set.
+
+    Attributes:
+        info: Properties of the set.
+        samples, shards, size_bytes: Totals.
+        hash: Hash of the head, which has those of the tables.
+
+    Raises:
+        FormatError: if it can't be read, or is damaged.
+    """
+
+    def __init__(self, path: str, mirror: Mirror | None = None) -> None:
+        self.path, self._mirror = path, mirror
+        self._name = os.path.basename(path)
+        self._need(0, PREFIX_BYTES)
+        try:
+            descriptor = open_regular(path)
+            try:
+                size = os.fstat(descriptor).st_size
+                self._need(0, head_bytes(path, HEADER_MAGIC, os.pread(descriptor, PREFIX_BYTES, 0)))
+                with explained():
+                    self._data = map_file(descriptor, size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise FormatError(f"{path}: this index can't be read: {error.strerror}") from None
+        head, self.hash, self._end = read_head(path, HEADER_MAGIC, self._data)
+        try:
+            self._take(head)
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise damaged(path, f"its head is wrong: {error!r}") from None
+        self._pages: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = {}
+        self._names: dict[int, list[str]] = {}
+
+    def _take(self, head: dict[str, Any]) -> None:
+        if head["format"] != _FORMAT:
+            raise FormatError(f"{self.path}: format {head['format']}, this feeder reads {_FORMAT}; update feeder")
+        classes = head["classes"]
+        self.info = SetInfo(
+            fields=tuple(str(name) for name in head["fields"]),
+            classes=None if classes is None else tuple(str(name) for name in classes),
+            targets=tuple(str(name) for name in head["targets"]),
+            labelled=int(head["labelled"]),
+            max_label=int(head["max_label"]),
+            is_numbered=bool(head["is_numbered"]),
+            fingerprint=str(head["fingerprint"]),
+            index_suffix=str(head["index_suffix"]),
+            version=int(head["version"]),
+            versions=tuple((int(samples), int(shards)) for samples, shards in head["versions"]),
+        )
+        self.samples, self.shards, self.size_bytes = (int(head[name]) for name in ("samples", "shards", "size_bytes"))
+        self.page_shards, self.equal = int(head["page"]), int(head["equal"])
+        pattern = head["pattern"]
+        self._pattern = None if pattern is None else (str(pattern[0]), int(pattern[1]), str(pattern[2]))
+        if not (0 <= self.shards <= _MAX_SHARDS and 0 <= self.samples < 1 << 62 and 0 < self.page_shards <= 1 << 20):
+            raise ValueError(f"{self.samples} samples in {self.shards} shards, {self.page_shards} a page")
+        if self.equal and (self.equal < 0 or self.shards != -(-self.samples // self.equal)):
+            raise ValueError(f"{self.samples} samples, {self.equal} in each of {self.shards} shards")
+        if self._pattern and not 0 < self._pattern[1] <= _MAX_DIGITS:
+            raise ValueError(f"shard numbers of {self._pattern[1]} digits")
+        if {"/", "\0"} & {*self.info.index_suffix} or not _is_encodable(self.info.index_suffix):
+            raise ValueError(f"index_suffix {self.info.index_suffix!r}")
+        pages = -(-self.shards // self.page_shards)
+        self._table = self._array(head["table"], pages, _TABLE_ROW)
+        self._name_table = self._array(head["names"], 0 if self._pattern else pages, _NAMES_ROW)
+        self._pages_at = self._end + int(head["pages"][0])
+        if int(head["pages"][0]) < 0 or self._pages_at + self.shards * ROW.itemsize > len(self._data):
+            raise ValueError(f"pages at byte {self._pages_at} of {len(self._data)}")
+        first = self._first = self._table["first"].astype(np.int64)
+        if len(first) and (first[0] != 0 or (first[1:] < first[:-1]).any() or first[-1] > self.samples):
+            raise ValueError("numbers of the pages' first samples decrease")
+
+    def shard(self, number: int) -> IndexedShard:
+        """A shard, by its number.
+
+        Raises:
+            FormatError: if there is no such shard, or the header is damaged.
+        """
+        name = self.shard_name(number)
+        row = self._page(number // self.page_shards)[0][number % self.page_shards]
+        hashes = row["shard_hash"].tobytes(), row["index_hash"].tobytes()
+        sizes = int(row["samples"]), int(row["size_bytes"]), int(row["index_bytes"])
+        return IndexedShard(name, sizes[0], sizes[1], hashes[0], sizes[2], hashes[1])
+
+    def rows(self) -> npt.NDArray[Any]:
+        """All shards, :data:`ROW` [shards]."""
+        pages = [self._page(page)[0] for page in range(-(-self.shards // self.page_shards))]
+        return np.concatenate([np.zeros(0, ROW), *pages])
+
+    def shard_sizes(self) -> ShardSizes:
+        """Number of samples in each shard."""
+        if self.equal and self.samples:
+            return EqualSizes(self.samples, self.equal)
+        return self.rows()["samples"].astype(np.int64)
+
+    def shard_name(self, number: int) -> str:
+        """File name of a shard, by its number.
+
+        Raises:
+            FormatError: if there is no such shard, or its name leads out of the folder.
+        """
+        if not 0 <= number < self.shards:
+            raise FormatError(f"{self.path}: has no shard {number}, but {self.shards} of them")
+        if self._pattern is not None:
+            prefix, digits, suffix = self._pattern
+            return self._checked_name(f"{prefix}{number:0{digits}d}{suffix}")
+        page, row = divmod(number, self.page_shards)
+        if page not in self._names:
+            self._names[page] = self._read_names(page)
+        return self._names[page][row]
+
+    def index_name(self, number: int) -> str:
+        """File name of the index of a shard, by the shard's number."""
+        return os.path.splitext(self.shard_name(number))[0] + self.info.index_suffix
+
+    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the shards of samples, int64 [N], and their rows there, int64 [N].
+
+        Raises:
+            IndexError: if there is no such sample.
+        """
+        if len(ids) and int(ids.view(np.uint64).max()) >= self.samples:
+            raise IndexError(f"{self.path}: has samples 0 to {self.samples - 1}, asked for {ids.min()} to {ids.max()}")
+        if self.equal:
+            shards = ids // self.equal
+            return shards, ids - shards * self.equal
+        pages = np.searchsorted(self._first, ids, side="right") - 1
+        if len(ids) and (pages == pages[0]).all():
+            return self._in_page(int(pages[0]), ids)
+        found = np.unique(pages).tolist()
+        self._open_pages(set(found))
+        shards, rows = np.empty_like(ids), np.empty_like(ids)
+        for page in found:
+            own = np.flatnonzero(pages == page)
+            shards[own], rows[own] = self._in_page(page, ids[own])
+        return shards, rows
+
+    def _in_page(self, page: int, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        starts = self._page(page)[1]
+        own = np.searchsorted(starts, ids, side="right") - 1
+        return own + page * self.page_shards, ids - starts[own]
+
+    def open_pages(self, shards: Iterable[int]) -> None:
+        """Opens the pages of some shards; a mirror is asked for all of them in one go."""
+        self._open_pages({number // self.page_shards for number in shards})
+
+    def _open_pages(self, pages: set[int]) -> None:
+        missing = sorted(pages - self._pages.keys())
+        if missing and self._mirror is not None:
+            self._mirror.need([(self._name, *self._page_range(page)) for page in missing])
+        for page in missing:
+            self._pages[page] = self._read_page(page)
+
+    def _page_range(self, page: int) -> tuple[int, int]:
+        first, end = (min(k * self.page_shards, self.shards) for k in (page, page + 1))
+        return self._pages_at + first * ROW.itemsize, self._pages_at + end * ROW.itemsize
+
+    def _page(self, page: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Rows of a page, and the number of each shard's first sample."""
+        if page not in self._pages:
+            self._open_pages({page})
+        return self._pages[page]
+
+    def _read_page(self, page: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        if not 0 <= page < len(self._table):
+            raise FormatError(f"{self.path}: has no page {page} of shards, but {len(self._table)}")
+        start, end = self._page_range(page)
+        data = self._data[start:end]
+        if short_hash(data) != self._table["hash"][page].tobytes():
+            raise damaged(self.path, f"page {page} of its shards does not match its hash")
+        rows = np.frombuffer(data, ROW)
+        first = int(self._first[page])
+        last = int(self._first[page + 1]) if page + 1 < len(self._first) else self.samples
+        sizes = rows["samples"].astype(np.int64)
+        ends = first + np.cumsum(sizes)
+        if ends[-1] != last or (self.equal and (sizes[:-1] != self.equal).any()):
+            raise damaged(self.path, f"page {page} of its shards has {ends[-1] - first} samples, not {last - first}")
+        return rows, ends - sizes
+
+    def _read_names(self, page: int) -> list[str]:
+        row = self._name_table[page]
+        start, size = self._end + int(row["offset"]), int(row["size"])
+        if start + size > len(self._data):
+            raise damaged(self.path, f"page {page} of its names ends at byte {start + size} of {len(self._data)}")
+        self._need(start, start + size)
+        data = bytes(self._data[start : start + size])
+        if short_hash(data) != row["hash"].tobytes():
+            raise damaged(self.path, f"page {page} of its names does not match its hash")
+        names = [self._checked_name(os.fsdecode(name)) for name in data.split(b"\0")]
+        if len(names) != min(self.page_shards, self.shards - page * self.page_shards):
+            raise damaged(self.path, f"page {page} of its names has {len(names)} names")
+        return names
+
+    def _checked_name(self, name: str) -> str:
+        if not name or name.startswith("/") or ".." in PurePosixPath(name).parts:
+            raise FormatError(f"{self.path}: shard name {name!r} leads out of the index's folder")
+        if "\0" in name or not _is_encodable(name):
+            raise FormatError(f"{self.path}: shard name {name!r} can't be a file's; the index is damaged")
+        return name
+
+    def _array(self, place: Any, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Reads one of the tables."""
+        offset, size, expected = int(place[0]), int(place[1]), str(place[2])
+        start = self._end + offset
+        if offset < 0 or size != count * dtype.itemsize or start + size > len(self._data):
+            raise ValueError(f"{size} bytes at byte {start} of {len(self._data)} for {count} pages")
+        self._need(start, start + size)
+        data = self._data[start : start + size]
+        if short_hash(data).hex() != expected:
+            raise damaged(self.path, "a table of its pages does not match its hash")
+        return np.frombuffer(data, dtype)
+
+    def _need(self, start: int, end: int) -> None:
+        if self._mirror is not None:
+            self._mirror.need([(self._name, start, end)])
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,401 @@
+"""The index of one shard, a file beside it: its layout, its writer and its reader.
+
+Note [Shard index]
+The file has a sealed head with the magic ``FEEDERFX``, see Note [Sealed head], and groups of columns behind it. The
+head has version (2), samples (N), tar_bytes (size of the shard), fields (names), targets (K names), is_wide, and groups
+{name: [offset from the end of the head, size in bytes, hash in hexadecimal digits]}. All is little-endian:
+    records  a record for each sample, packed: offset u32, length u32, crc32 u32, steps u32, label i32, width u16,
+             height u16, field u8, orientation u8. If is_wide, offset u64, length u64, label i64, crc32 u32, steps u32,
+             width u32, height u32, field u16, orientation u8, a zero. As in Note [Index file]; field is a number in
+             `fields`; steps is the number of the image's first value in the next group, 2**32-1 for none
+    steps    u16: for a seekable JPEG the height of a band in pixels, the offset of the first band, and the difference
+             of each further value of `row_data`, see Note [Index file], to the one before it. For 65535 or more, 65535
+             and the number in the next two, its low half first
+    target   K float32 for each sample; only with targets
+    blocks   u32: CRC-32C of each 256 KiB of the shard
+    source_bytes, source_row (only with numbered samples), keys, paths, members: see Note [Chunks]
+A group of any other name is for readers that know it; such groups come last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import FormatError
+from feeder.shard.format import chunks
+from feeder.shard.format.block_sums import BLOCK_BYTES
+from feeder.shard.format.chunks import CHUNK_ROWS, MemberRows
+from feeder.shard.format.sealed_head import damaged, read_head, sealed, short_hash
+from feeder.system.files import atomic_file, open_regular
+from feeder.system.limit_errors import explained
+from feeder.system.mapping import map_file
+
+__all__ = ["NARROW", "NO_STEPS", "WIDE", "IndexedShard", "ShardIndex", "write_shard_index"]
+
+NO_STEPS = (1 << 32) - 1
+NARROW = np.dtype(
+    [
+        ("offset", "<u4"),
+        ("length", "<u4"),
+        ("crc32", "<u4"),
+        ("steps", "<u4"),
+        ("label", "<i4"),
+        ("width", "<u2"),
+        ("height", "<u2"),
+        ("field", "|u1"),
+        ("orientation", "|u1"),
+    ]
+)
+WIDE = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("label", "<i8"),
+        ("crc32", "<u4"),
+        ("steps", "<u4"),
+        ("width", "<u4"),
+        ("height", "<u4"),
+        ("field", "<u2"),
+        ("orientation", "|u1"),
+        ("zero", "|u1"),
+    ]
+)
+_MAGIC = b"FEEDERFX"
+_VERSION = 2
+_ESCAPE = 0xFFFF
+
+_T = TypeVar("_T")
+
+
+class IndexedShard(NamedTuple):
+    """A shard as the set's header has it.
+
+    Attributes:
+        name: File name of the shard, relative to the set's folder.
+        samples: Number of its samples.
+        size_bytes: Its size.
+        shard_hash: Its hash, see Note [Sealed head].
+        index_bytes: Size of its index.
+        index_hash: Hash of the head of its index, which has those of its groups.
+    """
+
+    name: str
+    samples: int
+    size_bytes: int
+    shard_hash: bytes
+    index_bytes: int
+    index_hash: bytes
+
+
+def write_shard_index(
+    path: str,
+    columns: Mapping[str, npt.NDArray[Any]],
+    fields: Sequence[str],
+    targets: Sequence[str],
+    blocks: npt.NDArray[np.uint32],
+    tar_bytes: int,
+) -> None:
+    """Writes the index of one shard atomically; its bytes depend only on the arguments.
+
+    Args:
+        path: The file.
+        columns: The columns of Note [Index file], but for "shard".
+        fields: Names of the fields, by number.
+        targets: Names of the numbers in the column "target".
+        blocks: CRC-32C of each 256 KiB of the shard.
+        tar_bytes: Size of the shard.
+    """
+    count = len(columns["offset"])
+    steps, first_steps = _steps(columns["row_start"], columns["row_data"], columns["height"])
+    values = {name: columns[name] for name in NARROW.names or () if name != "steps"} | {"steps": first_steps}
+    is_wide = not all(_fits(values[name], NARROW[name]) for name in values)
+    records = np.zeros(count, WIDE if is_wide else NARROW)
+    for name, column in values.items():
+        records[name] = column
+    starts = columns["member_start"].astype(np.int64)
+    found = (columns[f"member_{name}"] for name in ("field", "offset", "length"))
+    members = MemberRows(starts[1:] - starts[:-1], *found)
+    groups: dict[str, bytes] = {"records": records.tobytes(), "steps": steps.tobytes()}
+    if targets:
+        groups["target"] = np.ascontiguousarray(columns["target"], "<f4").tobytes()
+    groups["blocks"] = blocks.astype("<u4").tobytes()
+    for name in ("source_bytes", "source_row"):
+        if name in columns:
+            groups[name] = chunks.pack_numbers(columns[name])
+    for name in ("key", "path"):
+        groups[f"{name}s"] = chunks.pack_texts(columns[f"{name}_start"], columns[f"{name}_data"].tobytes())
+    groups["members"] = chunks.pack_members(members, columns["offset"], columns["length"])
+    places, at = {}, 0
+    for name, data in groups.items():
+        places[name] = [at, len(data), short_hash(data).hex()]
+        at += len(data)
+    head = {"version": _VERSION, "samples": count, "tar_bytes": tar_bytes, "fields": [*fields]}
+    with atomic_file(path) as file:
+        file.write(sealed(_MAGIC, head | {"targets": [*targets], "is_wide": is_wide, "groups": places}))
+        file.writelines(groups.values())
+
+
+def _fits(column: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if not len(column):
+        return True
+    limits = np.iinfo(dtype)
+    return limits.min <= int(column.min()) and int(column.max()) <= limits.max
+
+
+def _steps(
+    starts: npt.NDArray[Any], places: npt.NDArray[Any], heights: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """Returns the group of steps, and the number of each sample's first value.
+
+    Places that do not have as many bands as the image are left out, as readers ignore them.
+    """
+    begins, counts = starts[:-1].astype(np.int64), np.diff(starts.astype(np.int64))
+    has = np.flatnonzero(counts >= 3)
+    bands = places[begins[has]].astype(np.int64)
+    has = has[(bands > 0) & (-(-heights[has].astype(np.int64) // np.maximum(bands, 1)) + 2 == counts[has])]
+    kept, first = counts[has], np.cumsum(counts[has]) - counts[has]
+    rows = np.repeat(begins[has] - first, kept) + np.arange(int(kept.sum()))
+    values = places[rows].astype(np.uint32)
+    differences = values.copy()
+    differences[1:] -= values[:-1]
+    differences[first], differences[first + 1] = values[first], values[first + 1]
+    is_large = differences >= _ESCAPE
+    at = np.arange(len(values)) + 2 * (np.cumsum(is_large) - is_large)
+    steps = np.empty(len(values) + 2 * int(is_large.sum()), "<u2")
+    steps[at] = np.minimum(differences, _ESCAPE)
+    steps[at[is_large] + 1] = differences[is_large] & 0xFFFF
+    steps[at[is_large] + 2] = differences[is_large] >> 16
+    found = np.full(len(counts), NO_STEPS, np.int64)
+    found[has] = at[first]
+    return steps, found
+
+
+class ShardIndex:
+    """The mapped index of one shard.
+
+    Args:
+        path: The file.
+        shard: The shard as the set's header has it; None to take the file as it is.
+        targets: Names of the targets that each sample has; None to take the file as it is.
+
+    Attributes:
+        samples: Number of samples.
+        is_wide: True if the records are :data:`WIDE`.
+        records: The records' bytes.
+        steps: The bytes of the group of steps, once they were read.
+        fields: Names of the fields, by their numbers in the records.
+        targets: Names of the targets.
+        hash: Hash of the head.
+
+    Raises:
+        FormatError: if the file can't be read, or is not the one that the header means.
+    """
+
+    __slots__ = (
+        *("_data", "_end", "_good", "_groups", "fields", "hash", "is_wide", "path", "records", "samples", "steps"),
+        "targets",
+    )
+
+    def __init__(self, path: str, *, shard: IndexedShard | None = None, targets: tuple[str, ...] | None = None) -> None:
+        self.path = path
+        try:
+            descriptor = open_regular(path)
+            try:
+                size = os.fstat(descriptor).st_size
+                with explained():
+                    self._data = map_file(descriptor, size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise FormatError(
+                f"{path}: the index of a shard, which can't be opened ({error.strerror}); restore it, or run "
+                "`feeder inspect --verify`"
+            ) from None
+        head, self.hash, self._end = read_head(path, _MAGIC, self._data)
+        if shard is not None and (self.hash != shard.index_hash or size < shard.index_bytes):
+            raise damaged(path, "it is not the index that the set's header means, or it was cut off")
+        self._groups: dict[str, tuple[int, int, str]] | None = None
+        self._good: dict[str, memoryview] = {}
+        try:
+            if head["version"] != _VERSION:
+                raise FormatError(f"{path}: version {head['version']}, this feeder reads {_VERSION}; update feeder")
+            self.samples, self.is_wide = int(head["samples"]), bool(head["is_wide"])
+            self.fields = tuple(str(name) for name in head["fields"])
+            self.targets = tuple(str(name) for name in head["targets"])
+            sizes = {"records": self.samples * self.dtype.itemsize, "target": 4 * self.samples * len(self.targets)}
+            sizes["blocks"] = 4 * -(-int(head["tar_bytes"]) // BLOCK_BYTES)
+            groups = _placed(head["groups"], size - self._end)
+            wrong = [name for name, expected in sizes.items() if groups.get(name, (0, 0))[1] != expected]
+            if wrong:
+                raise ValueError(f"wrong number of bytes of {wrong[0]!r} for {self.samples} samples")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise damaged(path, f"its head is wrong: {error!r}") from None
+        if shard is not None and (self.samples, int(head["tar_bytes"])) != (shard.samples, shard.size_bytes):
+            raise damaged(path, f"it has {self.samples} samples, and the set's header {shard.samples}")
+        if targets is not None and self.targets != targets:
+            raise damaged(path, f"it has the targets {self.targets}, and the set's header {targets}")
+        self.records = self._checked("records", groups)
+        self.steps: memoryview | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """dtype of a record."""
+        return WIDE if self.is_wide else NARROW
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+        return len(self._data)
+
+    def read_steps(self) -> memoryview:
+        """Reads the group of steps, and keeps it as ``steps``."""
+        self.steps = self.group("steps")
+        return self.steps
+
+    def group(self, name: str) -> memoryview:
+        """Bytes of a group, compared with its hash.
+
+        Raises:
+            FormatError: if there is no such group, or it is damaged.
+        """
+        found = self._good.get(name)
+        if found is None:
+            found = self._good[name] = self._checked(name, self.groups())
+        return found
+
+    def groups(self) -> dict[str, tuple[int, int, str]]:
+        """Offset, size and hash of each group, by its name."""
+        if self._groups is None:
+            self._groups = _placed(read_head(self.path, _MAGIC, self._data)[0]["groups"], len(self._data) - self._end)
+        return self._groups
+
+    def check(self) -> None:
+        """Compares all groups with their hashes.
+
+        Raises:
+            FormatError: naming the first that differs.
+        """
+        for name in self.groups():
+            self.group(name)
+
+    def rows(self) -> npt.NDArray[Any]:
+        """All records, a view."""
+        return np.frombuffer(self.records, self.dtype)
+
+    def blocks(self) -> npt.NDArray[np.uint32]:
+        """CRC-32C of each 256 KiB of the shard, uint32 [blocks]."""
+        return np.frombuffer(self.group("blocks"), "<u4")
+
+    def key(self, row: int) -> bytes:
+        """Key of a sample."""
+        return self._text("keys", row)
+
+    def source_path(self, row: int) -> bytes:
+        """Original path of a sample."""
+        return self._text("paths", row)
+
+    def source_row(self, row: int) -> int:
+        """Row number of a sample in its table."""
+        return int(self._numbers("source_row", _chunk(row))[row % CHUNK_ROWS])
+
+    def members(self, row: int) -> list[tuple[int, int, int]]:
+        """The sample's fields besides the image: (number of the field, offset, length) in the shard, bytes."""
+        found = self._members(_chunk(row))
+        start = int(found.counts[: row % CHUNK_ROWS].sum())
+        own = slice(start, start + int(found.counts[row % CHUNK_ROWS]))
+        return list(zip(*(column[own].tolist() for column in found[1:]), strict=True))
+
+    def row_data(self, row: int) -> list[int]:
+        """The sample's values of ``row_data``, see Note [Index file]."""
+        record = self.rows()[row]
+        at, height, found = int(record["steps"]), int(record["height"]), list[int]()
+        steps = np.frombuffer(self.read_steps(), "<u2")
+        while at < len(steps) and (not found or len(found) < 2 + -(-height // max(found[0], 1))):
+            step, at = int(steps[at]), at + 1
+            if step == _ESCAPE:
+                low, high = steps[at : at + 2].tolist() if at + 2 <= len(steps) else (0, 0)
+                step, at = low + (high << 16), at + 2
+            found.append(step if len(found) < 2 else (found[-1] + step) % (1 << 32))
+        return found
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column of all samples, as Note [Index file] has it, but for "shard"; fields are numbered as here."""
+        rows = self.rows()
+        if name in (WIDE.names or ()):
+            return rows[name]
+        every = range(_chunk(self.samples + CHUNK_ROWS - 1).start)
+        if name == "target":
+            return np.frombuffer(self.group("target"), "<f4").reshape(self.samples, len(self.targets))
+        if name in ("source_bytes", "source_row"):
+            return self._numbers(name, every)
+        if name.startswith(("key_", "path_")):
+            text, _, part = name.partition("_")
+            found = self._read(lambda: chunks.texts(self.group(f"{text}s"), self.samples, every))
+            return (
+                _starts([len(each) for each in found]) if part == "start" else np.frombuffer(b"".join(found), np.uint8)
+            )
+        if name.startswith("row_"):
+            values = [self.row_data(row) for row in range(self.samples)]
+            if name == "row_start":
+                return _starts([len(each) for each in values])
+            return np.array([value for each in values for value in each], np.uint32)
+        found_members = self._members(every)
+        if name == "member_start":
+            return _starts(found_members.counts)
+        values_of: dict[str, npt.NDArray[Any]] = {
+            "member_field": found_members.fields,
+            "member_offset": found_members.offsets,
+            "member_length": found_members.lengths,
+        }
+        return values_of[name]
+
+    def _checked(self, name: str, groups: dict[str, tuple[int, int, str]]) -> memoryview:
+        if name not in groups:
+            raise damaged(self.path, f"it has no group {name!r}")
+        offset, size, expected = groups[name]
+        data = self._data[self._end + offset : self._end + offset + size]
+        if short_hash(data).hex() != expected:
+            raise damaged(self.path, f"the bytes of {name!r} do not match their hash")
+        return data
+
+    def _text(self, name: str, row: int) -> bytes:
+        group = self.group(name)
+        return self._read(lambda: chunks.texts(group, self.samples, _chunk(row)))[row % CHUNK_ROWS]
+
+    def _numbers(self, name: str, some: range) -> npt.NDArray[np.uint64]:
+        group = self.group(name)
+        return self._read(lambda: chunks.numbers(group, self.samples, some))
+
+    def _members(self, some: range) -> MemberRows:
+        group = self.group("members")
+        own = self.rows()[some.start * CHUNK_ROWS : some.stop * CHUNK_ROWS]
+        return self._read(lambda: chunks.members(group, self.samples, some, own["offset"], own["length"]))
+
+    def _read(self, read: Callable[[], _T]) -> _T:
+        try:
+            return read()
+        except ValueError as error:
+            raise damaged(self.path, str(error)) from None
+
+
+def _placed(groups: Any, size_bytes: int) -> dict[str, tuple[int, int, str]]:
+    """Returns the places of the groups, which must lie in the file."""
+    found = {str(name): (int(entry[0]), int(entry[1]), str(entry[2])) for name, entry in groups.items()}
+    for name, (offset, size, _) in found.items():
+        if offset < 0 or size < 0 or offset + size > size_bytes:
+            raise ValueError(f"{size} bytes of {name!r} at byte {offset}, of {size_bytes}")
+    return found
+
+
+def _starts(sizes: Any) -> npt.NDArray[np.uint64]:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint64)
+
+
+def _chunk(row: int) -> range:
+    """The chunk of a row, as a range of one."""
+    return range(row // CHUNK_ROWS, row // CHUNK_ROWS + 1)

@@ -1,0 +1,104 @@
+"""Converts the index of a shard set to version 2."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import FormatError, ShardError
+from feeder.shard.format.block_sums import file_sums
+from feeder.shard.format.column_index import ColumnIndex
+from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, OPTIONAL_COLUMNS, STARTS
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
+from feeder.shard.format.shard_index import write_shard_index
+from feeder.shard.write.set_writer import HashedShard, index_path, write_set
+from feeder.system.files import exclusive_lock, file_sha256
+from feeder.system.progress import Progress
+
+__all__ = ["upgrade_index"]
+
+
+def upgrade_index(folder: str, progress: Progress | None = None) -> bool:
+    """Converts a set's ``index.bin`` to version 2; the shards are read once and stay as they are.
+
+    The fingerprint stays, so that a run of the set goes on from its state. A set that has version 2 stays as it is.
+
+    Args:
+        folder: The set's folder.
+        progress: Advanced with every shard.
+
+    Returns:
+        True if the index was converted.
+
+    Raises:
+        FormatError: if the index is missing or damaged, or a shard does not match its checksum.
+        ShardError: if the folder can't be written.
+    """
+    progress = progress or Progress()
+    path = os.path.join(os.path.abspath(folder), INDEX_NAME)
+    try:
+        with exclusive_lock(os.path.join(os.path.dirname(path), ".lock")):
+            index = open_index(path)
+            if not isinstance(index, ColumnIndex):
+                return False
+            _upgrade(index, progress)
+            return True
+    except OSError as error:
+        raise ShardError(
+            f"{error.filename or path}: {error.strerror or error}; the set is as it was: fix this and run the same "
+            "command again"
+        ) from error
+
+
+def _upgrade(index: ColumnIndex, progress: Progress) -> None:
+    index.check()
+    folder = os.path.dirname(index.path)
+    manifest = Manifest.read(folder)
+    sums = {} if manifest is None else {shard.name: shard.sha256 for shard in manifest.shards}
+    classes = index.classes if manifest is None or index.classes is not None else manifest.classes
+    counts = np.asarray(index.shard_counts())
+    if (np.diff(index.shard.astype(np.int64)) < 0).any():
+        raise FormatError(f"{index.path}: damaged: samples are not in the order of their shards; rebuild it")
+    ends = np.cumsum(counts).tolist()
+    shards = []
+    progress.begin(len(index), index.size_bytes, 0, 0)
+    for number, (name, size_bytes) in enumerate(index.shards):
+        sha256, blocks = file_sums(index.shard_path(number))
+        found_bytes = os.stat(index.shard_path(number)).st_size
+        if found_bytes != size_bytes or sums.get(name, sha256) != sha256:
+            raise FormatError(
+                f"{index.shard_path(number)}: does not match its size or its SHA-256 in the manifest; restore it "
+                "(`feeder inspect --verify` names all damage) and run the same command again"
+            )
+        rows = range(ends[number] - int(counts[number]), ends[number])
+        columns = _columns(index, rows)
+        write_shard_index(index_path(folder, name), columns, index.fields, index.targets, blocks, size_bytes)
+        shards.append(HashedShard(name, size_bytes, sha256))
+        progress.advance(len(rows), size_bytes)
+    write_set(index.path, shards, classes, fingerprint=index.fingerprint())
+    if manifest is not None:
+        entry = {"size_bytes": os.stat(index.path).st_size, "sha256": file_sha256(index.path)}
+        manifest.with_index(entry).write(folder)
+    progress.end()
+
+
+def _columns(index: ColumnIndex, rows: range) -> Mapping[str, npt.NDArray[Any]]:
+    """Returns the columns of some rows."""
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for start, data in STARTS.items():
+        starts = index.column(start)[rows.start : rows.stop + 1].astype(np.int64)
+        if (np.diff(starts) < 0).any():
+            raise FormatError(f"{index.path}: damaged: column {start!r} decreases; rebuild it with `feeder index`")
+        columns[start] = starts - starts[0]
+        own = slice(int(starts[0]), int(starts[-1]))
+        names = ("member_field", "member_offset", "member_length") if start == "member_start" else (data,)
+        columns |= {name: index.column(name)[own] for name in names}
+    for name in (*COLUMNS, *OPTIONAL_COLUMNS):
+        if name not in columns and name != "shard" and index.has_column(name):
+            columns[name] = index.column(name)[rows.start : rows.stop]
+    return columns

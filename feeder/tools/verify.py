@@ -1,0 +1,222 @@
+"""Verification of a shard set: every byte is compared with its checksums."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import FormatError
+from feeder.shard.format.block_sums import BLOCK_BYTES, file_sums
+from feeder.shard.format.chunks import CHUNK_ROWS
+from feeder.shard.format.column_index import ColumnIndex
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_builder import row_data
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
+from feeder.shard.format.set_index import SetIndex
+from feeder.shard.source.image_file import MAX_FILE_BYTES
+from feeder.system.cores import cores
+from feeder.system.files import file_sha256, open_regular
+from feeder.system.progress import Progress
+from feeder.system.text import count
+from feeder.tools.inspect import open_set
+
+__all__ = ["Damage", "verify"]
+
+
+class Damage(NamedTuple):
+    """A damaged file or sample of a shard set.
+
+    Attributes:
+        shard: Name of the damaged file.
+        sample: Key of the damaged sample; None if the whole file is damaged.
+        reason: The damage, with the expected value.
+    """
+
+    shard: str
+    sample: str | None
+    reason: str
+
+
+def verify(path: str, *, workers: int | None = None, progress: Progress | None = None) -> list[Damage]:
+    """Reads every shard again and compares it with its checksums.
+
+    Args:
+        path: A shard set's folder, or an index file.
+        workers: Number of threads; None for one per core.
+        progress: Advanced with every shard.
+
+    Returns:
+        All damage, by shard and sample.
+
+    Raises:
+        FormatError: if index or manifest is missing or damaged.
+    """
+    progress = progress or Progress()
+    index = open_set(path)
+    folder = os.path.dirname(index.path)
+    manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
+    damages: list[Damage] = []
+    if manifest:
+        with open(os.path.join(folder, MANIFEST_NAME), "rb") as file:
+            if not matches_checksum(file.read()):
+                damages.append(Damage(MANIFEST_NAME, None, "its bytes do not match its checksum; restore it"))
+    if manifest and (found := file_sha256(index.path)) != manifest.index["sha256"]:
+        damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
+    names = [index.shard_name(number) for number in range(index.shard_count)]
+    if manifest and names != [s.name for s in manifest.shards]:
+        shards = count(len(names), "shard")
+        damages.append(Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}"))
+        return damages
+    if isinstance(index, ColumnIndex):
+        damages += _verify_columns(index)
+        if not index.has_checksums and not manifest:
+            progress.note(f"{index.path}: an older index, which has no checksums of its own; `feeder index` adds them")
+    # Rows are in the order of their shards, unless the index is damaged.
+    ids = np.arange(len(index))
+    if isinstance(index, ColumnIndex):
+        ids = np.argsort(index.shard, kind="stable")
+        starts = np.searchsorted(index.shard[ids], np.arange(index.shard_count + 1))
+    else:
+        starts = np.concatenate([[0], np.cumsum(np.asarray(index.shard_counts()))])
+
+    def check(number: int) -> list[Damage]:
+        checksum = manifest.shards[number].sha256 if manifest else None
+        rows = ids[starts[number] : starts[number + 1]].tolist()
+        if isinstance(index, SetIndex):
+            return _verify_indexed_shard(index, number, rows, checksum)
+        return _verify_shard(index, number, rows, checksum)
+
+    progress.begin(len(index), index.size_bytes, 0, 0)
+    with ThreadPoolExecutor(workers or cores().usable) as pool:
+        for number, found_damages in enumerate(pool.map(check, range(index.shard_count))):
+            damages += found_damages
+            progress.advance(int(starts[number + 1] - starts[number]), index.shard_entry(number).size_bytes)
+    progress.end()
+    return damages
+
+
+def _verify_indexed_shard(index: SetIndex, number: int, rows: list[int], checksum: str | None) -> list[Damage]:
+    """Verifies a shard of a set of version 2, and its index."""
+    name = index.header.index_name(number)
+    try:
+        own = index.shard_index(number)
+        own.check()
+        expected = own.blocks()
+        fields = [*own.rows()["field"].tolist(), *own.column("member_field").tolist()]
+        orientations = own.rows()["orientation"]
+        for row in range(0, own.samples, CHUNK_ROWS):
+            own.key(row), own.source_path(row)
+        if own.samples:
+            own.column("source_bytes")
+    except FormatError as error:
+        return [Damage(name, None, str(error))]
+    damages = []
+    if max(fields, default=0) >= len(own.fields):
+        damages.append(Damage(name, None, f"names field {max(fields)}, but has {len(own.fields)} of them"))
+    for row in np.flatnonzero((orientations < 1) | (orientations > 8)).tolist():
+        damages.append(Damage(name, index.key(rows[row]), f"has orientation {orientations[row]}, expected 1 to 8"))
+    if damages:
+        return damages
+    shard = index.header.shard(number)
+    recorded = shard.shard_hash.hex()
+    if checksum is not None and not checksum.startswith(recorded):
+        damages.append(Damage(INDEX_NAME, None, f"has hash {recorded} of {shard.name}, {MANIFEST_NAME} has {checksum}"))
+    damages += _verify_shard(index, number, rows, checksum or recorded)
+    if not damages:
+        found = file_sums(index.shard_path(number))[1]
+        for block in np.flatnonzero(found != expected).tolist():
+            place = f"block {block} of {shard.name}, from byte {block * BLOCK_BYTES}"
+            damages.append(Damage(name, None, f"has CRC-32C {expected[block]:08x} of {place}: {found[block]:08x}"))
+    return damages
+
+
+def _verify_columns(index: ColumnIndex) -> list[Damage]:
+    """Compares an index of version 1 with its checksums; looks for invalid numbers and orientations, and texts that
+    overlap."""
+    name, last = os.path.basename(index.path), len(index) - 1
+    damages = [
+        Damage(name, None, f"the bytes of column {column!r} do not match their checksum")
+        for column in index.damaged_columns()
+    ]
+
+    def add(rows: npt.NDArray[np.int64], reason: Callable[[int], str]) -> None:
+        damages.extend(Damage(name, index.key(i), reason(i)) for i in rows.tolist())
+
+    add(
+        np.flatnonzero(index.shard >= len(index.shards)),
+        lambda i: f"names shard {index.shard[i]}, the index has {len(index.shards)}",
+    )
+    add(
+        np.flatnonzero(index.field >= len(index.fields)),
+        lambda i: f"names field {index.field[i]}, the index has {len(index.fields)}",
+    )
+    add(
+        np.flatnonzero((index.orientation < 1) | (index.orientation > 8)),
+        lambda i: f"has orientation {index.orientation[i]}, expected 1 to 8",
+    )
+    for column in ("key_start", "path_start", "member_start", "row_start"):
+        starts = index.column(column)
+        add(
+            np.flatnonzero(starts[1:] < starts[:-1]),
+            lambda i, column=column: f"ends before it starts in column {column}",  # type: ignore[misc]
+        )
+    numbers = index.column("member_field")
+    for row in np.flatnonzero(numbers >= len(index.fields)).tolist():
+        i = int(np.searchsorted(index.column("member_start"), row, side="right")) - 1
+        reason = f"names field {numbers[row]}, the index has {len(index.fields)}"
+        damages.append(Damage(name, index.key(min(max(i, 0), last)), reason))
+    return damages
+
+
+def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | None) -> list[Damage]:
+    """Compares a shard with its SHA-256, or the first digits of it, and if they differ its samples with theirs."""
+    name, expected_bytes = index.shard_entry(number)
+    path = index.shard_path(number)
+    damages = []
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+        if found_bytes != expected_bytes:
+            damages.append(Damage(name, None, f"has {found_bytes} bytes, expected {expected_bytes}"))
+        elif checksum is not None:
+            found = file_sha256(path)
+            if found.startswith(checksum):
+                return []
+            damages.append(Damage(name, None, f"SHA-256 is {found}, expected {checksum}"))
+        with open(path, "rb", opener=open_regular) as file:
+            for i in rows:
+                try:
+                    parts = index.parts(i)
+                except FormatError:
+                    continue  # _verify_index has reported it
+                crc = 0
+                stored_rows = index.row_data(i)
+                for _, offset, length in parts:
+                    if length > MAX_FILE_BYTES:
+                        reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
+                        damages.append(Damage(name, index.key(i), reason))
+                        break
+                    data = os.pread(file.fileno(), length, offset) if offset + length <= found_bytes else b""
+                    if len(data) != length:
+                        reason = f"needs {length} bytes at byte {offset}, the shard ends at {found_bytes}"
+                        damages.append(Damage(name, index.key(i), reason))
+                        break
+                    crc = zlib.crc32(data, crc)
+                    if stored_rows and row_data(data) not in (stored_rows, b""):
+                        reason = "has wrong places for the rows of the image: rebuild it with `feeder index`"
+                        damages.append(Damage(os.path.basename(index.path), index.key(i), reason))
+                    stored_rows = b""  # of the image only, which comes first
+                else:
+                    if crc != int(index.row(i).crc32[0]):
+                        offset = index.place(i)[1]
+                        damages.append(Damage(name, index.key(i), f"its bytes changed (image at byte {offset})"))
+    except OSError as error:
+        damages.append(Damage(name, None, f"can't be read: {error.strerror}"))
+    return damages

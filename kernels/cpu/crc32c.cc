@@ -1,0 +1,72 @@
+#include "cpu/crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace feeder {
+namespace {
+
+constexpr uint32_t kPolynomial = 0x82F63B78;  // reflected
+
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+// tables[k][b]: the byte b followed by k bytes of zeros.
+constexpr Tables make_tables() {
+    Tables tables{};
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        uint32_t value = byte;
+        for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? kPolynomial : 0);
+        tables[0][byte] = value;
+    }
+    for (size_t k = 1; k < 8; ++k)
+        for (size_t byte = 0; byte < 256; ++byte)
+            tables[k][byte] = tables[k - 1][byte] >> 8 ^ tables[0][tables[k - 1][byte] & 0xFF];
+    return tables;
+}
+
+constexpr Tables kTables = make_tables();
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t crc32c_sse42(ByteSpan data, uint32_t before) {
+    const uint8_t* at = data.data();
+    size_t left = data.size();
+    uint64_t value = ~before;
+    for (; left >= 8; at += 8, left -= 8) {
+        uint64_t word;
+        std::memcpy(&word, at, 8);
+        value = _mm_crc32_u64(value, word);
+    }
+    for (; left > 0; ++at, --left) value = _mm_crc32_u8(static_cast<uint32_t>(value), *at);
+    return ~static_cast<uint32_t>(value);
+}
+#endif
+
+}  // namespace
+
+uint32_t crc32c_portable(ByteSpan data, uint32_t before) {
+    const uint8_t* at = data.data();
+    size_t left = data.size();
+    uint32_t value = ~before;
+    for (; left >= 8; at += 8, left -= 8) {
+        uint32_t next = 0;
+        for (size_t k = 0; k < 4; ++k)
+            next ^= kTables[7 - k][(value >> (8 * k) & 0xFF) ^ at[k]] ^ kTables[3 - k][at[4 + k]];
+        value = next;
+    }
+    for (; left > 0; ++at, --left) value = value >> 8 ^ kTables[0][(value ^ *at) & 0xFF];
+    return ~value;
+}
+
+uint32_t crc32c(ByteSpan data, uint32_t before) {
+#if defined(__x86_64__)
+    static const bool has_instruction = __builtin_cpu_supports("sse4.2");
+    if (has_instruction) return crc32c_sse42(data, before);
+#endif
+    return crc32c_portable(data, before);
+}
+
+}  // namespace feeder
