@@ -204,7 +204,8 @@ def decode_batch(
         support_boxes: int32 [N, 4], the pixels that the filter may read.
         flips: uint8 [N], nonzero mirrors the output.
         orientations: uint8 [N], EXIF orientation 1-8 to apply.
-        out: [N, 3, H, W] or [N, H, W, 3], C-contiguous.
+        out: [N, 3, H, W] or [N, H, W, 3], C-contiguous; of a larger array [N, 3, H, W] also some rows and columns, the
+            other ones of which are left alone.
         layout: "nchw" or "nhwc".
         dtype: "uint8", "float32", "float16" or "bfloat16" (a uint16 array).
         scale: float32 [3]; out = pixel (0-255) * scale + bias. None leaves pixels as they are.

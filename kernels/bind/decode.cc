@@ -24,7 +24,7 @@ using Spent64 = nb::ndarray<int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device:
 using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Flags8 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
-using OutArray = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using OutArray = nb::ndarray<nb::ndim<4>, nb::device::cpu>;
 
 [[noreturn]] void bad(const std::string& message) { throw nb::value_error(message.c_str()); }
 
@@ -67,6 +67,33 @@ bool array_holds(const OutArray& out, Dtype dtype) {
     return false;
 }
 
+// Elements from an entry to the next along each axis.
+struct Strides {
+    size_t image;
+    size_t channel;
+    size_t row;
+    bool dense;
+};
+
+// Throws unless the array is C-contiguous, or the top left of such an array [N, 3, larger H, larger W].
+Strides strides_of(const OutArray& out, Layout layout) {
+    if (out.size() == 0) return {0, 0, 0, true};
+    size_t step[4];
+    size_t dense = 1, least = 1;
+    bool is_dense = true, in_order = true;
+    for (size_t axis = 4; axis-- > 0;) {
+        const size_t count = out.shape(axis);
+        step[axis] = count > 1 ? static_cast<size_t>(out.stride(axis)) : least;  // one entry: its stride says nothing
+        in_order = in_order && (count < 2 || out.stride(axis) >= static_cast<int64_t>(least));
+        is_dense = is_dense && (count < 2 || step[axis] == dense);
+        dense *= count;
+        least = step[axis] * count;
+    }
+    if (!is_dense && !(in_order && layout == Layout::nchw && step[3] == 1))
+        bad("out must be C-contiguous, or rows and columns of a C-contiguous array [N, 3, H, W]");
+    return {step[0], step[1], step[2], is_dense};
+}
+
 // One output of each of N images.
 struct ViewArrays {
     Boxes64 source_boxes;
@@ -74,6 +101,7 @@ struct ViewArrays {
     Bytes8 flips;
     OutArray out;
     Layout layout;
+    Strides strides;
     Dtype dtype;
     std::optional<Floats> scale;
     std::optional<Floats> bias;
@@ -88,6 +116,7 @@ struct ViewArrays {
           flips(mirrored),
           out(pixels),
           layout(layout_of(layout_name)),
+          strides(strides_of(out, layout)),
           dtype(dtype_of(dtype_name)),
           scale(scales),
           bias(biases) {
@@ -113,7 +142,11 @@ struct ViewArrays {
         std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
         std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
         view.flip = flips.data()[i] != 0;
-        view.out.data = static_cast<uint8_t*>(out.data()) + i * 3 * height() * width() * dtype_bytes(dtype);
+        view.out.data = static_cast<uint8_t*>(out.data()) + i * strides.image * dtype_bytes(dtype);
+        if (!strides.dense) {
+            view.out.row_elements = strides.row;
+            view.out.channel_elements = strides.channel;
+        }
         view.out.dtype = dtype;
         view.out.layout = layout;
         view.out.height = static_cast<int>(height());
@@ -233,7 +266,8 @@ void add_decode(nb::module_& module) {
         "    support_boxes: int32 [N, 4], the pixels that the filter may read.\n"
         "    flips: uint8 [N], nonzero mirrors the output.\n"
         "    orientations: uint8 [N], EXIF orientation 1-8 to apply.\n"
-        "    out: [N, 3, H, W] or [N, H, W, 3], C-contiguous.\n"
+        "    out: [N, 3, H, W] or [N, H, W, 3], C-contiguous; of a larger array [N, 3, H, W] also some rows and\n"
+        "        columns, the other ones of which are left alone.\n"
         "    layout: \"nchw\" or \"nhwc\".\n"
         "    dtype: \"uint8\", \"float32\", \"float16\" or \"bfloat16\" (a uint16 array).\n"
         "    scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None leaves pixels as they are.\n"

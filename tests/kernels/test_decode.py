@@ -408,13 +408,50 @@ def test_bad_arguments_are_value_errors(changes: dict[str, Any], words: str) -> 
         native.decode_batch(**{**arguments, **changes})
 
 
-def test_an_output_that_would_have_to_be_copied_is_refused() -> None:
-    out = np.zeros((1, 3, 16, 8), np.uint8)[:, :, ::2]
-    ones = np.ones(1, np.uint8)
-    box = np.array([[0, 0, 9, 9]])
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
+@pytest.mark.usefixtures("level")
+def test_an_output_may_be_a_part_of_a_larger_array(dtype: str) -> None:
+    data, stored = jpegs.jpeg("4:2:0", (300, 200)), "uint16" if dtype == "bfloat16" else dtype
+    boxes = np.array([[10, 20, 250, 180], [0, 0, 300, 200]])
+    flips, ones = np.array([1, 0], np.uint8), np.ones(2, np.uint8)
+
+    def run(out: npt.NDArray[Any]) -> None:
+        statuses, _ = native.decode_batch(
+            [data, data], boxes.astype(float), boxes.astype(np.int32), flips, ones, out, layout="nchw", dtype=dtype
+        )
+        assert statuses.tolist() == [Status.OK] * 2
+
+    for height, width in ((1, 1), (7, 17), (20, 31), (33, 64), (40, 65)):
+        dense, larger = np.empty((2, 3, height, width), stored), np.full((2, 3, 40, 65), 77, stored)
+        run(dense)
+        part = larger[:, :, :height, :width]
+        run(part)
+        np.testing.assert_array_equal(part, dense)
+        part[...] = 77
+        assert (larger == 77).all()
+
+
+@pytest.mark.parametrize(
+    "cut", [np.s_[..., ::2], np.s_[:, :, ::-1, :8], np.s_[:, ::-1, :, :8], np.s_[:, :, 8:, 15:7:-1]], ids=str
+)
+def test_an_output_that_is_no_part_of_rows_and_columns_is_refused(cut: Any) -> None:
+    _refuse_output(np.zeros((1, 3, 16, 16), np.uint8)[cut], "nchw")
+
+
+def test_rows_that_overlap_are_refused() -> None:
+    for strides in ((192, 64, 0, 1), (192, 64, 7, 1), (192, 63, 8, 1), (192, 64, 1, 8)):
+        _refuse_output(np.lib.stride_tricks.as_strided(np.zeros(512, np.uint8), (1, 3, 8, 8), strides), "nchw")
+
+
+def test_a_part_of_interleaved_pixels_is_refused() -> None:
+    _refuse_output(np.zeros((1, 16, 16, 3), np.uint8)[:, :8, :8], "nhwc")
+
+
+def _refuse_output(out: npt.NDArray[np.uint8], layout: str) -> None:
+    ones, box = np.ones(1, np.uint8), np.array([[0, 0, 9, 9]])
+    with pytest.raises(ValueError, match="out must be C-contiguous, or rows and columns of"):
         native.decode_batch(
-            [b""], box.astype(float), box.astype(np.int32), ones, ones, out, layout="nchw", dtype="uint8"
+            [b""], box.astype(float), box.astype(np.int32), ones, ones, out, layout=layout, dtype="uint8"
         )
 
 

@@ -113,7 +113,7 @@ class SampleSink:
         meter: Counts time and bytes.
     """
 
-    def __init__(self, decoder: Decoder, recipe: Recipe, images: list[Any], meter: Meter) -> None:
+    def __init__(self, decoder: Decoder, recipe: Recipe, images: Any, meter: Meter) -> None:
         self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
         self.takes_rows = decoder.takes_rows
         self.clipped = self.slow = 0
@@ -123,19 +123,24 @@ class SampleSink:
         errors: list[DecodeError | None] = []
         for k, row in enumerate(rows.tolist()):
             drawn = draws[0].take([k])
-            image = np.empty((1, 3, *drawn.output_size[0].tolist()), self._recipe.storage_dtype)
-            sink = PixelSink(self._decoder, (self._recipe,), (None,), (image,), self._meter)
+            image = self._image(row, *drawn.output_size[0].tolist())
+            sink = PixelSink(self._decoder, (self._recipe,), (None,), (image[None],), self._meter)
             errors += sink.add(np.zeros(1, np.int64), encoded.take([k]), (drawn,))
-            self._images[row] = image[0]
             self.clipped, self.slow = self.clipped + sink.clipped, self.slow + sink.slow
         return errors
+
+    def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
+        """Returns the array [C, H, W] of a row's image."""
+        self._images[row] = np.empty((3, height, width), self._recipe.storage_dtype)
+        image: npt.NDArray[Any] = self._images[row]
+        return image
 
     def close(self) -> dict[tuple[int, int], Buffer]:
         """See :meth:`Sink.close`."""
         return {}
 
 
-class PaddedSink:
+class PaddedSink(SampleSink):
     """Decodes at once, each image into the top left of its row; the rest of the row gets one value.
 
     Args:
@@ -147,31 +152,15 @@ class PaddedSink:
     """
 
     def __init__(self, decoder: Decoder, recipe: Recipe, images: npt.NDArray[Any], value: float, meter: Meter) -> None:
+        super().__init__(decoder, recipe, images, meter)
         is_bits = recipe.output_dtype == "bfloat16"
-        self._images = images
         self._value = bfloat16_bits(np.array(value, np.float32)) if is_bits else value
-        self._one: list[Any] = [None] * len(images)
-        self._decoded = SampleSink(decoder, recipe, self._one, meter)
-        self.takes_rows = decoder.takes_rows
-        self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
-        """See :meth:`Sink.add`."""
-        errors = self._decoded.add(rows, encoded, draws)
-        self.clipped, self.slow = self._decoded.clipped, self._decoded.slow
-        for row, error in zip(rows.tolist(), errors, strict=True):
-            image, self._one[row] = self._one[row], None
-            if error is None:
-                height, width = image.shape[1:]
-                padded = self._images[row]
-                padded[:, :height, :width] = image
-                padded[:, height:] = self._value
-                padded[:, :height, width:] = self._value
-        return errors
-
-    def close(self) -> dict[tuple[int, int], Buffer]:
-        """See :meth:`Sink.close`."""
-        return {}
+    def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
+        padded: npt.NDArray[Any] = self._images[row]
+        padded[:, height:] = self._value
+        padded[:, :height, width:] = self._value
+        return padded[:, :height, :width]
 
 
 class StagedSink:

@@ -39,11 +39,13 @@ void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t str
     const size_t width = static_cast<size_t>(output_.width), height = static_cast<size_t>(output_.height);
     const size_t first = static_cast<size_t>(y);
     if (output_.layout == Layout::nchw) {
+        const size_t row = output_.row_elements ? output_.row_elements : width;
+        const size_t channel = output_.row_elements ? output_.channel_elements : height * width;
         // Channel by channel: long runs of neighbouring addresses.
         for (int c = 0; c < 3; ++c)
             for (int i = 0; i < count; ++i)
                 affine(rgb[c] + i * stride, output_.width, c,
-                       (static_cast<size_t>(c) * height + first + static_cast<size_t>(i)) * width);
+                       static_cast<size_t>(c) * channel + (first + static_cast<size_t>(i)) * row);
         return;
     }
     for (int i = 0; i < count; ++i) {

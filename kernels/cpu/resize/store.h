@@ -16,7 +16,7 @@ constexpr size_t dtype_bytes(Dtype dtype) {
     return dtype == Dtype::uint8 ? 1 : dtype == Dtype::float32 ? 4 : 2;
 }
 
-// One output image: three channels, dense, in the given layout.
+// One output image: three channels in the given layout, dense unless it says otherwise.
 struct Output {
     void* data = nullptr;  // aligned to dtype_bytes(dtype)
     Dtype dtype = Dtype::uint8;
@@ -25,6 +25,9 @@ struct Output {
     int width = 0;
     const float* scale = nullptr;  // [3]; out = pixel(0-255) * scale + bias, product rounded before the sum
     const float* bias = nullptr;   // [3]; null with scale: the pixel's own value. uint8 takes neither.
+    // Elements from a row to the next and from a channel to the next, where nchw is not dense; 0 and 0 if it is.
+    size_t row_elements = 0;
+    size_t channel_elements = 0;
 };
 
 // Writes rows of 8-bit RGB to an output image.
