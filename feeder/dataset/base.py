@@ -14,7 +14,7 @@ from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox
 from feeder.dataset.extras import Extra, MemberField, NamedField
-from feeder.dataset.further_images import key_rows
+from feeder.dataset.further_images import images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
@@ -22,6 +22,7 @@ from feeder.dataset.stacking import check_stackable
 from feeder.dataset.targets import targets_in
 from feeder.errors import ArgumentError
 from feeder.system.text import count
+from feeder.system.warning import warn
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe, Views
@@ -51,6 +52,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     extras: tuple[Extra, ...]
     _targets: list[Any] | None = None
     _decoder: SampleDecoder | None = None
+    _has_warned = False
 
     def __init__(self, reader: Reader, transform: Any, extras: Sequence[Extra]) -> None:
         from feeder.transforms import recipe_or_views
@@ -88,12 +90,24 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
 
         Raises:
             ArgumentError: if the loader is going to stack them, and their images differ in size.
+
+        Warns:
+            UserWarning: once, if a size is T.ByEpoch.
         """
         if type(self).__getitem__ is not FeederDataset.__getitem__:  # a user's subclass that makes its own samples
             return [self[i] for i in indices]
+        if not self._has_warned and any(recipe.by_epoch for recipe in self._recipes()):
+            self._has_warned = True
+            warn(
+                "T.ByEpoch stays at the size of epoch 0 in this loader, which does not tell the dataset the epoch: "
+                "give the dataset to feeder.DataLoader"
+            )
         samples = self._samples(indices)
         check_stackable(samples, self.recipe)
         return samples
+
+    def _recipes(self) -> tuple[Recipe, ...]:
+        return *self.recipe.views, *(image.recipe for image in images_in(self.extras))
 
     def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         size = len(self)

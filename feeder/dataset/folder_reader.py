@@ -18,7 +18,7 @@ from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
 from feeder.shard.source.image_file import MAX_FILE_BYTES, read_image
-from feeder.shard.source.siblings import member_names
+from feeder.shard.source.siblings import likely_members, member_names
 from feeder.system.files import open_regular
 from feeder.system.warning import warn
 
@@ -235,6 +235,9 @@ class FolderReader:
 
         Raises:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
+
+        Warns:
+            UserWarning: if images look like members of others, as a half of these or more have one of the same name.
         """
         try:
             classes = class_names(root)
@@ -248,10 +251,13 @@ class FolderReader:
         starts: list[int] = [0]
         labels: list[int] = []
         members: set[str] = set()
+        likely: dict[str, list[str]] = {}
         for label, name in enumerate(classes):
             before = len(labels)
             for folder, (files, others) in sorted(_files(root, name, extensions, targets).items()):
                 members |= set(member_names(files, others).values())
+                for file, field in likely_members(files).items():
+                    likely.setdefault(field, []).append(os.path.join(folder, file))
                 for file in sorted(files):
                     data += os.fsencode(os.path.join(folder, file))
                     starts.append(len(data))
@@ -263,6 +269,12 @@ class FolderReader:
                 )
         if advice := splits_advice(root, classes):
             warn(advice)
+        for field, paths in likely.items():
+            if 3 * len(paths) >= len(labels):  # half of the other images have one
+                warn(
+                    f"{root}: images such as {min(paths)} are samples, and look like masks or second images of those "
+                    f"beside them: targets={{{field!r}: T.Mask()}}, or T.Image(), makes them so"
+                )
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
         named = tuple(sorted(members - {"key", "path", *NUMBER_FIELDS}))
         return cls(root, *arrays, exif=exif, classes=classes, members=named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,33 @@ def test_subsets_concatenations_and_pickles_keep_targets(tmp_path: Path) -> None
         assert found is not None
         torch.testing.assert_close(found[0][2], dataset[i][2])
     torch.testing.assert_close(pickle.loads(pickle.dumps(dataset))[3][3]["boxes"], dataset[3][3]["boxes"])
+
+
+@pytest.mark.parametrize(
+    ("others", "field"),
+    [
+        ("{}.seg.png", "seg.png"),
+        ("{}.png", "png"),
+        ("{}.right.jpg", "right.jpg"),
+        ("{}.copy.jpg", None),
+        ("b{}.png", None),
+    ],
+)
+def test_a_folder_names_the_first_image_that_looks_like_a_mask(tmp_path: Path, others: str, field: str | None) -> None:
+    (tmp_path / "a").mkdir()
+    image = members(0)["png"]
+    for i in range(6):
+        (tmp_path / "a" / f"{i}.jpg").write_bytes(image)
+        if i in (1, 3, 5) and (field is not None or i == 1):  # one alone may have its name by chance
+            (tmp_path / "a" / others.format(i)).write_bytes(image)
+    if field is None:
+        assert len(FolderDataset(tmp_path)) == 7
+        return
+    told = re.escape(f"images such as a/{others.format(1)} are samples") + rf".*targets={{'{field}': T.Mask\(\)}}"
+    with pytest.warns(UserWarning, match=told):
+        assert len(FolderDataset(tmp_path)) == 9
+    target = T.Image() if field == "right.jpg" else T.Mask()
+    assert len(FolderDataset(tmp_path, targets={field: target})) == 6
 
 
 def test_a_folder_has_targets_beside_its_images(tmp_path: Path) -> None:

@@ -148,6 +148,14 @@ def test_single_samples_have_the_size_of_the_first_epoch(shards: Path) -> None:
     assert dataset[0][0].shape == (3, 8, 8)
 
 
+@pytest.mark.parametrize("transform", [T.RandomResizedCrop(BY_EPOCH), T.Views([T.RandomResizedCrop(BY_EPOCH)])])
+def test_torchs_loader_is_told_once_that_it_has_the_first_epochs_size(shards: Path, transform: Any) -> None:
+    loader = torch.utils.data.DataLoader(ShardDataset(shards, transform), 8)
+    with pytest.warns(UserWarning, match="T.ByEpoch stays at the size of epoch 0.*feeder.DataLoader") as caught:
+        assert len([batch for _ in range(2) for batch in loader]) == 6
+    assert len(caught) == 1
+
+
 def test_what_sizes_by_epoch_do_not_go_with_is_refused_by_name(shards: Path) -> None:
     for options, message in (
         ({"batch_size": None, "shuffle": False}, "batch_size is None"),

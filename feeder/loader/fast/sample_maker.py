@@ -135,11 +135,13 @@ class Work:
     @property
     def recipes(self) -> tuple[Recipe, ...]:
         """The recipe of each image that is made of a sample: of its image or the views, and of further images."""
-        return *self.recipe.views, *(image.recipe for image in self.images)
+        views = self.recipe.views
+        return (*views, *(image.recipe for image in self.images)) if self.images else views
 
     def recipes_at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[Recipe, ...]:
         """Returns the recipes of one batch, see :meth:`feeder.transforms.Recipe.at`."""
-        return *self.recipe.at(bucket, epoch).views, *(image.recipe.at(bucket, epoch) for image in self.images)
+        views = self.recipe.at(bucket, epoch).views
+        return (*views, *(image.recipe.at(bucket, epoch) for image in self.images)) if self.images else views
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
@@ -196,11 +198,11 @@ class Work:
             for row, error in enumerate(errors):
                 if error is not None:
                     self._replace(part, row, error)
-        first = 0
-        for sink, count in zip(part.sinks, (len(self.recipe.views), *(1 for _ in self.images)), strict=True):
+        for number, sink in enumerate(part.sinks):
             report.clipped, report.slow = report.clipped + sink.clipped, report.slow + sink.slow
-            report.left_over |= {(first + view, row): bytes(data) for (view, row), data in sink.close().items()}
-            first += count
+            first = len(self.recipe.views) + number - 1 if number else 0
+            for (which, row), data in sink.close().items():
+                report.left_over[first + which, row] = bytes(data)
         return report
 
     def _sinks(self, recipes: tuple[Recipe, ...], images: tuple[npt.NDArray[Any], ...]) -> list[Sink]:
@@ -208,6 +210,8 @@ class Work:
         splits, views = self.splits_of(recipes), len(self.recipe.views)
         if self.pad is not None:
             sinks: list[Sink] = [PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter)]
+        elif not self.images:
+            return [self._sink(recipes, splits, images)]
         else:
             sinks = [self._sink(recipes[:views], splits[:views], images[:views])]
         for k in range(views, len(recipes)):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
-__all__ = ["member_names"]
+__all__ = ["likely_members", "member_names"]
 
 
 def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]:
@@ -31,3 +32,30 @@ def member_names(images: Iterable[str], others: Iterable[str]) -> dict[str, str]
                 found[name] = name[len(stem) + 1 :]
                 break
     return {name: field for name, field in found.items() if field.isascii() and field.isprintable() and field}
+
+
+def likely_members(images: Sequence[str]) -> dict[str, str]:
+    """Finds the images of a folder that look like masks or second images of others: ``a.seg.png`` beside ``a.jpg``, and
+    ``a.png``.
+
+    Args:
+        images: Names of the image files.
+
+    Returns:
+        The field of each such file, by the file's name.
+    """
+    if all(name.count(".") == 1 for name in images) and len({name[name.find(".") :] for name in images}) < 2:
+        return {}  # as of most sets, which may be large
+    found = {}
+    stems = Counter(os.path.splitext(name)[0] for name in images)
+    for name in images:
+        stem, extension = os.path.splitext(name)
+        if stems[stem] > 1 and extension.lower() == ".png":
+            found[name] = extension[1:]
+            continue
+        while "." in stem:
+            stem = stem.rpartition(".")[0]
+            if stem in stems:
+                found[name] = name[len(stem) + 1 :]
+                break
+    return found
