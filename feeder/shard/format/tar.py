@@ -28,7 +28,7 @@ from typing import BinaryIO, NamedTuple
 from feeder.shard.format.block_sums import BlockSums
 from feeder.system.files import open_regular
 
-__all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_bytes", "read_members"]
+__all__ = ["BLOCK_BYTES", "Member", "Refused", "Seam", "TarWriter", "member_bytes", "members_of", "read_members"]
 
 BLOCK_BYTES = 512
 _FLUSH_BYTES = 1 << 20
@@ -85,59 +85,67 @@ def read_members(path: str) -> Iterator[Member | Refused | Seam]:
         OSError: if the file can't be opened or read.
     """
     with open(path, "rb", opener=open_regular) as file:
-        file_bytes = os.fstat(file.fileno()).st_size
-        # Only tarfile's parser of headers is used, as tarfile stops reading at the first zeros or damage.
-        archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
-        archive.fileobj = HeaderFile(file)  # type: ignore[assignment]
-        position, ended, is_seam, damage = 0, False, False, ""
-        while position < file_bytes:
-            zeros = _zero_blocks(file, position)
-            if zeros > 1:
-                if zeros * BLOCK_BYTES > _PADDING_BYTES:
-                    hole = f"{zeros * BLOCK_BYTES:,} bytes of zeros from byte {position} on"
-                    damage = damage or f"damaged tar: {hole}, where samples may have been"
-                position, ended, is_seam = position + zeros * BLOCK_BYTES, True, True
-                continue
-            file.seek(position)
-            archive.offset = position
-            try:
-                if zeros:
-                    raise tarfile.HeaderError("a single block of zeros; two end an archive")
-                info = tarfile.TarInfo.fromtarfile(archive)
-                if info.size < 0 or archive.offset <= position:
-                    raise tarfile.HeaderError(f"a header with size {info.size}")
-                if info.isreg() and not info.name:
-                    raise tarfile.HeaderError("a header without a name")
-            except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
-                if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's error, not the tar's damage
-                    raise
-                damage = damage or f"damaged tar: no valid header at byte {position} ({error})"
-                position, ended = _next_header(file, max(position + BLOCK_BYTES, file.tell())), True
-                continue
-            if damage:
-                yield Refused("", f"{damage}; reading went on at byte {position}")
-            elif is_seam:
-                yield Seam(position)
-            is_seam = False
-            position, ended, damage = archive.offset, False, ""
-            reason = _refusal(info)
-            if reason:
-                yield Refused(info.name, reason)
-            elif info.isreg() and info.offset_data + info.size > file_bytes:
-                place = f"{info.size} bytes at byte {info.offset_data}"
-                damage = f"truncated tar: needs {place}, the file ends at {file_bytes}"
-                yield Refused(info.name, damage)
-                position, ended = _next_header(file, info.offset_data), True
-                damage = damage if position < file_bytes else ""
-            elif info.isreg():
-                yield Member(info.name, info.offset_data, info.size)
+        yield from members_of(file, os.fstat(file.fileno()).st_size)
+
+
+def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | Seam]:
+    """Lists an open tar of this size as :func:`read_members` does.
+
+    Raises:
+        OSError: if it can't be read.
+    """
+    # Only tarfile's parser of headers is used, as tarfile stops reading at the first zeros or damage.
+    archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
+    archive.fileobj = HeaderFile(file)  # type: ignore[assignment]
+    position, ended, is_seam, damage = 0, False, False, ""
+    while position < file_bytes:
+        zeros = _zero_blocks(file, position)
+        if zeros > 1:
+            if zeros * BLOCK_BYTES > _PADDING_BYTES:
+                hole = f"{zeros * BLOCK_BYTES:,} bytes of zeros from byte {position} on"
+                damage = damage or f"damaged tar: {hole}, where samples may have been"
+            position, ended, is_seam = position + zeros * BLOCK_BYTES, True, True
+            continue
+        file.seek(position)
+        archive.offset = position
+        try:
+            if zeros:
+                raise tarfile.HeaderError("a single block of zeros; two end an archive")
+            info = tarfile.TarInfo.fromtarfile(archive)
+            if info.size < 0 or archive.offset <= position:
+                raise tarfile.HeaderError(f"a header with size {info.size}")
+            if info.isreg() and not info.name:
+                raise tarfile.HeaderError("a header without a name")
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # the disk's error, not the tar's damage
+                raise
+            damage = damage or f"damaged tar: no valid header at byte {position} ({error})"
+            position, ended = _next_header(file, max(position + BLOCK_BYTES, file.tell())), True
+            continue
         if damage:
-            yield Refused("", f"{damage}; no header follows, the rest can't be read")
-        elif not file_bytes:
-            yield Refused("", "empty file")
-        elif not ended:
-            reason = f"truncated tar: ends at byte {file_bytes} without the two blocks of zeros that end an archive"
-            yield Refused("", reason, bad=position > file_bytes)
+            yield Refused("", f"{damage}; reading went on at byte {position}")
+        elif is_seam:
+            yield Seam(position)
+        is_seam = False
+        position, ended, damage = archive.offset, False, ""
+        reason = _refusal(info)
+        if reason:
+            yield Refused(info.name, reason)
+        elif info.isreg() and info.offset_data + info.size > file_bytes:
+            place = f"{info.size} bytes at byte {info.offset_data}"
+            damage = f"truncated tar: needs {place}, the file ends at {file_bytes}"
+            yield Refused(info.name, damage)
+            position, ended = _next_header(file, info.offset_data), True
+            damage = damage if position < file_bytes else ""
+        elif info.isreg():
+            yield Member(info.name, info.offset_data, info.size)
+    if damage:
+        yield Refused("", f"{damage}; no header follows, the rest can't be read")
+    elif not file_bytes:
+        yield Refused("", "empty file")
+    elif not ended:
+        reason = f"truncated tar: ends at byte {file_bytes} without the two blocks of zeros that end an archive"
+        yield Refused("", reason, bad=position > file_bytes)
 
 
 class HeaderFile:

@@ -6,6 +6,8 @@ import collections
 import errno
 import os
 import stat
+from collections.abc import Mapping
+from typing import Protocol
 
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
@@ -14,7 +16,17 @@ from feeder.shard.source.image_file import LARGE_BYTES, looks_like_image
 from feeder.shard.source.siblings import member_names
 from feeder.shard.source.source import Source
 
-__all__ = ["list_tree", "open_folder"]
+__all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
+
+
+class FileStatus(Protocol):
+    """The part of a file's status that is needed of an object in a store, too."""
+
+    @property
+    def st_size(self) -> int: ...
+
+    @property
+    def st_mtime_ns(self) -> int: ...
 
 
 def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
@@ -45,12 +57,12 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
             if advice := splits_advice(root, classes):
                 tree.notes.append(advice)
             _list_files(tree, "", -1, "is outside the class folders")
-            _note_members(tree)
+            note_members(tree)
             return tree
         flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
         flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
         _list_files(flat, "", -1, None, with_members=True)
-        _note_members(flat)
+        note_members(flat)
         return flat
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
@@ -132,12 +144,12 @@ def _list_files(
             source.reject(path, refusal, bad=looks_like_image(path))
         else:
             files[name] = status
-    _add_files(source, relative, files, label, _members(files) if with_members else {})
+    add_files(source, relative, files, label, members_of_photos(files) if with_members else {})
     return folders
 
 
-def _add_files(
-    source: Source, relative: str, files: dict[str, os.stat_result], label: int, members: dict[str, str]
+def add_files(
+    source: Source, relative: str, files: Mapping[str, FileStatus], label: int, members: dict[str, str]
 ) -> None:
     """Adds a folder's files to the table, but for those that are members of the others' samples.
 
@@ -165,7 +177,7 @@ def _add_files(
         source.table.add(os.fsencode(os.path.join(relative, name)), size, newest_ns, label, parts)
 
 
-def _members(files: dict[str, os.stat_result]) -> dict[str, str]:
+def members_of_photos(files: Mapping[str, FileStatus]) -> dict[str, str]:
     """Returns the field of each file that is a member of an image's sample. The label is the folder's, so ``cls`` is
     none, nor are large files, such as videos."""
     photos = [name for name in files if _is_photo(name)]
@@ -178,7 +190,7 @@ def _is_photo(name: str) -> bool:
     return looks_like_image(name) and not name.lower().endswith(".npy")
 
 
-def _note_members(source: Source) -> None:
+def note_members(source: Source) -> None:
     """Notes the names of the files that became members."""
     counts: collections.Counter[str] = collections.Counter()
     for fields, ids in source.table.by_fields().items() if source.table.fields else ():

@@ -7,7 +7,15 @@ import os
 from feeder.decoders.image_header import IMAGE_EXTENSIONS
 from feeder.system.files import open_regular
 
-__all__ = ["LARGE_BYTES", "MAX_FILE_BYTES", "check_size", "looks_like_image", "read_image", "unpacked_limit"]
+__all__ = [
+    "LARGE_BYTES",
+    "MAX_FILE_BYTES",
+    "check_size",
+    "check_start",
+    "looks_like_image",
+    "read_image",
+    "unpacked_limit",
+]
 
 # Three float32 channels of the largest image that can be decoded, 89 million pixels.
 MAX_FILE_BYTES = 1 << 30
@@ -39,9 +47,17 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
     if length > max_bytes:
         raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image may have")
     if length > LARGE_BYTES:
-        head = os.pread(descriptor, _MAGIC_BYTES, offset)
-        if not head.startswith(_MAGICS):
-            raise ValueError(f"not an image: starts with {head!r}")
+        check_start(os.pread(descriptor, _MAGIC_BYTES, offset))
+
+
+def check_start(head: bytes) -> None:
+    """Checks that the first bytes of a large image are those of one.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if not head.startswith(_MAGICS):
+        raise ValueError(f"not an image: starts with {head!r}")
 
 
 def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:

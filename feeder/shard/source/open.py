@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 
 from feeder.errors import SourceError
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.pairs import open_pairs
+from feeder.shard.source.remote import list_objects, open_remote_folder, split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
 from feeder.shard.source.target_sources import TargetSources
-from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, open_tars
+from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, open_stored_tars, open_tars
 from feeder.shard.source.voc import open_voc
+from feeder.shard.store.store import Entry
+from feeder.shard.store.url import Url, is_remote
 
 __all__ = [
     "ManifestColumns",
@@ -54,11 +58,17 @@ def open_source(
         SourceError: if it is none of these, or can't be read.
     """
     if targets:
+        if is_remote(path):
+            raise SourceError(f"{split_url(path)[0]}: images with annotations or pairs must lie in local folders")
         return _open_with_targets(path, targets, columns, work, skip_unreadable, image_field)
     kind = source_kind(path)
     option = None if kind == "manifest" else columns.only_for_manifests()
     if option is not None:
         raise SourceError(f"{path}: {option} is for manifests ({', '.join(MANIFEST_SUFFIXES)})")
+    if kind == "prefix":
+        store, entries = list_objects(path)
+        if tars := _lone_tars(entries):
+            return open_stored_tars(store, tars, path, work, image_field, columns)
     if kind == "tars":
         return open_tars(path, work, image_field, columns)
     if image_field is not None:
@@ -67,6 +77,8 @@ def open_source(
         return open_manifest(path, columns, os.path.join(work, "spool"))
     if columns.label is not None or columns.targets or not columns.has_labels:
         raise SourceError(f"{path}: a folder's classes are its subfolders; it has no columns for labels")
+    if kind == "prefix":
+        return open_remote_folder(store, entries)
     return open_folder(path, skip_unreadable=skip_unreadable)
 
 
@@ -92,11 +104,13 @@ def _open_with_targets(
 
 
 def source_kind(path: str) -> str:
-    """Returns the kind of a source, judged by names alone: "folder", "manifest" or "tars".
+    """Returns the kind of a source, judged by names alone: "folder", "manifest", "tars" or, in a store, "prefix".
 
     Raises:
         SourceError: if it is none of these, or does not exist.
     """
+    if is_remote(path):
+        return _remote_kind(path)
     try:
         os.stat(path)
     except OSError as error:
@@ -113,7 +127,7 @@ def source_kind(path: str) -> str:
         if not os.path.isfile(path):
             raise SourceError(f"{path}: " + ("is not a regular file" if os.path.exists(path) else "no such manifest"))
         return "manifest"
-    if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:") or "://" in path:
+    if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:"):
         expand_pattern(path)
         return "tars"
     raise SourceError(
@@ -124,8 +138,32 @@ def source_kind(path: str) -> str:
     )
 
 
+def _remote_kind(path: str) -> str:
+    base, query = split_url(path)
+    Url.parse(base.partition("{")[0].partition("*")[0] + query)  # raises for what is no URL, or has a secret
+    if base.lower().endswith(MANIFEST_SUFFIXES):
+        return "manifest"
+    return "tars" if base.lower().endswith(TAR_SUFFIXES) or "{" in base or "*" in base else "prefix"
+
+
+def _lone_tars(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns the tars of a prefix that holds no folders, as a folder of tars is told from one of images."""
+    if any("/" in entry.key for entry in entries):
+        return []
+    return [entry for entry in entries if entry.key.endswith(TAR_SUFFIXES)]
+
+
 def overlaps_source(path: str, out: str) -> bool:
     """Returns whether an output folder is or lies inside a source folder, or is the folder of a source's files."""
+    if is_remote(path) or is_remote(out):
+        if not (is_remote(path) and is_remote(out)):
+            return False
+        base, query = split_url(path)
+        is_prefix = _remote_kind(path) == "prefix"
+        base = base.partition("{")[0].partition("*")[0].rstrip("/")
+        outer_url = Url.parse((base if is_prefix else base.rpartition("/")[0]) + query).identity()
+        inner_url = Url.parse(out).identity()
+        return inner_url == outer_url or (is_prefix and inner_url.startswith(f"{outer_url}/"))
     folder = path if os.path.isdir(path) else os.path.dirname(path.partition("{")[0].partition("*")[0]) or "."
     inner, outer = os.path.realpath(out), os.path.realpath(folder)
     return inner == outer or (os.path.isdir(path) and inner.startswith(outer.rstrip("/") + "/"))

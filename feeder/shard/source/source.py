@@ -83,6 +83,11 @@ class Source:
         self.content_digest = ""
         self._descriptors: dict[int, int] = {}
 
+    @property
+    def is_remote(self) -> bool:
+        """True if reading a sample takes a request over the network."""
+        return False
+
     def digest(self) -> str:
         """SHA-256 of paths, sizes, labels, class names and spooled fields. Without times, so that a copy of the dataset
         has the same."""

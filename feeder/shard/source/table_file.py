@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import csv
 import errno
 import itertools
@@ -12,18 +13,24 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from feeder.errors import ArgumentError, SourceError
+from feeder.errors import ArgumentError, NotFoundError, SourceError, StoreError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.parquet import parquet_rows
+from feeder.shard.source.remote import RemoteSource, named_objects, split_url
+from feeder.shard.source.row_images import RowImages, is_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
-from feeder.shard.source.source import Source, drop_duplicates, reject_samples
+from feeder.shard.source.source import Container, Source, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
+from feeder.shard.source.web import shown_url
+from feeder.shard.store.store import download, open_store
+from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL, open_regular
 from feeder.system.text import count
 
@@ -50,8 +57,9 @@ class ManifestColumns:
             numbers are targets. For tars, a key of each sample's ``json``.
         targets: Columns with numbers that replace the label; for tars, keys of each sample's ``json``.
         has_labels: False to ignore labels, even if a column or field has the name of one.
-        root: Folder that paths are relative to; None for the manifest's own.
+        root: Folder, or URL of a store, that paths are relative to; None for the manifest's own.
         suffix: Appended to each path, such as ".jpg" for ids.
+        allow_private: URLs in the column of paths may lead to this machine and to private networks.
     """
 
     path: str | None = None
@@ -61,6 +69,7 @@ class ManifestColumns:
     has_labels: bool = True
     root: str | None = None
     suffix: str = ""
+    allow_private: bool = False
 
     def __post_init__(self) -> None:
         asked = [name for name in (self.path, self.image, self.label, *self.targets) if name is not None]
@@ -82,6 +91,7 @@ class ManifestColumns:
             "--image-column": self.image,
             "--image-root": self.root,
             "--suffix": self.suffix,
+            "--allow-private": self.allow_private,
         }
         return next((option for option, value in given.items() if value), None)
 
@@ -89,34 +99,53 @@ class ManifestColumns:
 def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Source:
     """Lists the rows of a manifest; a sample's further columns become its ``json`` field.
 
+    Images that lie in a store or behind URLs are read now, and spooled to disk.
+
     Args:
-        path: The manifest; its suffix tells its format.
+        path: The manifest, or its URL in a store; its suffix tells its format.
         columns: The purposes of its columns.
         spool_path: Scratch file for fields that are not in files.
 
     Raises:
         SourceError: if the manifest can't be read as a whole, or has no column for images.
     """
-    root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
-    if not os.path.isdir(root):
-        raise SourceError(f"{root}: no such folder; --image-root is the folder that the manifest's paths start from")
-    source = Source("manifest", root)
-    source.add_container(os.path.abspath(path))
-    with Spool(source, spool_path) as spool:
-        listing = _Listing(source, spool, path, columns)
+    url = path if is_remote(path) else None
+    if url is not None:
+        store, (entry,) = named_objects(url, MANIFEST_SUFFIXES)
+        path = os.path.join(os.path.dirname(spool_path), entry.key)
+        download(store, entry, path)
+    root_url = columns.root if is_remote(columns.root or "") else url if columns.root is None else None
+    source: Source
+    if root_url is not None:
+        there = open_store(columns.root or store.url)
+        source, images = RemoteSource("manifest", there), RowImages(there, columns.allow_private)
+    else:
+        root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
+        if not os.path.isdir(root):
+            raise SourceError(
+                f"{root}: no such folder; --image-root is the folder that the manifest's paths start from"
+            )
+        source, images = Source("manifest", root), RowImages(None, columns.allow_private)
+    if url is not None:
+        source.containers.append(Container(store.url.object(entry.key), entry.size_bytes, entry.modified_ns))
+    else:
+        source.add_container(os.path.abspath(path))
+    shown = split_url(url)[0] if url is not None else path
+    with Spool(source, spool_path) as spool, images:
+        listing = _Listing(source, spool, shown, columns)
         try:
             rows = enumerate(_rows(path), 1)
             first = list(itertools.islice(rows, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
-            for number, row in itertools.chain(first, rows):
+            for number, row, image in images.ahead(itertools.chain(first, rows), listing.path_of):
                 if isinstance(row, str):
                     source.reject(f"{os.path.basename(path)}#{number}", row)
                 else:
-                    listing.add(number, row)
+                    listing.add(number, row, image)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
-            raise SourceError(f"{path}: can't be read: {error}") from None
+            raise SourceError(f"{shown}: can't be read: {error}") from None
     listing.finish()
     drop_duplicates(source, os.path.normpath, "duplicate path")
     return source
@@ -147,15 +176,29 @@ class _Listing:
         self._labels: LabelColumn | None = None
         self._target = array("f")
 
-    def add(self, number: int, row: Row) -> None:
-        """Adds one row, or rejects it if it can't be a sample."""
+    def path_of(self, row: Row | str) -> str | None:
+        """Returns the path of a row's image, if that is a file of its own."""
+        if isinstance(row, str) or self._columns.image or not self._columns.path:
+            return None
+        with contextlib.suppress(_Unusable):
+            return self._checked_path(row.get(self._columns.path))
+        return None
+
+    def add(self, number: int, row: Row, image: Future[bytes] | None) -> None:
+        """Adds one row, or rejects it if it can't be a sample.
+
+        Args:
+            number: The row's number, from 1.
+            row: The row.
+            image: The bytes of its image, or why they can't be read, if it is not a local file.
+        """
         name = f"{os.path.basename(self._manifest)}#{number}"
         try:
-            self._add(name, number, row)
+            self._add(name, number, row, image)
         except _Unusable as error:
             self._source.reject(error.path or name, error.reason)
 
-    def _add(self, name: str, number: int, row: Row) -> None:
+    def _add(self, name: str, number: int, row: Row, fetched: Future[bytes] | None) -> None:
         columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
@@ -169,6 +212,17 @@ class _Listing:
         if columns.image:
             parts.append(self._spool.add("", self._image_bytes(image)))
             shown = f"{name}/{image_path}" if image_path else name
+        elif fetched is not None:
+            path = self._checked_path(image_path)
+            shown = shown_url(path) if is_url(path) else path
+            try:
+                parts.append(self._spool.add("", fetched.result()))
+            except StoreError as error:
+                if not is_url(path) and not isinstance(error, NotFoundError):  # the store's fault, not this row's
+                    raise
+                raise _Unusable(str(error), shown) from None
+            if shown != path:  # the query, which is not stored, may have told several images apart
+                shown = f"{name}/{shown}"
         else:
             shown, status = self._image_file(image_path)
             size, mtime_ns = status.st_size, status.st_mtime_ns
@@ -199,11 +253,7 @@ class _Listing:
 
     def _image_file(self, path: Any) -> tuple[str, os.stat_result]:
         """Returns the path of an image's file, its suffix included, and the file's status."""
-        if isinstance(path, int) and not isinstance(path, bool):  # an id
-            path = str(path)
-        if not isinstance(path, str) or not path:
-            raise _Unusable(f"no path in column {self._columns.path!r}")
-        path += self._columns.suffix
+        path = self._checked_path(path)
         try:
             status = os.stat(os.path.join(self._source.root, path))
         except FileNotFoundError:
@@ -215,6 +265,14 @@ class _Listing:
         if not stat.S_ISREG(status.st_mode):
             raise _Unusable("not a regular file", path)
         return path, status
+
+    def _checked_path(self, path: Any) -> str:
+        """Returns a path as it stands in a row, its suffix included."""
+        if isinstance(path, int) and not isinstance(path, bool):  # an id
+            path = str(path)
+        if not isinstance(path, str) or not path:
+            raise _Unusable(f"no path in column {self._columns.path!r}")
+        return path + self._columns.suffix
 
     def finish(self) -> None:
         """Gives the samples their labels or targets, once all are known.

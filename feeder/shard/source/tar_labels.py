@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,11 +26,19 @@ __all__ = ["TarLabels"]
 
 
 class TarLabels:
-    """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``."""
+    """The labels of the samples of tars: from the ``cls`` field, or from keys of ``json``.
 
-    def __init__(self, source: Source, pattern: str, columns: ManifestColumns) -> None:
+    Args:
+        source: The source of the samples.
+        pattern: Its name in messages.
+        columns: Keys of the samples' ``json`` with the label or the targets.
+        folder: Folder with the manifest and the index of a shard set, if the tars are one's.
+    """
+
+    def __init__(self, source: Source, pattern: str, columns: ManifestColumns, folder: str) -> None:
         if columns.label is None and not columns.targets and columns.has_labels:
-            columns = replace(columns, targets=_own_targets(source.root))
+            columns = replace(columns, targets=_own_targets(folder))
+        self._manifest = Manifest.read(folder)
         self._source, self._pattern, self._columns = source, pattern, columns
         key = columns.label
         place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
@@ -39,8 +48,12 @@ class TarLabels:
         self._found = 0
         self._unreadable = array("q")  # samples whose ``cls`` field is not text
 
-    def take(self, descriptor: int, parts: dict[str, StoredField]) -> int:
+    def take(self, pread: Callable[[int, int], bytes], parts: dict[str, StoredField]) -> int:
         """Takes the label of a tar's next sample and returns its code.
+
+        Args:
+            pread: Returns bytes of the tar: takes their number and their offset.
+            parts: The sample's fields.
 
         Raises:
             ValueError: for a target that is not a number.
@@ -51,12 +64,12 @@ class TarLabels:
         if not columns.label and not columns.targets:
             if part is None:
                 return self._column.add(None)
-            text = label_text(os.pread(descriptor, min(part.length, LABEL_BYTES + 1), part.offset))
+            text = label_text(pread(min(part.length, LABEL_BYTES + 1), part.offset))
             if text is None:
                 self._unreadable.append(len(self._source.table))
             self._found += 1
             return self._column.add(text)
-        row = _json_row(descriptor, parts.get("json"))
+        row = _json_row(pread, parts.get("json"))
         self._found += any(name in row for name in (columns.label, *columns.targets))
         self._target.extend([target_number(row.get(name), f"{name!r} of the json field") for name in columns.targets])
         return self._column.add(row.get(columns.label)) if columns.label else -1
@@ -73,7 +86,7 @@ class TarLabels:
         source, columns = self._source, self._columns
         if not columns.has_labels:
             return {}
-        samples, manifest = len(source.table), Manifest.read(source.root)
+        samples, manifest = len(source.table), self._manifest
         known = manifest.classes if manifest else None
         asked = [name for name in (columns.label, *columns.targets) if name]
         if asked and samples and not self._found:
@@ -114,7 +127,7 @@ def _own_targets(folder: str) -> tuple[str, ...]:
     return () if targets == ("cls",) else targets
 
 
-def _json_row(descriptor: int, part: StoredField | None) -> dict[str, Any]:
+def _json_row(pread: Callable[[int, int], bytes], part: StoredField | None) -> dict[str, Any]:
     """Parses a ``json`` field; empty if the sample has none, or if it is not an object.
 
     Raises:
@@ -125,7 +138,7 @@ def _json_row(descriptor: int, part: StoredField | None) -> dict[str, Any]:
     if part.length > LARGE_BYTES:  # before memory is allocated for it
         raise ValueError(f"its json has {part.length:,} bytes, more than {LARGE_BYTES:,}")
     try:
-        row = json.loads(os.pread(descriptor, part.length, part.offset))
+        row = json.loads(pread(part.length, part.offset))
     except RecursionError:
         raise ValueError("its json is nested too deeply") from None
     return row if isinstance(row, dict) else {}

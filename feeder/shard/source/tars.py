@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import collections
+import functools
 import glob
 import gzip
 import os
+import tempfile
 import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import BinaryIO
 
 import braceexpand
 
 from feeder.decoders.image_header import is_image_field
-from feeder.errors import SourceError
-from feeder.shard.format.tar import Refused, Seam, read_members
+from feeder.errors import NotFoundError, SourceError, StoreError
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import MANIFEST_NAME
+from feeder.shard.format.tar import Member, Refused, Seam, members_of, read_members
 from feeder.shard.source.class_folders import unlistable
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
 from feeder.shard.source.image_file import unpacked_limit
+from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tar_labels import TarLabels
+from feeder.shard.store.store import Entry, Store, download
+from feeder.shard.store.store_file import open_object
+from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL, atomic_file
 from feeder.system.text import count
 
-__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_tars"]
+__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_stored_tars", "open_tars"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
@@ -47,8 +57,8 @@ def expand_pattern(pattern: str) -> list[str]:
     Raises:
         SourceError: if it names none, or something other than local files.
     """
-    if pattern.startswith("pipe:") or "://" in pattern:
-        raise SourceError(f"{pattern}: only local files can be read, and nothing is executed; copy the tars here first")
+    if pattern.startswith("pipe:"):
+        raise SourceError(f"{pattern}: nothing is executed; name files, or a URL such as s3://bucket/train-000.tar")
     try:
         if os.path.isdir(pattern):
             paths = sorted(os.path.join(pattern, name) for name in os.listdir(pattern) if name.endswith(TAR_SUFFIXES))
@@ -74,7 +84,7 @@ def open_tars(
     """Lists the samples of WebDataset tars.
 
     Args:
-        pattern: As :func:`expand_pattern` takes it.
+        pattern: As :func:`expand_pattern` takes it, or such a pattern of URLs.
         work: Folder that gzipped tars are unpacked into; None refuses them.
         image_field: Field that holds the image, or several separated by ";", of which each sample has one; None chooses
             one for all samples by the names of the fields.
@@ -83,17 +93,97 @@ def open_tars(
     Raises:
         SourceError: if a tar can't be opened.
     """
+    if is_remote(pattern):
+        return open_stored_tars(*named_objects(pattern, TAR_SUFFIXES), pattern, work, image_field, columns)
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
+    tars = [(os.path.relpath(path, source.root), path) for path in paths]
+
+    def list_tar(name: str, path: str, labels: TarLabels, asked: str | None) -> _Group:
+        return _list_tar(source, name, _plain_tar(source, name, path, work), path, labels, asked)
+
+    return _listed(source, pattern, tars, list_tar, image_field, columns, source.root)
+
+
+def open_stored_tars(
+    store: Store,
+    entries: Sequence[Entry],
+    pattern: str,
+    work: str | None,
+    image_field: str | None = None,
+    columns: ManifestColumns | None = None,
+) -> Source:
+    """Lists the samples of WebDataset tars in a store; reads each of them once.
+
+    Args:
+        store: The store.
+        entries: The tars.
+        pattern: The URL or pattern that named them.
+        work, image_field, columns: As :func:`open_tars` takes them.
+
+    Raises:
+        SourceError, StoreError: if a tar can't be read.
+    """
+    source = RemoteSource("tars", store)
+    found = {entry.key: entry for entry in entries}
+    pattern = split_url(pattern)[0]
+
+    def list_tar(name: str, path: str, labels: TarLabels, asked: str | None) -> _Group:
+        entry = found[name]
+        if bytes(store.get(name, 0, min(2, entry.size_bytes), entry.etag)) != _GZIP_MAGIC:
+            container = source.add_object(entry)
+            with open_object(store, entry) as file:
+                members = members_of(file, entry.size_bytes)
+                return _grouped(source, name, container, members, functools.partial(_pread, file), labels, asked)
+        if work is None:
+            raise _compressed(path)
+        packed = os.path.join(work, "packed.tar.gz")
+        download(store, entry, packed)
+        group = _list_tar(source, name, _plain_tar(source, name, packed, work), packed, labels, asked)
+        os.unlink(packed)
+        source.containers[-1] = source.containers[-1]._replace(mtime_ns=entry.modified_ns)
+        return group
+
+    tars = [(entry.key, store.url.object(entry.key)) for entry in entries]
+    with tempfile.TemporaryDirectory() as folder:
+        for file in (MANIFEST_NAME, INDEX_NAME):
+            try:
+                download(store, store.size(file), os.path.join(folder, file))
+            except NotFoundError:
+                break
+            except StoreError as error:  # without the right to list, a missing object is a refused one
+                source.notes.append(f"{error}: if the tars are a shard set of feeder, its classes are not known")
+                break
+        return _listed(source, pattern, tars, list_tar, image_field, columns, folder)
+
+
+def _pread(file: BinaryIO, length: int, offset: int) -> bytes:
+    """Reads bytes as os.pread does; the file's position stays."""
+    position = file.tell()
+    file.seek(offset)
+    data = file.read(length)
+    file.seek(position)
+    return data
+
+
+def _listed(
+    source: Source,
+    pattern: str,
+    tars: Sequence[tuple[str, str]],
+    list_tar: Callable[[str, str, TarLabels, str | None], _Group],
+    image_field: str | None,
+    columns: ManifestColumns | None,
+    folder: str,
+) -> Source:
+    """Lists the samples of tars, given by name and path; the folder may have the set's manifest and index."""
     asked = None if image_field is None else image_field.lower()
-    labels = TarLabels(source, pattern, columns or ManifestColumns())
+    labels = TarLabels(source, pattern, columns or ManifestColumns(), folder)
     damaged: list[int] = []
     joined: list[int] = []
     several = 0
-    for path in paths:
-        name = os.path.relpath(path, source.root)
+    for name, path in tars:
         try:
-            group = _list_tar(source, name, _plain_tar(source, name, path, work), path, labels, asked)
+            group = list_tar(name, path, labels, asked)
         except OSError as error:
             if error.errno in DISK_FULL:  # the work folder's disk; nothing is wrong with the tar
                 raise
@@ -136,7 +226,7 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
         if file.read(2) != _GZIP_MAGIC:
             return path
     if work is None:
-        raise SourceError(f"{path}: is compressed, so it can't be indexed; unpack it, or shard it")
+        raise _compressed(path)
     limit = unpacked_limit(os.path.getsize(path), UNPACKED_BYTES)
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, atomic_file(unpacked) as plain:
@@ -164,27 +254,45 @@ def _list_tar(
             size_bytes=status.st_size, mtime_ns=status.st_mtime_ns
         )
     with open(plain, "rb") as file:
-        image_fields = None if image_field is None else split_fields(image_field)
-        group = _Group(source, name, file.fileno(), labels, image_fields)
-        for member in read_members(plain):
-            if isinstance(member, Seam):
-                group.seam()
-                continue
-            split = _split_name(member.name)
-            if split is None:
-                path = f"{name}/{member.name}".rstrip("/")
-                if isinstance(member, Refused):
-                    source.reject(path, member.reason, bad=member.bad)
-                else:
-                    source.reject(path, "no key and extension in its name", bad=False)
-                if not member.name:
-                    group.damage()
-            elif isinstance(member, Refused):
-                group.add(split[0], member.reason)
+        pread = functools.partial(os.pread, file.fileno())
+        return _grouped(source, name, container, read_members(plain), pread, labels, image_field)
+
+
+def _grouped(
+    source: Source,
+    name: str,
+    container: int,
+    members: Iterable[Member | Refused | Seam],
+    pread: Callable[[int, int], bytes],
+    labels: TarLabels,
+    image_field: str | None,
+) -> _Group:
+    """Adds the samples of a tar's members; returns the group that collected them."""
+    image_fields = None if image_field is None else split_fields(image_field)
+    group = _Group(source, name, pread, labels, image_fields)
+    for member in members:
+        if isinstance(member, Seam):
+            group.seam()
+            continue
+        split = _split_name(member.name)
+        if split is None:
+            path = f"{name}/{member.name}".rstrip("/")
+            if isinstance(member, Refused):
+                source.reject(path, member.reason, bad=member.bad)
             else:
-                group.add(split[0], StoredField(split[1], container, member.offset, member.size))
-        group.finish()
+                source.reject(path, "no key and extension in its name", bad=False)
+            if not member.name:
+                group.damage()
+        elif isinstance(member, Refused):
+            group.add(split[0], member.reason)
+        else:
+            group.add(split[0], StoredField(split[1], container, member.offset, member.size))
+    group.finish()
     return group
+
+
+def _compressed(path: str) -> SourceError:
+    return SourceError(f"{path}: is compressed, so it can't be indexed; unpack it, or shard it")
 
 
 def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[int, str]:
@@ -233,11 +341,16 @@ class _Group:
     """
 
     def __init__(
-        self, source: Source, tar: str, descriptor: int, labels: TarLabels, image_fields: tuple[str, ...] | None
+        self,
+        source: Source,
+        tar: str,
+        pread: Callable[[int, int], bytes],
+        labels: TarLabels,
+        image_fields: tuple[str, ...] | None,
     ) -> None:
         self._source = source
         self._tar = tar
-        self._descriptor = descriptor
+        self._pread = pread
         self._labels = labels
         self._image_fields = image_fields
         self._key = ""
@@ -284,7 +397,7 @@ class _Group:
             self._source.reject(path, broken)
             return
         try:
-            label = self._labels.take(self._descriptor, parts)
+            label = self._labels.take(self._pread, parts)
         except ValueError as error:
             self._source.reject(path, f"no label: {error}")
             return

@@ -213,7 +213,7 @@ class ObjectStore:
         try:
             check_key(key, str(self.url))
         except ArgumentError as error:
-            raise StoreError(str(error)) from None
+            raise NotFoundError(str(error)) from None
 
     def _client(self, writing: bool) -> Client:
         with self._lock:

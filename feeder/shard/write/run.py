@@ -33,6 +33,7 @@ from feeder.system.text import count
 __all__ = ["Run"]
 
 _SHOWN_REASONS = 3
+_REMOTE_WORKERS = 16
 
 
 class _Stopped(Exception):
@@ -102,8 +103,8 @@ class Run:
 
     def _write_all(self, plan: list[range], done: dict[int, _Written]) -> dict[int, _Written]:
         written = dict(done)
-        # One more than cores, as at any time one of them waits for the disk.
-        workers = self._options.workers or cores().usable + 1
+        # One more than cores, as at any time one of them waits for the disk; more for a store, which answers later.
+        workers = self._options.workers or max(cores().usable + 1, _REMOTE_WORKERS * self._source.is_remote)
         pool = ThreadPoolExecutor(workers, thread_name_prefix="feeder-shard")
         try:
             todo = {pool.submit(self._write, n, positions): n for n, positions in enumerate(plan) if n not in done}

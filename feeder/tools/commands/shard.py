@@ -29,9 +29,11 @@ def add(commands: Any) -> None:
         metavar="SRC",
         nargs="?",
         help="folder with a subfolder for each class, flat folder, manifest (.csv .tsv .jsonl .parquet), or WebDataset "
-        "tars ('train-{000..009}.tar')",
+        "tars ('train-{000..009}.tar'); also as URLs: s3://bucket/folder, gs://, az://, https://",
     )
-    command.add_argument("--out", metavar="DIR", help="output folder (default: SRC-shards)")
+    command.add_argument(
+        "--out", metavar="DIR", help="output folder, or s3://bucket/set, gs:// or az:// (default: SRC-shards)"
+    )
     command.add_argument("--seed", type=int, default=0, help="seed of the shuffle (default: %(default)s)")
     limit = command.add_mutually_exclusive_group()
     limit.add_argument(
@@ -89,7 +91,12 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
     command.add_argument(
-        "--image-root", metavar="DIR", help="folder that paths are relative to (default: the manifest's)"
+        "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
+    )
+    command.add_argument(
+        "--allow-private",
+        action="store_true",
+        help="let URLs in a manifest lead to this machine and to private networks; only for manifests that you trust",
     )
     command.add_argument("--suffix", default="", metavar="EXT", help="appended to each path, such as .jpg to ids")
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
@@ -155,6 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
             not arguments.no_labels,
             arguments.image_root,
             arguments.suffix,
+            arguments.allow_private,
         ),
         skip_unreadable=arguments.skip_unreadable,
         image_field=arguments.image_field,

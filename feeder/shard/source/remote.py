@@ -1,0 +1,192 @@
+"""Sources that lie in stores: a prefix of images, and what the other kinds need of one."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import braceexpand
+
+from feeder.errors import ChangedError, NotFoundError, SourceError
+from feeder.shard.format.manifest import MANIFEST_NAME
+from feeder.shard.source.class_folders import splits_advice
+from feeder.shard.source.folder import add_files, members_of_photos, note_members
+from feeder.shard.source.image_file import LARGE_BYTES, check_start, looks_like_image
+from feeder.shard.source.sample_table import OWN_FILE, StoredField
+from feeder.shard.source.source import Container, Source
+from feeder.shard.store.store import Entry, Store, open_store
+from feeder.shard.store.url import Url
+
+__all__ = ["RemoteSource", "list_objects", "named_objects", "open_remote_folder", "split_url"]
+
+_GAP_BYTES = 64 << 10  # fields of a sample that lie closer are read by one request
+
+
+class RemoteSource(Source):
+    """A source whose files, or some of its containers, lie in a store.
+
+    Args:
+        kind: As of :class:`Source`.
+        store: The store; the table's paths are keys in it.
+    """
+
+    def __init__(self, kind: str, store: Store) -> None:
+        super().__init__(kind, str(store.url))
+        self.store = store
+        self._entries: dict[int, Entry] = {}  # by container
+
+    @property
+    def is_remote(self) -> bool:
+        return True
+
+    def add_object(self, entry: Entry) -> int:
+        """Registers an object that holds many samples and returns its number."""
+        path = str(self.store.url.joined(entry.key))
+        self.containers.append(Container(path, entry.size_bytes, entry.modified_ns))
+        self._entries[len(self.containers) - 1] = entry
+        return len(self.containers) - 1
+
+    def read(self, i: int) -> list[tuple[str | None, bytes]]:
+        parts = self.table.parts(i)
+        entry = self._entries.get(parts[0].container) if parts else None
+        if entry is None or any(part.container != parts[0].container for part in parts):
+            return super().read(i)
+        start = min(part.offset for part in parts)
+        end = max(part.offset + part.length for part in parts)
+        needed = sum(part.length for part in parts)
+        if end - start > needed + _GAP_BYTES or needed > self.max_file_bytes:
+            return super().read(i)
+        for part in parts:
+            self._check_part(part)
+        data = self._get(entry.key, start, end, entry)
+        return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
+
+    def _read_part(self, part: StoredField) -> bytes:
+        entry = self._entries.get(part.container)
+        if part.container == OWN_FILE or entry is None:
+            return super()._read_part(part)
+        self._check_part(part)
+        return self._get(entry.key, part.offset, part.offset + part.length, entry)
+
+    def _check_part(self, part: StoredField) -> None:
+        if part.length > self.max_file_bytes:
+            raise ValueError(f"{part.length:,} bytes are more than the {self.max_file_bytes:,} that a field may have")
+
+    def _read_file(self, path: bytes, size: int) -> bytes:
+        key = os.fsdecode(path)
+        entry = Entry(key, size)
+        if size > self.max_file_bytes:
+            raise ValueError(f"{size:,} bytes are more than the {self.max_file_bytes:,} that an image may have")
+        if size > LARGE_BYTES:
+            check_start(self._get(key, 0, 8, entry))
+        return self._get(key, 0, size, entry)
+
+    def _get(self, key: str, start: int, end: int, entry: Entry) -> bytes:
+        try:
+            return bytes(self.store.get(key, start, end, entry.etag, size_bytes=entry.size_bytes))
+        except (NotFoundError, ChangedError):
+            raise SourceError(
+                f"{self.store.url.object(key)}: vanished or changed while it was being sharded; leave the source alone "
+                "and run into a new --out"
+            ) from None
+
+
+class _Status(NamedTuple):
+    """The part of an object's entry that a file's status has, too."""
+
+    st_size: int
+    st_mtime_ns: int
+
+
+def split_url(text: str) -> tuple[str, str]:
+    """Returns a URL or pattern without its query, and the query with its question mark."""
+    base, mark, query = text.partition("?")
+    return base, mark + query
+
+
+def list_objects(text: str) -> tuple[Store, list[Entry]]:
+    """Lists all objects below a URL.
+
+    Raises:
+        SourceError: if there is none.
+        StoreError: if it can't be listed.
+    """
+    store = open_store(text)
+    entries = list(store.list())
+    if not entries:
+        raise SourceError(f"{store.url}: holds no object; check the bucket and the prefix")
+    return store, entries
+
+
+def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[Entry]]:
+    """Returns the objects that a brace pattern, a glob or a URL names, in order, and a store that has them all.
+
+    Raises:
+        SourceError: if it names none, or some twice.
+        StoreError: if one of them is missing, or the store can't be read.
+    """
+    base, query = split_url(pattern)
+    urls = [Url.parse(text + query) for text in (braceexpand.braceexpand(base) if "{" in base else [base])]
+    folders = [url.prefix.rpartition("/")[0] for url in urls]
+    first = os.path.commonpath(folders) if all(folders) else ""
+    root = Url(urls[0].scheme, urls[0].place, first, urls[0].region, urls[0].endpoint)
+    if any(url.place != root.place for url in urls):
+        raise SourceError(f"{base}: names several buckets or hosts; give one at a time")
+    store = open_store(root)
+    keys = [url.prefix[len(first) + 1 if first else 0 :] for url in urls]
+    entries = []
+    for key in keys:
+        if "*" in key:
+            folder = key.partition("*")[0].rpartition("/")[0]
+            depth = key.count("/")
+            found = [e for e in store.list(folder) if e.key.count("/") == depth and fnmatch.fnmatchcase(e.key, key)]
+            entries += [entry for entry in found if entry.key.endswith(suffixes)]
+        else:
+            entries.append(store.size(key))
+    if not entries:
+        raise SourceError(f"{base}: names no object")
+    if len({entry.key for entry in entries}) != len(entries):
+        raise SourceError(f"{base}: names the same object twice")
+    return store, entries
+
+
+def open_remote_folder(store: Store, entries: Sequence[Entry]) -> Source:
+    """Lists a class-per-folder tree or a flat folder in a store as :func:`open_folder` lists a local one.
+
+    Args:
+        store: The store.
+        entries: All objects of it.
+
+    Raises:
+        SourceError: if one of its folders is a shard set.
+    """
+    folders: dict[str, dict[str, _Status]] = {}
+    for entry in entries:
+        folder, _, name = entry.key.rpartition("/")
+        folders.setdefault(folder, {})[name] = _Status(entry.size_bytes, entry.modified_ns)
+    for folder in folders:  # markers of folders, as some tools make them, are no files
+        parent, _, name = folder.rpartition("/")
+        if name in folders.get(parent, ()) and not folders[parent][name].st_size:
+            del folders[parent][name]
+    classes = sorted({folder.partition("/")[0] for folder in folders if folder})
+    source = RemoteSource("class folders" if classes else "flat folder", store)
+    source.classes = classes or None
+    if (shards := next((name for name in classes if MANIFEST_NAME in folders.get(name, ())), None)) is not None:
+        raise SourceError(
+            f"{store.url.object(shards)}: is a shard set of feeder, not a class; move it out of the source"
+        )
+    labels = {name: label for label, name in enumerate(classes)}
+    for folder in sorted(folders, key=lambda folder: folder.split("/")):
+        files = dict(sorted(folders[folder].items()))
+        if classes and not folder:
+            continue
+        add_files(source, folder, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files))
+    if classes:
+        for name in sorted(folders.get("", ())):
+            source.reject(name, "is outside the class folders", bad=looks_like_image(name))
+        if advice := splits_advice(source.root, classes):
+            source.notes.append(advice)
+    note_members(source)
+    return source

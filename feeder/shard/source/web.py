@@ -1,0 +1,187 @@
+"""Images behind URLs that stand in a manifest: whoever wrote it must not reach what only this machine can.
+
+Note [Addresses]
+Names are resolved once, all addresses are checked, and the connection goes to an address that was checked. So a name
+that resolves to another address a moment later leads nowhere else, nor does a redirect, which is checked like the URL
+itself. Proxies of the environment are not used, as they would resolve names on their own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import os
+import random
+import socket
+import ssl
+import time
+import urllib.parse
+
+from feeder.errors import NotFoundError, StoreError
+from feeder.shard.source.image_file import MAX_FILE_BYTES
+
+__all__ = ["WebReader", "shown_url"]
+
+_CONNECT_S, _READ_S = 10.0, 30.0
+_ATTEMPTS = 3
+_REDIRECTS = 5
+_HEADERS = {"User-Agent": "feeder", "Accept": "image/*,*/*", "Accept-Encoding": "identity", "Connection": "close"}
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def shown_url(url: str) -> str:
+    """Returns a URL to show and to store: without userinfo, query and fragment, which may hold secrets."""
+    scheme, _, rest = url.partition("://")
+    place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
+
+
+class WebReader:
+    """Reads http(s) URLs. Several threads may use one.
+
+    Args:
+        allow_private: True to connect to this machine and to private networks, too.
+        max_bytes: More than this is not read.
+    """
+
+    def __init__(self, *, allow_private: bool = False, max_bytes: int = MAX_FILE_BYTES) -> None:
+        self._allow_private = allow_private
+        self._max_bytes = max_bytes
+        self._context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE"))
+
+    def get(self, url: str) -> bytes:
+        """Returns the bytes behind a URL; follows redirects.
+
+        Raises:
+            StoreError: if it can't be read, or must not be. Its message does not show the query.
+        """
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(random.uniform(0.5, 1) * 2.0 ** (attempt - 2))
+            try:
+                return self._follow(url)
+            except _PassingError as error:
+                reason = str(error)
+        raise StoreError(f"{shown_url(url)}: {reason}, in {_ATTEMPTS} attempts")
+
+    def _follow(self, url: str) -> bytes:
+        shown = shown_url(url)
+        for _ in range(_REDIRECTS + 1):
+            answer = self._ask(url, shown)
+            if isinstance(answer, bytes):
+                return answer
+            url = urllib.parse.urljoin(url, answer)
+        raise StoreError(f"{shown}: redirects more than {_REDIRECTS} times")
+
+    def _ask(self, url: str, shown: str) -> bytes | str:
+        """Returns the bytes behind a URL, or the URL that it redirects to."""
+        host, port, target, is_encrypted = _parsed(url, shown)
+        connection = http.client.HTTPConnection(host, port, timeout=_READ_S)
+        try:
+            connection.sock = self._connected(host, port, shown)
+            if is_encrypted:
+                connection.sock = self._context.wrap_socket(connection.sock, server_hostname=host)
+            default = port == (443 if is_encrypted else 80)
+            name = f"[{host}]" if ":" in host else host
+            connection.request("GET", target, headers={**_HEADERS, "Host": name if default else f"{name}:{port}"})
+            with connection.getresponse() as response:
+                return self._body(response, shown)
+        except ssl.SSLCertVerificationError as error:
+            raise StoreError(f"{shown}: the server's certificate is refused: {error.verify_message}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            text = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            raise _PassingError(f"can't be read: {text}") from None
+        finally:
+            connection.close()
+
+    def _body(self, response: http.client.HTTPResponse, shown: str) -> bytes | str:
+        """Returns the bytes of an answer, or the URL that it redirects to."""
+        location = response.getheader("Location")
+        if response.status in (301, 302, 303, 307, 308) and location:
+            return location
+        if response.status != 200:
+            raise _refusal(response, shown)
+        length = int(response.getheader("Content-Length") or 0)
+        data = response.read(self._max_bytes + 1) if length <= self._max_bytes else b""
+        if max(length, len(data)) > self._max_bytes:
+            raise StoreError(f"{shown}: has more than {self._max_bytes:,} bytes")
+        if len(data) < length:
+            raise _PassingError("the connection broke")
+        return data
+
+    def _connected(self, host: str, port: int, shown: str) -> socket.socket:
+        """Connects to one of a host's addresses, which are checked first; see Note [Addresses]."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise _PassingError("its host is not known") from None
+        addresses = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
+        private = next((address for address in addresses if not _is_public(address)), None)
+        if private is not None and not self._allow_private:
+            raise StoreError(
+                f"{shown}: leads to {private}, which is this machine or a private network; if that is meant, and the "
+                "manifest is yours, use --allow-private"
+            )
+        error: OSError = OSError("no address")
+        for family, kind, protocol, _, place in found:
+            made = socket.socket(family, kind, protocol)
+            made.settimeout(_CONNECT_S)
+            try:
+                made.connect(place)
+            except OSError as caught:
+                made.close()
+                error = caught
+                continue
+            made.settimeout(_READ_S)
+            return made
+        raise error
+
+
+class _PassingError(Exception):
+    """A fault that may be over at the next attempt."""
+
+
+def _parsed(url: str, shown: str) -> tuple[str, int, str, bool]:
+    """Returns host, port, the request's target, and whether the connection is encrypted."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise StoreError(f"{shown}: is not a URL") from None
+    if parts.scheme not in ("http", "https"):
+        raise StoreError(
+            f"{shown}: a manifest may hold paths and http(s) URLs; for a bucket give paths, and the bucket as "
+            "--image-root s3://bucket/folder"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise StoreError(f"{shown}: a URL in a manifest must not hold a name or a password")
+    if not host:
+        raise StoreError(f"{shown}: has no host")
+    target = urllib.parse.quote(parts.path or "/", safe="/%~!$&'()*+,;=:@")
+    if parts.query:
+        target += "?" + urllib.parse.quote(parts.query, safe="/%~!$&'()*+,;=:@?-._")
+    is_encrypted = parts.scheme == "https"
+    return host, port or (443 if is_encrypted else 80), target, is_encrypted
+
+
+def _refusal(response: http.client.HTTPResponse, shown: str) -> Exception:
+    """Returns the error for an answer that is none."""
+    reason = f"{response.status} {response.reason}"
+    if response.status in (404, 410):
+        return NotFoundError(f"{shown}: not found ({reason})")
+    if response.status in (408, 429) or response.status >= 500:
+        return _PassingError(reason)
+    return StoreError(f"{shown}: {reason}")
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Returns whether an address is one of the internet's, also where it stands for another one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if address in _NAT64:
+            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if any(each is not None and not _is_public(each) for each in inner):
+            return False
+        if address.ipv4_mapped is not None:
+            return True
+    return address.is_global and not address.is_multicast

@@ -1,0 +1,228 @@
+"""URLs in manifests: what may be reached by them, and what is stored and shown of them."""
+
+from __future__ import annotations
+
+import collections
+import http.server
+import ipaddress
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeder.errors import StoreError
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.source.web import WebReader, shown_url
+from feeder.shard.write.sharding import shard
+from tests.support.images import encode, pixels
+from tests.support.shard_sets import kept, rejected, samples_of
+from tests.support.tls import TlsProxy, haproxy_is_installed
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """A web server: its ``pages`` are bytes, a location to redirect to, or a status, by path."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.pages: dict[str, bytes | str | int] = {}
+        self.seen: collections.Counter[str] = collections.Counter()
+        self.headers: list[dict[str, str]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        self.server.seen[self.path] += 1
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        page = self.server.pages.get(self.path, 404)
+        self.send_response(page if isinstance(page, int) else 302 if isinstance(page, str) else 200)
+        if isinstance(page, str):
+            self.send_header("Location", page)
+        body = page if isinstance(page, bytes) else b""
+        self.send_header("Content-Length", str(len(body) + (self.path == "/cut")))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[_Server]:
+    server = _Server()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def _manifest(folder: Path, rows: list[str]) -> str:
+    path = folder / "list.jsonl"
+    path.write_text("\n".join(json.dumps({"url": row, "n": k}) for k, row in enumerate(rows)))
+    return str(path)
+
+
+def _columns(**options: Any) -> ManifestColumns:
+    return ManifestColumns(path="url", **options)
+
+
+def test_images_behind_urls_become_samples_and_their_queries_are_not_stored(server: _Server, tmp_path: Path) -> None:
+    images = [encode(pixels(k)) for k in range(40)]
+    server.pages = {f"/image?id={k}&X-Amz-Signature=HIDDEN": image for k, image in enumerate(images)}
+    server.pages["/plain%20name.jpg"] = images[0]
+    rows = [*(server.url + path for path in server.pages), f"{server.url}/gone.jpg?X-Amz-Signature=HIDDEN"]
+    out = tmp_path / "out"
+    summary = shard(_manifest(tmp_path, rows), str(out), kept(columns=_columns(allow_private=True), max_bad=1))
+    assert (summary.samples, summary.rejected) == (41, 1)
+    assert sorted(data for _, data, _ in samples_of(out)) == sorted([*images, images[0]])
+    assert list(rejected(out)) == [f"{server.url}/gone.jpg"]
+    assert "not found (404" in rejected(out)[f"{server.url}/gone.jpg"]
+    assert not any(b"HIDDEN" in path.read_bytes() for path in out.iterdir())
+    assert set(server.seen.values()) == {1}
+    assert not any("HIDDEN" in str(note) for note in summary.notes)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.1.2.3", "[::ffff:127.0.0.1]"]
+)
+def test_this_machine_and_private_networks_are_refused(server: _Server, tmp_path: Path, host: str) -> None:
+    server.pages = {"/x": encode(pixels(1))}
+    with pytest.raises(StoreError, match=r"this machine or a private network.*--allow-private"):
+        WebReader().get(f"http://{host}:{server.server_port}/x")
+    assert not server.seen
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0", "100.64.0.1", "192.168.0.1", "172.16.0.1", "224.0.0.1", "255.255.255.255", "fe80::1", "fc00::1",
+     "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::a00:1", "::"],
+)  # fmt: skip
+def test_addresses_that_are_none_of_the_internets_are_refused_also_when_a_name_leads_there(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    place = (address, 80, 0, 0) if ":" in address else (address, 80)
+    public = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 80))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [public, (family, socket.SOCK_STREAM, 6, "", place)])
+    with pytest.raises(StoreError, match=f"leads to {ipaddress.ip_address(address)}"):
+        WebReader().get("http://images.example/x")
+
+
+def test_the_connection_goes_to_the_address_that_was_checked(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.pages = {"/x": b"the bytes"}
+    asked = []
+
+    def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.server_port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert WebReader(allow_private=True).get("http://images.example/x") == b"the bytes"
+    assert asked == ["images.example"]
+    assert server.headers[0]["host"] == "images.example"
+
+
+def test_a_redirect_is_checked_like_the_url(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, address = socket.getaddrinfo, "8.8.8.8"  # stands for a server of the internet's, which is this one
+
+    class Socket(socket.socket):
+        def connect(self, place: Any) -> None:
+            super().connect(("127.0.0.1", server.server_port) if place[0] == address else place)
+
+    def resolve(host: str, port: int, **options: Any) -> list[Any]:
+        return found(address if host == "public.example" else host, port, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "socket", Socket)
+    server.pages = {"/a?token=HIDDEN": f"{server.url}/inside", "/b": "file:///etc/passwd", "/inside": b"private"}
+    with pytest.raises(StoreError, match=r"public\.example/a: leads to 127\.0\.0\.1"):
+        WebReader().get("http://public.example/a?token=HIDDEN")
+    with pytest.raises(StoreError, match=r"public\.example/b: a manifest may hold paths and http\(s\) URLs"):
+        WebReader().get("http://public.example/b")
+    assert set(server.seen) == {"/a?token=HIDDEN", "/b"}
+
+
+def test_redirects_are_followed_and_come_to_an_end(server: _Server) -> None:
+    server.pages = {"/a": "/b?x=1", "/b?x=1": f"{server.url}/c", "/c": b"the bytes", "/loop": "/loop"}
+    reader = WebReader(allow_private=True)
+    assert reader.get(f"{server.url}/a") == b"the bytes"
+    with pytest.raises(StoreError, match="redirects more than 5 times"):
+        reader.get(f"{server.url}/loop")
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("s3://bucket/x.jpg", "--image-root s3://bucket"),
+        ("ftp://host/x.jpg", r"paths and http\(s\) URLs"),
+        ("http://HIDDEN:HIDDEN@127.0.0.1/x.jpg", "must not hold a name or a password"),
+        ("https:///x.jpg", "has no host"),
+        ("http://[/x.jpg", "is not a URL"),
+        ("file:///etc/passwd?HIDDEN", "file: URLs are refused"),
+    ],
+)
+def test_other_urls_in_a_manifest_are_refused(tmp_path: Path, url: str, reason: str) -> None:
+    (tmp_path / "good.jpg").write_bytes(encode(pixels(1)))
+    out = tmp_path / "out"
+    shard(_manifest(tmp_path, ["good.jpg", url]), str(out), kept(columns=_columns(), max_bad=1))
+    ((path, why),) = rejected(out).items()
+    assert "HIDDEN" not in path + why
+    assert re.search(reason, why)
+
+
+def test_file_urls_are_read_where_private_places_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a b.jpg").write_bytes(encode(pixels(1)))
+    rows = [f"file://{tmp_path}/a%20b.jpg", f"file://{tmp_path}/none.jpg"]
+    out = tmp_path / "out"
+    shard(_manifest(tmp_path, rows), str(out), kept(columns=_columns(allow_private=True), max_bad=1))
+    assert [data for _, data, _ in samples_of(out)] == [encode(pixels(1))]
+    assert len(rejected(out)) == 1
+
+
+def test_what_is_too_large_is_not_read(server: _Server) -> None:
+    server.pages = {"/x": bytes(1001)}
+    with pytest.raises(StoreError, match="more than 1,000 bytes"):
+        WebReader(allow_private=True, max_bytes=1000).get(f"{server.url}/x")
+
+
+def test_servers_that_fail_are_asked_again_and_those_that_refuse_are_not(server: _Server) -> None:
+    server.pages = {"/busy?token=HIDDEN": 503, "/no": 403}
+    reader = WebReader(allow_private=True)
+    with pytest.raises(StoreError, match="/busy: 503 Service Unavailable, in 3 attempts"):
+        reader.get(f"{server.url}/busy?token=HIDDEN")
+    with pytest.raises(StoreError, match="/no: 403 Forbidden"):
+        reader.get(f"{server.url}/no")
+    assert server.seen == {"/busy?token=HIDDEN": 3, "/no": 1}
+
+
+def test_an_answer_that_is_cut_off_is_no_image(server: _Server) -> None:
+    server.pages = {"/cut": b"the byt"}
+    with pytest.raises(StoreError, match="/cut: the connection broke, in 3 attempts"):
+        WebReader(allow_private=True).get(f"{server.url}/cut")
+
+
+def test_certificates_are_checked(server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not haproxy_is_installed():
+        pytest.skip("needs HAProxy: apt-get install haproxy")
+    server.pages = {"/x": b"the bytes"}
+    proxy = TlsProxy(tmp_path, server.server_port)
+    try:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(proxy.authority))
+        reader = WebReader(allow_private=True)
+        assert reader.get(f"{proxy.good}/x") == b"the bytes"
+        for url in (proxy.wrong_host, proxy.expired):
+            with pytest.raises(StoreError, match="certificate is refused"):
+                reader.get(f"{url}/x")
+    finally:
+        proxy.close()
+
+
+def test_a_shown_url_has_no_secret() -> None:
+    assert shown_url("https://user:HIDDEN@host:1/a/b.jpg?sig=HIDDEN#HIDDEN") == "https://host:1/a/b.jpg"
