@@ -18,7 +18,7 @@ from typing import Any
 
 import feeder
 
-__all__ = ["PillowInfo", "pillow_info", "report", "versions"]
+__all__ = ["PillowInfo", "pillow_info", "pillow_simd_command", "report", "versions"]
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
 
@@ -36,6 +36,7 @@ class PillowInfo:
         libjpeg: Its JPEG library and that library's version, or None if it has none.
         libjpeg_path: The shared library's file, or None if it is linked statically.
         overlaid: Version of the pillow distribution that pillow-simd's files replaced, or None.
+        undone: Version of the pillow-simd distribution whose files pillow replaced, or None.
         absent_codecs: Formats it was built without, sorted.
     """
 
@@ -46,12 +47,22 @@ class PillowInfo:
     libjpeg: str | None
     libjpeg_path: str | None
     overlaid: str | None
+    undone: str | None
     absent_codecs: tuple[str, ...]
 
     @property
     def mixed(self) -> bool:
         """True if the folder has files of two Pillow releases. That isn't safe: their compiled parts share structs."""
         return self.overlaid is not None and self.overlaid != re.sub(r"\.post\d+$", "", self.version)
+
+
+def pillow_simd_command(version: str) -> str:
+    """Returns the command that puts a release of pillow-simd over the same release of pillow."""
+    return (
+        f"pip install pillow=={version.partition('.post')[0]} && "
+        'CC="cc -mavx2" pip install --no-cache-dir --no-deps --force-reinstall '
+        f"--no-binary pillow-simd pillow-simd=={version}"
+    )
 
 
 def _distribution_version(name: str) -> str | None:
@@ -110,6 +121,7 @@ def pillow_info() -> PillowInfo | None:
         libjpeg=f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {plain}" if plain else None,
         libjpeg_path=_loaded_library(core),
         overlaid=claims.get("pillow") if owner == "pillow-simd" else None,
+        undone=claims.get("pillow-simd") if owner == "pillow" else None,
         absent_codecs=tuple(
             name
             for name, feature in (("JPEG 2000", "jpg_2000"), ("TIFF compression", "libtiff"), ("WebP", "webp"))
@@ -189,8 +201,7 @@ def report() -> str:
                 (
                     "warning",
                     f"pillow-simd {pillow.version} is installed over pillow {pillow.overlaid}; install it over the "
-                    f"same version: pip install pillow=={pillow.version.partition('.post')[0]}, then "
-                    f"pip install --no-deps --force-reinstall pillow-simd=={pillow.version}",
+                    f"same version: {pillow_simd_command(pillow.version)}",
                 )
             )
     width = max(len(name) for name, _ in rows)

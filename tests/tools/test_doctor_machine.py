@@ -30,6 +30,7 @@ PILLOW = {
     "libjpeg": "libjpeg-turbo 3.1.0",
     "libjpeg_path": "/usr/lib/libjpeg.so.62.4.0",
     "overlaid": "12.1.1",
+    "undone": None,
     "absent_codecs": (),
 }
 FOUND = {
@@ -172,6 +173,32 @@ def test_packages_against_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(check_packages(new, FOUND))["DALI"] == "problem"
 
 
+def remedy(name: str, driver: Driver, **found: Any) -> str:
+    (finding,) = (f for f in check_packages(driver, {**FOUND, **found}) if f.name == name)
+    assert finding.level in ("warning", "problem")
+    return finding.remedy
+
+
+def test_a_wrong_package_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.doctor.packages.distributions", lambda: {"torch", "nvidia-dali-cuda130"})
+    cuda12, cuda13, old = Driver("535.104", (12, 2)), Driver("580.65", (13, 0)), Driver("470.57", (11, 4))
+    torch = "pip uninstall -y torch && pip install torch --index-url https://download.pytorch.org/whl/"
+    assert remedy("torch", cuda12, torch_cuda=None) == torch + "cu126"
+    assert remedy("torch", cuda12, torch_cuda="13.0") == torch + "cu126"
+    assert remedy("torch", cuda13, torch_cuda=None) == torch + "cu130"
+    assert "newer driver" in remedy("torch", old)
+    dali = {"dali_package": "nvidia-dali-cuda130"}
+    assert remedy("DALI", cuda12, **dali) == (
+        'pip uninstall -y nvidia-dali-cuda130 && pip install "feeder-data[dali-cuda12]"'
+    )
+    assert "newer driver" in remedy("DALI", old, **dali)
+    undone = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "overlaid": None, "undone": "12.1.1.post0"}
+    assert remedy("Pillow", cuda13, pillow=undone) == (
+        'pip install pillow==12.1.1 && CC="cc -mavx2" pip install --no-cache-dir --no-deps --force-reinstall '
+        "--no-binary pillow-simd pillow-simd==12.1.1.post0"
+    )
+
+
 def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JSIMD_FORCENONE", "1")
     code, found = doctor()
@@ -185,6 +212,7 @@ def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.
     [
         ({"distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}, "Pillow", "warning"),
         ({"overlaid": "13.0.0"}, "Pillow", "problem"),
+        ({"distribution": "pillow", "simd": False, "overlaid": None, "undone": "12.1.1.post0"}, "Pillow", "warning"),
         ({"libjpeg": "libjpeg 9.5"}, "libjpeg", "warning"),
         ({"libjpeg": None}, "libjpeg", "problem"),
     ],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.system.nvml import Nvml
-from feeder.system.versions import versions
+from feeder.system.versions import pillow_simd_command, versions
 from feeder.tools.doctor.finding import Finding
 
 __all__ = ["Driver", "check_packages", "driver_of"]
@@ -61,7 +61,7 @@ def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Itera
 
 def _native(found: dict[str, Any]) -> Finding:
     why = "Without them feeder decodes with Pillow, several times slower."
-    remedy = "pip install --force-reinstall --no-deps feeder-data, with a C++ compiler, zlib and libjpeg installed"
+    remedy = "pip install --force-reinstall --no-deps feeder_data-*.whl; from a clone: make wheel makes that file"
     if not found["native"]:
         return Finding("kernels", "problem", "feeder's native kernels are absent", why, remedy)
     try:
@@ -92,7 +92,15 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             "problem",
             f"{said} is installed over files of pillow {pillow['overlaid']}",
             "Compiled parts of two releases are mixed: expect wrong pixels or a crash.",
-            f"pip install pillow=={base}, then pip install --no-deps --force-reinstall pillow-simd=={version}",
+            pillow_simd_command(version),
+        )
+    elif pillow["undone"] is not None:
+        yield Finding(
+            "Pillow",
+            "warning",
+            f"{said} is installed over pillow-simd {pillow['undone']}",
+            "An install of another package brought pillow back: resizing with it does not use AVX2.",
+            pillow_simd_command(pillow["undone"]),
         )
     elif not pillow["simd"] and platform.machine() == "x86_64":
         yield Finding(
@@ -130,14 +138,19 @@ def _torch(found: dict[str, Any], driver: Driver) -> Finding:
         return Finding("torch", "note", f"{said}; no NVIDIA driver here", why, remedy)
     if cuda is None:
         why = f"There is an NVIDIA driver ({driver.version}), but this build can't use a GPU."
-        wanted = f"{driver.cuda[0]}{driver.cuda[1]}" if driver.cuda else "130"
-        remedy = f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu{wanted}, "
-        return Finding("torch", "problem", said, why, remedy + "or the nearest older version that is offered")
+        return Finding("torch", "problem", said, why, _torch_command(driver))
     if driver.cuda is not None and int(cuda.partition(".")[0]) > driver.cuda[0]:
         why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: torch.cuda fails to initialize."
-        remedy = f"a newer driver, or torch from https://download.pytorch.org/whl/cu{driver.cuda[0]}*"
-        return Finding("torch", "problem", said, why, remedy)
+        return Finding("torch", "problem", said, why, _torch_command(driver))
     return _architectures(said, driver)
+
+
+def _torch_command(driver: Driver) -> str:
+    """Returns the command that installs a torch for the driver, built for the least CUDA of the driver's major."""
+    if driver.cuda is not None and driver.cuda[0] < 12:
+        return f"a newer driver: this one ({driver.version}) is too old for the torch that feeder needs"
+    index = "cu126" if driver.cuda is not None and driver.cuda[0] == 12 else "cu130"
+    return f"pip uninstall -y torch && pip install torch --index-url https://download.pytorch.org/whl/{index}"
 
 
 def _architectures(said: str, driver: Driver) -> Finding:
@@ -170,7 +183,7 @@ def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
     others = sorted({n for n in distributions() if n.startswith("nvidia-dali-cuda") and n != name})
     if others:
         why = "They own the same files: the one installed last is imported."
-        remedy = f"pip uninstall {' '.join(others)}, then pip install --force-reinstall --no-deps {name}"
+        remedy = f"pip uninstall -y {' '.join(others)} && pip install --force-reinstall --no-deps {name}"
         yield Finding("DALI", "problem", f"{name} and {', '.join(others)}", why, remedy)
         return
     needed = int(name[len("nvidia-dali-cuda") :][:2])
@@ -178,7 +191,9 @@ def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
         yield Finding("DALI", "ok", f"{version} ({name}); CPU operators only, without an NVIDIA driver")
     elif driver.cuda is not None and driver.cuda[0] < needed:
         why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: its GPU operators fail."
-        remedy = f'pip uninstall {name}, then pip install "feeder-data[dali-cuda{driver.cuda[0]}]"; or a newer driver'
+        remedy = f"a newer driver: no DALI for CUDA {driver.cuda[0]} fits feeder"
+        if driver.cuda[0] >= 12:
+            remedy = f'pip uninstall -y {name} && pip install "feeder-data[dali-cuda{driver.cuda[0]}]"'
         yield Finding("DALI", "problem", f"{version} is built for CUDA {needed}", why, remedy)
     else:
         yield Finding("DALI", "ok", f"{version} ({name})")
