@@ -28,6 +28,7 @@ ARG PILLOW_SIMD_CC="cc -mavx2"
 RUN CC="${PILLOW_SIMD_CC}" pip wheel --no-deps --no-binary pillow-simd --wheel-dir /wheels pillow-simd
 COPY CMakeLists.txt LICENSE README.md pyproject.toml ./
 COPY kernels kernels
+COPY licenses licenses
 COPY feeder feeder
 RUN pip wheel --no-deps --wheel-dir /wheels .
 

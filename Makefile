@@ -9,11 +9,12 @@ IMAGES ?=
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
 TORCH_INDEX ?=
+WHEEL_PYTHONS ?=
 export VENV PYTHON IMAGES TORCH_INDEX
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow lint fuzz bench-smoke env clean
+.PHONY: help demo test test-slow lint fuzz bench-smoke wheel env clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,6 +49,9 @@ fuzz: ## fuzz the native kernels under sanitizers for FUZZ_SECONDS (60); needs c
 bench-smoke: ## run every benchmark at its least size and check the shape of its result, in under two minutes
 	@scripts/env.sh test
 	$(BIN)/python -m bench.smoke
+
+wheel: ## build a wheel and the source archive into dist/ (WHEEL_PYTHONS="python3.11 python3.12" for several)
+	@scripts/wheel.sh $(WHEEL_PYTHONS)
 
 env: ## make or update the environment with all that tests and development need
 	@scripts/env.sh test

@@ -89,7 +89,9 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
             assert not anchor or anchor in anchors(to.read_text()), f"{path.relative_to(ROOT)}: {target}"
 
 
-@pytest.mark.parametrize("script", [".ci/run", "scripts/env.sh", "scripts/system.sh", "scripts/demo.sh"])
+@pytest.mark.parametrize(
+    "script", [".ci/run", *sorted(f"scripts/{path.name}" for path in (ROOT / "scripts").glob("*.sh"))]
+)
 def test_scripts_can_be_run(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111, "not executable"
     subprocess.run(["bash", "-n", ROOT / script], check=True)
