@@ -116,7 +116,7 @@ class SampleDecoder:
                         found[row] = self._further(extra, found[row], views[0].draws, own, size)
                         self._count(counts, i)
                     else:
-                        found[row] = extra.sample(extra.finish(found[row], views[0].draws, 0))
+                        found[row] = extra.sample(extra.finish_views(found[row], [view.draws for view in views], 0))
                 except DecodeError as error:
                     raise reader.at(error, i) from None
         return images, encoded.labels, values

@@ -71,6 +71,10 @@ class Extra:
         """
         return value
 
+    def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
+        """Returns the value as :meth:`finish` does, for the drawn parameters of each view."""
+        return self.finish(value, draws[0], row)
+
     def gather(self, tensors: tuple[Any, ...]) -> Any:
         """Returns the batch's entry, or a sample's.
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_image
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, check_fields
+from feeder.dataset.view_targets import ViewsTarget
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
@@ -20,12 +21,13 @@ from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
 from feeder.transforms.moves import Moves, drawn_moves, upright
 from feeder.transforms.points import move_points
+from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask, Target, check_targets
 from feeder.transforms.views import Views
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws, Recipe
+    from feeder.transforms import Draws
 
 __all__ = ["TargetValue", "boxes_of", "target_values", "targets_in"]
 
@@ -182,17 +184,19 @@ class PointsValue(_AnnotationsValue):
         return move_points(values, moves)
 
 
+TargetExtra = TargetValue | ViewsTarget | FurtherImage
+
 _VALUES: dict[type[Target], type[TargetValue]] = {Mask: MaskValue, BoundingBoxes: BoxesValue, KeyPoints: PointsValue}
 
 
 def target_values(
     targets: Mapping[str, Target] | None, recipe: Recipe | Views, *, exif: bool = True
-) -> tuple[TargetValue | FurtherImage, ...]:
+) -> tuple[TargetExtra, ...]:
     """Returns the targets of a dataset by their members' names.
 
     Args:
         targets: The declarations; None for none.
-        recipe: The ops of the image; views have no targets.
+        recipe: The ops of the image, or its views, of which each has values of its own.
         exif: Whether EXIF orientation is applied to the image.
 
     Raises:
@@ -202,15 +206,6 @@ def target_values(
         targets = {}
     if not isinstance(targets, Mapping):
         raise ArgumentError(f"targets must be a mapping such as {{'seg.png': T.Mask()}}, got {targets!r}")
-    if isinstance(recipe, Views):
-        if targets:
-            raise ArgumentError(
-                "targets follow the geometry of one image, and Views makes several of each sample: leave targets= out, "
-                "or give the recipe of one image"
-            )
-        for view in recipe.views:
-            check_targets(view, ())
-        return ()
     names = check_fields(list(targets))
     for name, target in targets.items():
         if name in ("key", "path", *NUMBER_FIELDS):
@@ -226,22 +221,30 @@ def target_values(
             raise ArgumentError(
                 f"target {name!r} has canvas='upright', and exif_orientation='ignore' leaves images as they are stored"
             )
-    check_targets(recipe, tuple(target for target in targets.values() if not isinstance(target, Image)))
-    values: list[TargetValue | FurtherImage] = []
+        if isinstance(target, Image) and isinstance(recipe, Views):
+            raise ArgumentError(
+                f"target {name!r} is one more image of each sample, and Views makes several of one: leave it out, or "
+                "give the recipe of one image"
+            )
+    for view in recipe.views:
+        check_targets(view, tuple(target for target in targets.values() if not isinstance(target, Image)))
+    values: list[TargetExtra] = []
     numbers = itertools.count(1)
     for name in names:
         target = targets[name]
         if isinstance(target, Image):
+            assert isinstance(recipe, Recipe)
             number = next(numbers) if target.draws == "own" else 0
             values.append(further_image(name, target, recipe, number, exif=exif))
-        else:
-            values.append(_VALUES[type(target)](name, target, recipe))
+            continue
+        views = tuple(_VALUES[type(target)](name, target, view) for view in recipe.views)
+        values.append(ViewsTarget(name, target, views) if isinstance(recipe, Views) else views[0])
     return tuple(values)
 
 
-def targets_in(extras: Sequence[Extra]) -> tuple[TargetValue | FurtherImage, ...]:
+def targets_in(extras: Sequence[Extra]) -> tuple[TargetExtra, ...]:
     """Returns the targets among a dataset's extras."""
-    return tuple(extra for extra in extras if isinstance(extra, (TargetValue, FurtherImage)))
+    return tuple(extra for extra in extras if isinstance(extra, (TargetValue, ViewsTarget, FurtherImage)))
 
 
 def boxes_of(
@@ -257,7 +260,8 @@ def boxes_of(
     """
     if not recipe.draws_from_boxes:
         return None
-    target, given = next((e, v) for e, v in zip(extras, values, strict=True) if isinstance(e, BoxesValue))
+    firsts = (extra.views[0] if isinstance(extra, ViewsTarget) else extra for extra in extras)
+    target, given = next((e, v) for e, v in zip(firsts, values, strict=True) if isinstance(e, BoxesValue))
     none = Boxes(np.zeros((0, 4), np.float32))
     return SampleBoxes(
         [

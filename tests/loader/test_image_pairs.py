@@ -107,7 +107,7 @@ def test_the_same_draws_give_the_same_pixels(alike: tuple[Path, str], transform:
 def test_own_draws_are_those_of_a_key_of_their_own(pairs: Path, options: dict[str, Any]) -> None:
     if options.get("backend") == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    small = [T.RandomResizedCrop((8, 10)), T.RandomVerticalFlip(), T.ToDtype("bfloat16")]
+    small = [T.RandomResizedCrop((8, 10)), T.RandomVerticalFlip(), T.ColorJitter(0.9), T.ToDtype("bfloat16")]
     loader = loader_of(pairs, CUT, right(draws="own", transform=small), **options)
     bare = DataLoader(ShardDataset(pairs, CUT), 6, shuffle=True, seed=SEED, **options)
     for epoch in range(2):
@@ -117,8 +117,9 @@ def test_own_draws_are_those_of_a_key_of_their_own(pairs: Path, options: dict[st
             ids = index.tolist()
             backend = "pillow" if options.get("backend") == "pillow" else "cpu"
             own = decoded(small, ids, [i + COUNT for i in ids], epoch, backend).view(torch.bfloat16)
-            atol = 255 if "dali" in options.values() else 1 if "device" in options or "fidelity" in options else 0
-            torch.testing.assert_close(others, own, rtol=0, atol=atol)
+            if not options.keys() & {"device", "fidelity"} and "dali" not in options.values():
+                assert torch.equal(others, own)
+            assert (others - own).abs().mean() < 3
 
 
 def test_a_smaller_size_of_the_same_draws_shows_the_same_window(pairs: Path) -> None:
@@ -286,7 +287,7 @@ def test_torchs_loader_and_single_samples_have_both_images(tmp_path: Path) -> No
 
 def test_what_further_images_do_not_go_with_is_refused_by_name(pairs: Path) -> None:
     for transform, targets, options, message in (
-        (T.Views([CUT]), right(), {}, "Views makes several"),
+        (T.Views([CUT]), right(), {}, "Views makes several of one"),
         (CUT, right(), {"mix": T.MixUp()}, "not the target 'right.png'"),
         (CUT, right(transform=[T.RandomResizedCrop(T.BUCKET)]), {}, "'right.png' has T.BUCKET"),
         (CUT, {"boxes.json": T.BoundingBoxes(), **right(transform=[T.RandomIoUCrop()])}, {}, "RandomIoUCrop"),

@@ -36,9 +36,8 @@ LOADER: dict[str, dict[str, Any]] = {
 }
 
 REFUSED = {
-    ("targets", "views"): "targets follow the geometry of one image",
     ("targets", "mix"): "not the target",
-    ("second image", "views"): "targets follow the geometry of one image",
+    ("second image", "views"): "is one more image of each sample",
     ("second image", "mix"): "not the target",
     ("second image", "pad"): "sizes of their own",
     ("drawn sizes", "views"): "'crop_box' is one window",
@@ -125,6 +124,8 @@ def rows_of(batch: Any, names: set[str]) -> list[list[Any]]:
     if "pad" in names:
         sizes, *rest = rest
         rows = [image[:, :height, :width] for image, (height, width) in zip(rows, sizes.tolist(), strict=True)]
+    if {"targets", "views"} <= names:  # a list for each view
+        rest = [*(list(zip(*each, strict=True)) for each in rest[:3]), *rest[3:]]
     if "mix" in names:
         labels, *_ = labels
     return [list(row) for row in zip(rows, labels, *rest, strict=True)]

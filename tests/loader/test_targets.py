@@ -189,6 +189,50 @@ def test_masks_have_the_size_of_the_epoch(shards: Path) -> None:
         assert {tuple(batch[2].shape[1:]) for batch in loader} == {(size, size)}
 
 
+VIEWS = T.Views(
+    [WHOLE_PIXELS, T.Compose([T.RandomIoUCrop(), T.Resize((10, 12)), T.SanitizeBoundingBoxes()]), WHOLE_PIXELS]
+)
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"backend": "dali", "num_workers": 1}], ids=str)
+def test_each_view_has_targets_of_its_own_draws(shards: Path, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    loader = loader_of(shards, VIEWS, **options)
+    for images, _, masks, boxes, points, index in loader:
+        assert [mask.shape[1:] for mask in masks] == [(20, 28), (10, 12), (20, 28)]
+        for view in (0, 2):
+            expected = (masks[view] * SCALE).float()[:, None].expand(-1, 3, -1, -1)
+            torch.testing.assert_close(images[view], expected, rtol=0, atol=0)
+        assert not torch.equal(masks[0], masks[2])
+        samples = drawn_samples(loader.dataset, SEED, 0, index.tolist())
+        for row, (_, _, own_masks, own_boxes, own_points, _) in enumerate(samples):
+            for view in range(3):
+                assert torch.equal(masks[view][row], own_masks[view])
+                same(boxes[view][row], own_boxes[view])
+                same(points[view][row], own_points[view])
+            assert own_boxes[0]["id"] == own_boxes[1]["id"] == int(index[row])
+
+
+def test_views_of_changing_sizes_have_masks_of_these(shards: Path) -> None:
+    growing = T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))
+    loader = loader_of(shards, T.Views([growing, T.CenterCrop(6)]), num_workers=1)
+    for size in (8, 12):
+        for _, _, masks, *_ in loader:
+            assert [mask.shape[1:] for mask in masks] == [(size, size), (6, 6)]
+
+
+def test_a_collate_fn_gets_the_targets_of_each_view(shards: Path) -> None:
+    collate: Any = lambda samples: samples  # noqa: E731
+    for samples in loader_of(shards, VIEWS, collate_fn=collate, num_workers=1):
+        for found, own in zip(
+            samples, drawn_samples(loader_of(shards, VIEWS).dataset, SEED, 0, [s[5] for s in samples]), strict=True
+        ):
+            for view in range(3):
+                assert torch.equal(found[2][view], own[2][view])
+                same(found[3][view], own[3][view])
+
+
 def test_targets_do_not_change_the_draws_of_the_image(shards: Path) -> None:
     recipe = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
     bare = DataLoader(ShardDataset(shards, recipe), 5, shuffle=True, seed=SEED)

@@ -298,7 +298,7 @@ class Work:
         if len(part.sinks) > 1:
             self._add_images(part, rows, drawing, sizes, errors)
         if extras:
-            _finish_extras(self.extras, extras, part, rows, draws[0], errors)
+            _finish_extras(self.extras, extras, part, rows, draws, errors)
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
@@ -422,7 +422,7 @@ def _finish_extras(
     found: list[list[Any]],
     part: _Part,
     rows: npt.NDArray[np.int64],
-    draws: Draws,
+    draws: tuple[Draws, ...],
     errors: list[DecodeError | None],
 ) -> None:
     """Puts values of targets and further fields in the part; one that can't be had is the sample's error."""
@@ -438,7 +438,7 @@ def _finish_extras(
                 errors[k] = value
                 break
             try:
-                value = extra.finish(value, draws, k)
+                value = extra.finish_views(value, draws, k)
             except DecodeError as error:
                 errors[k] = error
                 break
