@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 import threading
@@ -122,7 +121,7 @@ class ObjectStore:
             mode = {name: value for name, value in (("e_tag", etag), ("version", if_match.version)) if value}
         # By the client that repeats nothing, so that it is known whether an answer may have been lost.
         answer = self._call(key, lambda: obstore.put(self._client(False), key, content, mode=mode))
-        return Entry(key, len(content), answer["e_tag"] or "", answer["version"])
+        return Entry(key, len(content), _etag(answer["e_tag"]), answer["version"])
 
     def _entry_or_none(self, key: str) -> Entry | None:
         try:
@@ -148,23 +147,11 @@ class ObjectStore:
             )
         if prefix:
             self._check(prefix)
-        last: str | None = None
-        while True:
-            page = self._call(prefix, functools.partial(self._page, prefix, last))
+        listing = _Listing(prefix or None)
+        while (page := self._call(prefix, lambda: listing.page(self._client(False)))) is not None:
             for each in page:
-                yield Entry(
-                    each["path"],
-                    each["size"],
-                    each["e_tag"] or "",
-                    each["version"],
-                    int(each["last_modified"].timestamp() * 1e9),
-                )
-            if not page:
-                return
-            last = page[-1]["path"]
-
-    def _page(self, prefix: str, after: str | None) -> Sequence[Any]:
-        return list(next(iter(obstore.list(self._client(False), prefix or None, offset=after, chunk_size=1000)), []))
+                modified_ns = int(each["last_modified"].timestamp() * 1e9)
+                yield Entry(each["path"], each["size"], _etag(each["e_tag"]), each["version"], modified_ns)
 
     def _head(self, key: str) -> Entry:
         client = self._client(False)
@@ -176,7 +163,7 @@ class ObjectStore:
             # The answer to HEAD has no body, and so no reason. That to GET has one.
             found = obstore.get(client, key, options={"range": (0, 1)}).meta
         return Entry(
-            key, found["size"], found["e_tag"] or "", found["version"], int(found["last_modified"].timestamp() * 1e9)
+            key, found["size"], _etag(found["e_tag"]), found["version"], int(found["last_modified"].timestamp() * 1e9)
         )
 
     def _range(self, key: str, start: int, end: int, etag: str | None, size_bytes: int | None) -> Bytes:
@@ -187,7 +174,7 @@ class ObjectStore:
         def request() -> Bytes:
             result = obstore.get(self._client(False), key, options=options)
             found = result.meta
-            if etag and found["e_tag"] and found["e_tag"] != etag:  # a server that does not know If-Match
+            if etag and found["e_tag"] and _etag(found["e_tag"]) != etag:  # a server that does not know If-Match
                 raise self._changed(key)
             if size_bytes is not None and found["size"] != size_bytes:
                 raise self._changed(key)
@@ -266,3 +253,33 @@ class ObjectStore:
             return self._changed(key)
         text = f"{self.url.object(key)}: {fault.reason}" + (f"; {fault.advice}" if fault.advice else "")
         return NotFoundError(text) if fault.kind is Kind.MISSING else StoreError(text)
+
+
+def _etag(found: str | None) -> str:
+    """Returns an ETag with its quotes, which Azure leaves out in listings."""
+    return f'"{found}"' if found and not found.endswith('"') else found or ""
+
+
+class _Listing:
+    """A listing that goes on after a fault where it was."""
+
+    def __init__(self, prefix: str | None) -> None:
+        self._prefix = prefix
+        self._last = ""
+        self._pages: Iterator[Sequence[Any]] | None = None
+
+    def page(self, client: Client) -> Sequence[Any] | None:
+        """Returns the next objects; None at the end."""
+        try:
+            if self._pages is None:
+                self._pages = iter(obstore.list(client, self._prefix, offset=self._last or None, chunk_size=1000))
+            page = next(self._pages, None)
+        except BaseException:
+            self._pages = None
+            raise
+        if page is None:
+            return None
+        # Not every store knows where to go on.
+        page = [each for each in page if each["path"] > self._last]
+        self._last = page[-1]["path"] if page else self._last
+        return page

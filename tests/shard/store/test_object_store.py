@@ -38,13 +38,21 @@ def test_a_large_file_is_sent_in_parts_and_read_in_ranges(real_bucket: Bucket, t
     assert store.get("large", 5, len(data) - 1, entry.etag) == data[5:-1]
 
 
-def test_listing_names_all_objects_below_a_folder_and_no_others(bucket: Bucket) -> None:
+def test_listing_names_all_objects_below_a_folder_and_no_others(bucket: Bucket, fault_proxy: FaultProxy) -> None:
     with ThreadPoolExecutor(32) as pool:  # more than a page of the store's
         list(pool.map(lambda k: bucket.put(f"set/folder/{k:04d}", b"x" * (k % 3)), range(1005)))
     bucket.put("set/folder2/x", b"")
     bucket.put("other/x", b"")
     store = open_store(f"{bucket.url}/set")
-    entries = list(store.list("folder"))
+    listing = store.list("folder")
+    entries = [next(listing)]
+    fault_proxy.set(Faults({"503": 1}))  # after the first page
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(list, listing)
+        while not fault_proxy.counts():
+            assert not rest.done()
+        fault_proxy.set(Faults())
+        entries += rest.result()
     assert [entry.key for entry in entries] == [f"folder/{k:04d}" for k in range(1005)]
     assert (entries[2].size_bytes, entries[2].etag) == (2, store.size("folder/0002").etag)
     assert len(list(store.list())) == 1006
