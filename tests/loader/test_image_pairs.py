@@ -29,6 +29,7 @@ from feeder.shard.write.sharding import shard
 from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support import ROOT
 from tests.support.image_pairs import encoded_pixels, pair_pixels, write_pairs
+from tests.support.loader_data import without_tables
 
 SEED, COUNT = 5, 16
 CUT = T.Compose([T.RandomResizedCrop((16, 20)), T.RandomHorizontalFlip()])
@@ -193,6 +194,24 @@ def test_a_bad_image_replaces_the_whole_sample_or_names_it(
     with pytest.raises(DecodeError, match=message) as caught:
         loader.dataset[7]
     assert caught.value.key == "0007"
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, *DALI], ids=str)
+def test_an_image_that_only_decoding_shows_to_be_bad_is_named(tmp_path: Path, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    bad = without_tables(encoded_pixels(pair_pixels(7), "jpg"))
+    path = write_pairs(tmp_path, COUNT, extension="jpg", right={7: bad}, alike=True)
+    targets = {"right.jpg": T.Image()}
+    with pytest.raises(DecodeError, match=r"target 'right\.jpg': ") as caught:
+        list(loader_of(path, CUT, targets, **options))
+    assert caught.value.key == "0007"
+    loader = loader_of(path, CUT, targets, on_error="skip", **options)
+    for images, labels, others, index in loader:
+        assert 7 not in index.tolist()
+        assert torch.equal(images, others)
+        assert labels.tolist() == [i % 5 for i in index.tolist()]
+    assert len(loader.stats()["substitutions"]) == 1
 
 
 def test_an_image_of_another_size_has_own_draws(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ class DecodeFeed:
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
         work, images = self._work, []
+        own = len(work.recipe.views)
         errors: list[DecodeError | None] = [None] * len(made.ids)
         views = zip(work.recipes, work.image_keys(made), waiting.staged, strict=True)
         for number, (recipe, keys, staged) in enumerate(views):
@@ -186,6 +187,8 @@ class DecodeFeed:
                     self._decoder.drop(later)
                 raise
             images.append(view)
+            if number >= own:
+                found = [error and work.images[number - own].named(error) for error in found]
             errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
             waiting.started = max(waiting.started, number + 1)
             if waiting.started < len(waiting.staged):
