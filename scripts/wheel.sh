@@ -97,7 +97,8 @@ for python in "$@"; do
     say "compiling for Python $tag"
     rm -rf "$own/wheels"
     PATH="$own/bin:$PATH" "$own/bin/python" -m pip wheel -q --no-build-isolation --no-deps -w "$own/wheels" "$sdist" \
-        -C cmake.define.FEEDER_JPEG_LIBRARY="$jpeg/build/libjpeg.a" -C cmake.define.FEEDER_JPEG_INCLUDE_DIR="$jpeg/include"
+        --config-settings=cmake.define.FEEDER_JPEG_LIBRARY="$jpeg/build/libjpeg.a" \
+        --config-settings=cmake.define.FEEDER_JPEG_INCLUDE_DIR="$jpeg/include"
     auditwheel repair --plat "$policy" -w "$own/wheels" "$own"/wheels/*-linux_*.whl >"$own/log" 2>&1 || { cat "$own/log" >&2 && exit 1; }
     wheel="$(echo "$own"/wheels/*manylinux*.whl)"
     "$own/bin/python" scripts/check_wheel.py "$wheel" --libjpeg-turbo "$jpeg_version"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import feeder
 from feeder.errors import ArgumentError, FeederError
@@ -27,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if arguments.version:
-        say(_version(arguments.verbose))
-        return 0
-    if arguments.run is None:
+    if arguments.run is None and not arguments.version:
         parser.print_help()
         return EXIT_USAGE
     try:
+        if arguments.version:
+            say(_version(arguments.verbose))
+            return 0
         code: int = arguments.run(arguments)
         return code
     except FeederError as error:
@@ -51,8 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
 
 
+class _Help(argparse.HelpFormatter):
+    """Help text in which indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n".join(line if line.startswith(" ") else fill(line, width, indent) for line in text.split("\n"))
+
+
 class _Parser(argparse.ArgumentParser):
-    """The parser of the command and of its subcommands."""
+    """The parser of the command and of its subcommands.
+
+    Args:
+        examples: Calls that the help shows at its end.
+        options: Arguments of :class:`argparse.ArgumentParser`.
+    """
+
+    def __init__(self, *, examples: Sequence[str] = (), epilog: str | None = None, **options: Any) -> None:
+        shown = "\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else ""
+        super().__init__(formatter_class=_Help, epilog="\n\n".join(filter(None, (shown, epilog))), **options)
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))  # the message may repeat arguments, such as file names

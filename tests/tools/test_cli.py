@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import pty
+import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import feeder
+from feeder.tools.cli import main
 from feeder.tools.commands import common
 from feeder.tools.inspect import inspect
 from tests.support.images import encode, make_tree, pixels
@@ -49,10 +52,25 @@ def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
     run(program=["-c", code])
 
 
+COMMANDS = ("shard", "inspect", "index", "bench", "parity", "doctor", "profile", "tune")
+
+
 def test_every_command_explains_itself_in_80_columns() -> None:
-    for command in ([], ["shard"], ["inspect"], ["index"], ["bench"], ["parity"], ["doctor"], ["profile"], ["tune"]):
+    for command in ([], *([name] for name in COMMANDS)):
         done = run(*command, "--help")
         assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_the_help_are_calls_of_the_command(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    examples = re.findall(rf"^  feeder ({name} .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) == 2
+    monkeypatch.setattr(f"feeder.tools.commands.{name}.run", lambda arguments: 7)
+    assert [main(shlex.split(example, comments=True)) for example in examples] == [7, 7]
 
 
 def test_shard_inspect_verify_from_the_command_line(tree: Path) -> None:

@@ -15,6 +15,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "bench",
+        examples=(
+            "feeder bench images-shards --folder ./images",
+            "feeder bench images-shards --workers 4,8 --html bench.html",
+        ),
         help="compare feeder with torch's DataLoader, webdataset and DALI",
         description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
         "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree. With "

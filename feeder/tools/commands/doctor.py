@@ -17,6 +17,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "doctor",
+        examples=(
+            "feeder doctor --data images-shards           # the machine and a data set",
+            "feeder doctor train.py                       # a script, without running it",
+        ),
         help="find what keeps the GPU waiting, in the machine and in a training script",
         description="Without a script: checks the machine. With a script: reads it, without running it, and lists "
         "classic mistakes by line, each with its cost and a rewrite. '# feeder: ignore[rule]' on a line, or alone on "

@@ -17,6 +17,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "index",
+        examples=(
+            "feeder index 'train-{000..009}.tar'",
+            "feeder index ./tars --label-column label --out ./tars/index.bin",
+        ),
         help="make WebDataset tars from elsewhere loadable",
         description="Builds index.bin for existing WebDataset tars, so that they load without being rewritten.",
     )

@@ -16,6 +16,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "inspect",
+        examples=(
+            "feeder inspect images-shards",
+            "feeder inspect images-shards --verify        # compares every byte",
+        ),
         help="show or verify the contents of a shard set",
         description="Shows counts, classes, sizes and settings of a shard set. With --verify, reads everything again "
         "and names each damaged shard and sample.",

@@ -15,6 +15,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "parity",
+        examples=(
+            "feeder parity images-shards",
+            "feeder parity ./images --backend native --fidelity exact",
+        ),
         help="compare a decode backend's pixels with the Pillow reference",
         description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by the "
         "crop's reduction.",

@@ -11,6 +11,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "profile",
+        examples=(
+            "feeder profile train.py --epochs 1           # its own arguments come last",
+            "feeder profile --out report.html --trace trace.json train.py",
+        ),
         help="run a training script and tell how long it waits for data, and why",
         description="Runs a script as it is, with torch's or feeder's DataLoader, and measures its loaders and steps, "
         "the processors and the GPU. Prints a summary to stderr and writes an HTML report to --out. Options before the "

@@ -19,6 +19,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "shard",
+        examples=(
+            "feeder shard ./images                        # writes ./images-shards",
+            "feeder shard train.csv --image-root ./images --label-column class --out shards",
+        ),
         help="turn a dataset into pre-shuffled WebDataset shards",
         description="Turns a dataset into pre-shuffled WebDataset shards and an index. The same command resumes an "
         "interrupted run.",

@@ -16,6 +16,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "tune",
+        examples=(
+            "feeder tune images-shards",
+            "feeder tune images-shards --target 3000 --cpus 8",
+        ),
         help="find num_workers, worker_threads, prefetch_factor and backend by measurement",
         description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest one "
         "that reaches the target or, without a target, that is as fast as the fastest. To reach the rate of a training "
