@@ -4,10 +4,11 @@ Held equal: the images (in the page cache), the batch of 64, the distribution of
 each contestant with its threads. Contestants are processes that run in turn; outside their turn they are stopped
 (SIGSTOP), so that no thread disturbs another contestant. First feeder's pixels are compared with the Pillow reference,
 and its planes with libjpeg-turbo's, which must be equal to the bit. The "keep" run decodes the original files,
-"seekable" their lossless transcode, "raw" uint8 arrays of at most 500 pixels on a side. "uint8" is "seekable" without
-normalizing, as in tf.data's row. "avx2" and "portable" are "seekable" with fewer CPU features. The "entropy" rows only
-decode the Huffman codes of whole images. The yardstick is libjpeg-turbo alone, decoding whole images to RGB. Ratios are
-of images per CPU-second, which on an otherwise idle core are images per second.
+"seekable" their lossless transcode, "packed" the same without Huffman codes, "raw" uint8 arrays of at most 500 pixels
+on a side. "uint8" is "seekable" without normalizing, as in tf.data's row. "avx2" and "portable" are "seekable" with
+fewer CPU features. The "entropy" rows only decode the Huffman codes of whole images. The yardstick is libjpeg-turbo
+alone, decoding whole images to RGB. Ratios are of images per CPU-second, which on an otherwise idle core are images per
+second.
 
     python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
         [--tensorflow PYTHON] [--only NAMES] [--json OUT]
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -47,6 +49,7 @@ __all__ = ["main", "markdown"]
 TARGETS = (
     ("feeder-seekable", "torch", 6.0),
     ("feeder-seekable", "dali", 3.6),
+    ("feeder-packed", "feeder-seekable", 1.8),
     ("feeder-keep", "dali", 2.2),
     ("feeder-uint8", "tensorflow", 1.9),
     ("entropy-seekable", "entropy-seekable-libjpeg", 2.0),
@@ -58,27 +61,38 @@ RAW_SIDE_PX = 500
 RAW_IMAGES_PER_CPU_S = 3000
 RESIZE_320_US = 180
 BOXES = 3  # of each file, beside the whole
-_SMOKE = "feeder-seekable,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg"
+_SMOKE = "feeder-seekable,feeder-packed,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg"
 
 
 def prepare(source: Path, work: Path) -> dict[str, Path]:
     """Copies the images in each of the shard encodings, and sums the sizes before and after the transcode."""
     from feeder import _native
+    from feeder.decoders.packed import add_codebooks, codebook_id
 
-    folders = {name: work / name for name in ("keep", "seekable", "raw")}
+    folders = {name: work / name for name in ("keep", "seekable", "packed", "raw")}
     for folder in folders.values():
         folder.mkdir()
-    sizes = np.zeros(2, np.int64)
-    for number, path in enumerate(
-        sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    ):
+    sizes = np.zeros(3, np.int64)
+    paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    codebook = _native.train_codebook([path.read_bytes() for path in paths])
+    (work / decode_rivals.CODEBOOK_NAME).write_bytes(codebook)
+    add_codebooks([codebook])
+    for number, path in enumerate(paths):
         name = f"{number:06d}"
         data = path.read_bytes()
         try:
             seekable = _native.transcode(data, keep_metadata=True)
         except _native.Unsupported:
             seekable = data
-        sizes += len(data), len(seekable)
+        try:
+            name_packed, packed = (
+                f"{name}.fpk",
+                _native.pack(data, codebook_id(codebook), hashlib.sha256(data).digest()),
+            )
+        except _native.Unsupported:
+            name_packed, packed = f"{name}.jpg", seekable
+        sizes += len(data), len(seekable), len(packed)
+        (folders["packed"] / name_packed).write_bytes(packed)
         shutil.copy(path, folders["keep"] / f"{name}.jpg")
         (folders["seekable"] / f"{name}.jpg").write_bytes(seekable)
         image = Image.open(path).convert("RGB")
@@ -87,6 +101,7 @@ def prepare(source: Path, work: Path) -> dict[str, Path]:
     if not sizes[0]:
         raise SystemExit(f"{source}: no .jpg or .jpeg file in it")
     print(f"the transcode changes {sizes[0]:,} bytes by {100 * (sizes[1] / sizes[0] - 1):+.2f} %")
+    print(f"packed images take {sizes[2] / sizes[1]:.3f} times the bytes of seekable ones")
     return folders
 
 
@@ -219,6 +234,17 @@ def markdown(result: dict[str, Any]) -> str:
             f"{times('dali', 'feeder-avx2', 'feeder-portable')} times DALI",
         ),
         (
+            "feeder, packed, float32 / uint8 output",
+            rate("feeder-packed", "feeder-packed-uint8"),
+            f"{times('feeder-seekable', 'feeder-packed')} / {times('feeder-uint8', 'feeder-packed-uint8')} times "
+            f"seekable, {times('dali', 'feeder-packed', 'feeder-packed-uint8')} times DALI",
+        ),
+        (
+            "feeder, packed, AVX2 / portable",
+            rate("feeder-packed-avx2", "feeder-packed-portable"),
+            f"{times('dali', 'feeder-packed-avx2', 'feeder-packed-portable')} times DALI",
+        ),
+        (
             "feeder, seekable, uint8 output",
             rate("feeder-uint8"),
             f"{times('tensorflow', 'feeder-uint8')} times tf.data's `decode_and_crop_jpeg` ({rate('tensorflow')})",
@@ -269,6 +295,7 @@ def main() -> int:
         seekable = ("feeder-seekable", "feeder-validation", "feeder-uint8", "feeder-avx2", "feeder-portable")
         inputs = dict.fromkeys((*seekable, "entropy-seekable", "entropy-seekable-libjpeg"), "seekable")
         inputs["feeder-raw"] = "raw"
+        inputs |= {name: "packed" for name in decode_rivals.RIVALS if name.startswith("feeder-packed")}
         names = args.only.split(",") if args.only else list(decode_rivals.RIVALS)
         if not args.pillow_simd and "torch-simd" in names:
             names.remove("torch-simd")

@@ -23,7 +23,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RIVALS", "main"]
+__all__ = ["CODEBOOK_NAME", "RIVALS", "main"]
+
+CODEBOOK_NAME = "codebook"  # beside the folder of packed images
 
 BATCH = 64
 STAGE_PASSES = 7  # the least of these counts, as on a busy machine the wall clock includes the work of others
@@ -170,8 +172,11 @@ def feeder_batches(
 ) -> Iterator[tuple[list[memoryview], Any, Any]]:
     """Yields endless batches: the encoded images, the recipe and its draws."""
     from feeder.decoders.image_header import image_info
+    from feeder.decoders.packed import add_codebooks
 
     paths = _paths(folder)
+    if any(path.endswith(".fpk") for path in paths):
+        add_codebooks([(Path(folder).parent / CODEBOOK_NAME).read_bytes()])
     sizes = []
     for path in paths:
         data = _read(path)
@@ -298,6 +303,10 @@ RIVALS: dict[str, Callable[[str], Callable[[], int]]] = {
     "dali": dali,
     "dali-validation": dali_validation,
     "feeder-seekable": _feeder,
+    "feeder-packed": _feeder,
+    "feeder-packed-uint8": lambda folder: _feeder(folder, output="uint8"),
+    "feeder-packed-avx2": lambda folder: _feeder(folder, level="avx2"),
+    "feeder-packed-portable": lambda folder: _feeder(folder, level="portable"),
     "feeder-keep": _feeder,
     "feeder-raw": _feeder,
     "feeder-validation": lambda folder: _feeder(folder, True),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from feeder.decoders.packed import add_codebooks, is_packed, unpack
 from feeder.shard.format.index import Index
 from feeder.tools.bench.images import listed
 from feeder.tools.bench.options import BenchOptions
@@ -56,6 +57,7 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
         self._files: list[tuple[str, int]] = []
         if is_shards(path):
             self._index = open_set(path)
+            add_codebooks(self._index.codebooks)
         else:
             self._files = listed(path)
 
@@ -74,7 +76,8 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
         index = self._index
         shard, offset, length = index.place(i)
         with open(index.shard_path(shard), "rb") as file:
-            return os.pread(file.fileno(), length, offset), int(index.row(i).labels[0])
+            data = os.pread(file.fileno(), length, offset)
+        return unpack(data) if is_packed(data) else data, int(index.row(i).labels[0])
 
 
 def random_resized_crop(width: int, height: int, scale: tuple[float, float] = (0.08, 1.0)) -> tuple[int, int, int, int]:

@@ -24,6 +24,7 @@ __all__ = ["RIVALS", "Feed", "Rival", "pillow_name"]
 # Shorter epochs go over the images several times, so that their start and end do not dominate.
 _LEAST_BATCHES = 64
 _SHUFFLE_SAMPLES = 1000
+_PACKED = "reads no packed images: measure a set of seekable ones"
 
 
 @dataclass
@@ -149,13 +150,15 @@ def _installed(module: str, package: str) -> Callable[[str], str | None]:
 def _webdataset_missing(path: str) -> str | None:
     if not is_shards(path):
         return "reads tars only: run `feeder shard` on the images, and measure the shards"
-    return _installed("webdataset", "webdataset")(path)
+    return _PACKED if "fpk" in image_fields(path) else _installed("webdataset", "webdataset")(path)
 
 
 def _dali_missing(path: str) -> str | None:
     missing = _installed("nvidia.dali", "nvidia-dali-cuda130")(path)
     if missing is None and is_shards(path) and "npy" in image_fields(path):
         return "decodes images only, and these shards hold raw pixels"
+    if missing is None and is_shards(path) and "fpk" in image_fields(path):
+        return _PACKED
     return missing
 
 

@@ -21,6 +21,7 @@ from feeder.errors import BackendError, FeederError
 from feeder.shard.format.manifest import Manifest
 from feeder.system.cores import cores
 from feeder.system.text import count
+from feeder.tools.bench.images import image_fields
 from feeder.tools.bench.options import SETTLE, BenchOptions, default_workers
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
@@ -74,6 +75,8 @@ def throughput(
     absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path)) is not None}
     if not options.peers:
         absent |= dict.fromkeys([name for name in RIVALS if name != "feeder"], "not asked for")
+    if options.peers and folder is None and is_shards(path) and "fpk" in image_fields(path):
+        note("torch's loader unpacks the packed images first; --folder with those of `feeder export` leaves that out")
     job = {"path": path, "folder": folder, "options": asdict(options)}
     run_s = len(workers) * options.seconds * (1 + SETTLE)
     turns_s = options.repeats * (len(RIVALS) - len(absent)) * run_s
