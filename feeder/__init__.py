@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from feeder.order.buckets import Buckets
     from feeder.order.lanes import Lanes
     from feeder.order.sample_order import Window
+    from feeder.shard.format.packed_samples import packed_decoder
     from feeder.shard.write.sharding import write_shards
     from feeder.tools.headroom.headroom import headroom
     from feeder.tools.training.batch_size import find_batch_size
@@ -61,6 +62,7 @@ __all__ = [
     "fields",
     "find_batch_size",
     "headroom",
+    "packed_decoder",
     "transforms",
     "tune",
     "wds",
@@ -81,6 +83,7 @@ _HOMES = {
     "decode_packed": "feeder.decoders.packed",
     "find_batch_size": "feeder.tools.training.batch_size",
     "headroom": "feeder.tools.headroom.headroom",
+    "packed_decoder": "feeder.shard.format.packed_samples",
     "tune": "feeder.tools.tune.tune",
     "write_shards": "feeder.shard.write.sharding",
 }

@@ -87,12 +87,13 @@ def unpack(data: _Buffer) -> bytes:
     """
 
 def cut(data: _Buffer, support_box: tuple[int, int, int, int], first_row: int = 0) -> tuple[bytes, int, int] | None:
-    """Cuts a seekable JPEG to the restart segments that a box needs.
+    """Cuts a seekable JPEG to the restart segments that a box needs, or writes a packed one's MCUs as a JPEG.
 
     Args:
         data: The JPEG.
         support_box: left, top, right, bottom in stored pixels (before orientation).
-        first_row: The row of pixels that the data begin with after the header, see :func:`decode_batch`.
+        first_row: The row of pixels that the data begin with after the header, see :func:`decode_batch`; -1: a packed
+            JPEG is whole.
 
     Returns:
         (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.

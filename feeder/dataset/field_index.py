@@ -116,7 +116,7 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
     origin = ImageOf(index.identity.hex(), samples - len(kept))
     pieces = {name: [column] for name, column in columns.items()}
     try:
-        labels: dict[str, Any] = {"targets": index.targets, "classes": index.classes}
+        labels: dict[str, Any] = {"targets": index.targets, "classes": index.classes, "codebooks": index.codebooks}
         shards = [index.shard_entry(number) for number in range(index.shard_count)]
         write_index(path, shards, index.fields, pieces, counts, origin, **labels)
     except OSError as error:

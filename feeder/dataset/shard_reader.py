@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 from feeder.dataset.shard_fields import ShardFields
+from feeder.decoders.packed import add_codebooks
 from feeder.errors import DecodeError, FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes
 from feeder.shard.format.index import Rows
@@ -47,7 +48,7 @@ _FEWEST_SHARDS = 2
 _LIMIT_SHARE = 4
 READ_AHEAD_BYTES = 1 << 18  # smaller reads are done before advice would help
 ADVISED_PARTS = 30  # number of reads with posix_fadvise before the disk is timed again
-_JPEG = ("jpeg", "jpg")
+_JPEG = ("fpk", "jpeg", "jpg")
 
 
 class _Shard(NamedTuple):
@@ -116,6 +117,9 @@ class ShardReader(ShardFields):
         mirror: Mirror | None = None,
     ) -> None:
         self.index = open_index(index, version, mirror)
+        if self.index.codebooks:
+            with contextlib.suppress(ImportError):  # an image that needs the kernels says so
+                add_codebooks(self.index.codebooks)
         self.exif = exif
         self.mirror = mirror
         self.classes, self.label_dtype = classes, self.index.label_dtype

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.packed import check_packed, is_packed, packed_head
 from feeder.system.text import count
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
 # Extension in shards -> its synonyms.
 _EXTENSIONS = {
     "jpg": ("jpeg", "jpe", "jfif"),
+    "fpk": (),
     "png": (),
     "webp": (),
     "bmp": ("dib",),
@@ -63,7 +65,8 @@ class ImageInfo(NamedTuple):
     """An image's header.
 
     Attributes:
-        extension: File extension of its format: "jpg", "png", "webp", "bmp", "gif", "tiff" or "ppm".
+        extension: File extension of its format: "jpg", "png", "webp", "bmp", "gif", "tiff" or "ppm"; "fpk" for a
+            packed JPEG.
         width_px: Width as stored, before orientation.
         height_px: Height as stored, before orientation.
         orientation: EXIF orientation 1-8, as ``PIL.ImageOps.exif_transpose`` finds it in EXIF or XMP. 1 if there is
@@ -101,6 +104,8 @@ def image_info(data: bytes) -> ImageInfo:
         raise ValueError("empty file")
     if data[:2] == b"\xff\xd8":
         return _jpeg_info(data)
+    if is_packed(data):
+        return _jpeg_info(packed_head(data).jpeg_header)._replace(extension="fpk")
     if data[:8] == _PNG_SIGNATURE and data[12:16] == b"IHDR" and len(data) >= 33:
         oriented = _png_oriented(data)
         if oriented is None:
@@ -113,13 +118,16 @@ def image_info(data: bytes) -> ImageInfo:
 def check_complete(data: bytes, info: ImageInfo) -> None:
     """Checks that an encoded image was not cut off.
 
-    A JPEG by its end marker and a PNG by its chunks' checksums, which needs no decoding; if these are wrong, and for
-    other formats, by decoding the image.
+    A JPEG by its end marker, a packed one by its lengths, and a PNG by its chunks' checksums, which needs no decoding;
+    if these are wrong, and for other formats, by decoding the image.
 
     Raises:
         ValueError: with the fault.
     """
     if info.extension == "jpg" and jpeg_has_end(data):
+        return
+    if info.extension == "fpk":
+        check_packed(data)
         return
     if info.extension == "png" and _png_is_whole(data):
         return

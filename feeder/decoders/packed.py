@@ -6,6 +6,7 @@ docs/packed-format.md describes the files byte by byte.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,15 +14,22 @@ from typing import NamedTuple
 from feeder.errors import DecodeError
 
 __all__ = [
+    "CODEBOOK_NAME",
     "PackedHead",
     "add_codebooks",
+    "check_packed",
     "codebook_id",
+    "codebook_name",
     "decode_packed",
     "is_packed",
+    "is_packed_field",
     "packed_head",
     "unpack",
     "unpack_checked",
 ]
+
+# The name of a codebook's member in a tar. The webdataset library passes over such names.
+CODEBOOK_NAME = re.compile(r"__codebook-([0-9a-f]{16})__")
 
 _MAGIC = b"FPK"
 _VERSION = 1
@@ -50,6 +58,11 @@ def is_packed(data: bytes | bytearray | memoryview) -> bool:
     return bytes(data[:3]) == _MAGIC
 
 
+def is_packed_field(field: str) -> bool:
+    """Returns whether a WebDataset field name holds a packed JPEG by its last extension."""
+    return field.rpartition(".")[2].lower() == "fpk"
+
+
 def packed_head(data: bytes) -> PackedHead:
     """Reads the head of a packed JPEG.
 
@@ -72,6 +85,23 @@ def codebook_id(codebook: bytes) -> bytes:
     return hashlib.sha256(codebook).digest()[:_ID_BYTES]
 
 
+def codebook_name(codebook: bytes) -> str:
+    """Returns the name of a codebook's member in a tar."""
+    return f"__codebook-{codebook_id(codebook).hex()}__"
+
+
+def check_packed(data: bytes) -> None:
+    """Checks that a packed JPEG was not cut off.
+
+    Raises:
+        ValueError: if it was.
+    """
+    from feeder import _native
+
+    if _native.row_places(data) is None:
+        raise ValueError("truncated or damaged packed JPEG")
+
+
 def add_codebooks(codebooks: Iterable[bytes]) -> None:
     """Makes codebooks known to all decoders of this process.
 
@@ -90,8 +120,10 @@ def unpack(data: bytes | bytearray | memoryview) -> bytes:
     Raises:
         DecodeError: if the packed JPEG is damaged.
     """
-    from feeder import _native
-
+    try:
+        from feeder import _native
+    except ImportError as error:
+        raise DecodeError(f"packed JPEGs need feeder's native kernels, which can't be loaded ({error})") from None
     try:
         return _native.unpack(data)
     except _native.Unsupported as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from textwrap import indent
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.packed import codebook_id
 from feeder.order.batch_scores import BatchScores, batch_scores
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Shuffle, Window
@@ -47,6 +48,7 @@ class Report:
         window_scores: Score of a windowed shuffle, by samples in the window: how far samples that are stored side by
             side are moved apart, from 0 for the stored order to 1 for a full shuffle. Windows of the whole set are left
             out.
+        codebooks: Ids of the codebooks of its packed images.
         batch_scores: Scores of each way to shuffle, by its name, for 8 ranks with batches of 256; empty for a set with
             too few samples.
     """
@@ -67,6 +69,7 @@ class Report:
     height_px: list[int]
     window_scores: dict[int, float]
     batch_scores: dict[str, BatchScores]
+    codebooks: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON values."""
@@ -125,6 +128,7 @@ def inspect(path: str) -> Report:
         height_px=_percentiles(index.column("height")),
         window_scores=_window_scores(index),
         batch_scores=_batch_scores(index),
+        codebooks=[codebook_id(codebook).hex() for codebook in index.codebooks],
     )
 
 
@@ -136,6 +140,8 @@ def render(report: Report) -> str:
         lines.append(f"  rejected    {report.rejected:,}" + (" (see rejected.jsonl)" if report.rejected else ""))
     fields = [f"{printable(name)} {number:,}" for name, number in report.fields.items()]
     lines.append(_listed("  fields      ", fields))
+    if report.codebooks:
+        lines.append(_listed("  codebooks   ", report.codebooks))
     if set(report.orientations) - {"1"}:
         lines.append(_listed("  orientation ", [f"{k}: {v:,}" for k, v in report.orientations.items()]))
     if report.settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import FormatError
+from feeder.decoders.packed import add_codebooks, is_packed_field, unpack_checked
+from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.block_sums import BLOCK_BYTES, file_sums
 from feeder.shard.format.chunks import CHUNK_ROWS
 from feeder.shard.format.column_index import ColumnIndex
@@ -44,11 +46,14 @@ class Damage(NamedTuple):
     reason: str
 
 
-def verify(path: str, *, workers: int | None = None, progress: Progress | None = None) -> list[Damage]:
+def verify(
+    path: str, *, deep: bool = False, workers: int | None = None, progress: Progress | None = None
+) -> list[Damage]:
     """Reads every shard again and compares it with its checksums.
 
     Args:
         path: A shard set's folder, or an index file.
+        deep: True to unpack every packed image, too, and compare its JPEG with the SHA-256 in it.
         workers: Number of threads; None for one per core.
         progress: Advanced with every shard.
 
@@ -89,16 +94,36 @@ def verify(path: str, *, workers: int | None = None, progress: Progress | None =
     def check(number: int) -> list[Damage]:
         checksum = manifest.shards[number].sha256 if manifest else None
         rows = ids[starts[number] : starts[number + 1]].tolist()
+        packed = _verify_packed(index, number, rows) if deep else []
         if isinstance(index, SetIndex):
-            return _verify_indexed_shard(index, number, rows, checksum)
-        return _verify_shard(index, number, rows, checksum)
+            return _verify_indexed_shard(index, number, rows, checksum) + packed
+        return _verify_shard(index, number, rows, checksum) + packed
 
+    if deep:
+        add_codebooks(index.codebooks)
     progress.begin(len(index), index.size_bytes, 0, 0)
     with ThreadPoolExecutor(workers or cores().usable) as pool:
         for number, found_damages in enumerate(pool.map(check, range(index.shard_count))):
             damages += found_damages
             progress.advance(int(starts[number + 1] - starts[number]), index.shard_entry(number).size_bytes)
     progress.end()
+    return damages
+
+
+def _verify_packed(index: Index, number: int, rows: list[int]) -> list[Damage]:
+    """Unpacks the packed images of a shard. Those that can't be read are left to the check of checksums."""
+    packed = [i for i, name in enumerate(index.fields) if is_packed_field(name)]
+    name, damages = index.shard_name(number), []
+    with contextlib.suppress(OSError, FormatError), open(index.shard_path(number), "rb", opener=open_regular) as file:
+        for i in rows:
+            row = index.row(i)
+            if int(row.field[0]) not in packed or int(row.length[0]) > MAX_FILE_BYTES:
+                continue
+            data = os.pread(file.fileno(), int(row.length[0]), int(row.offset[0]))
+            try:
+                unpack_checked(data)
+            except DecodeError as error:
+                damages.append(Damage(name, index.key(i), error.reason))
     return damages
 
 

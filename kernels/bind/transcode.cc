@@ -8,6 +8,7 @@
 #include "bind/unsupported.h"
 #include "cpu/jpeg/bands.h"
 #include "cpu/jpeg/cut.h"
+#include "cpu/packed/jpeg_writer.h"
 #include "cpu/transcode/transcode.h"
 
 namespace nb = nanobind;
@@ -63,19 +64,29 @@ bool ends_rightly(ByteSpan file, const JpegHeader& header, int file_row, const s
 nb::object cut(nb::handle data, std::tuple<int, int, int, int> support_box, int first_row) {
     const BufferView file(data);
     const auto [left, top, right, bottom] = support_box;
+    const bool is_packed = looks_like_packed(file.bytes());
+    PackedFile packed;
     JpegHeader header;
-    const Outcome outcome = parse_jpeg_header(file.bytes(), header);
+    Outcome outcome = is_packed ? packed.open(file.bytes(), first_row) : parse_jpeg_header(file.bytes(), header);
     if (!outcome.ok()) raise_unsupported(outcome);
+    if (is_packed) header = packed.header();
     if (left < 0 || top < 0 || left >= right || top >= bottom || right > header.width || bottom > header.height) {
         throw nb::value_error(("support_box must be a box (left, top, right, bottom) inside the stored " +
                                std::to_string(header.width) + "x" + std::to_string(header.height) + " pixels")
                                   .c_str());
     }
+    Bytes out;
+    CutPlace place;
+    if (is_packed) {
+        const Codebook* const codebook = find_codebook(packed.codebook_id());
+        if (codebook == nullptr) raise_unsupported({Status::corrupt, unknown_codebook(packed.codebook_id())});
+        outcome = cut_packed(packed, *codebook, {left, top, right, bottom}, out, place);
+        if (!outcome.ok()) raise_unsupported(outcome);
+        return nb::make_tuple(nb::bytes(out.data(), out.size()), place.origin_x, place.origin_y);
+    }
     const int file_row = mcu_row_at(header, first_row);
     if (file_row < 0) return nb::none();
     std::vector<Segment> segments;
-    Bytes out;
-    CutPlace place;
     switch (cut_jpeg(file.bytes(), header, {left, top, right, bottom}, file_row, segments, out, place)) {
         case CutResult::cut:
             if (!ends_rightly(file.bytes(), header, file_row, segments)) break;
@@ -115,11 +126,12 @@ void add_transcode(nb::module_& module) {
                "Raises:\n"
                "    Unsupported: with the reason, for files to be kept as they are.");
     module.def("cut", &cut, "data"_a, "support_box"_a, "first_row"_a = 0,
-               "Cuts a seekable JPEG to the segments that a box needs.\n\n"
+               "Cuts a seekable JPEG to the segments that a box needs, or writes a packed one's MCUs as a JPEG.\n\n"
                "Args:\n"
                "    data: The JPEG, bytes-like.\n"
                "    support_box: left, top, right, bottom in stored pixels.\n"
-               "    first_row: The row of pixels that the data begin with after the header, see decode_batch().\n\n"
+               "    first_row: The row of pixels that the data begin with after the header, see decode_batch(); -1: a packed\n"
+               "        JPEG is whole.\n\n"
                "Returns:\n"
                "    (JPEG, x, y) with the cut's place in the stored image, or None where the file is not seekable.\n\n"
                "Raises:\n"

@@ -161,7 +161,7 @@ def test_an_image_that_must_be_decoded_and_cannot_be_is_rejected(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "zip"}, "encode must be one of seekable, keep, jpeg, raw, got 'zip'"),
+        ({"mode": "zip"}, "encode must be one of seekable, packed, keep, jpeg, raw, got 'zip'"),
         ({"max_side": 100}, "max_side changes pixels"),
         ({"mode": "raw", "max_side": 0}, "max_side must be at least 1"),
         ({"mode": "jpeg", "quality": 100}, "quality must be 1 to 95"),

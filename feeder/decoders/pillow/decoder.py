@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, View, ViewsDecoder, check_batch, check_options
 from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.packed import is_packed, unpack
 from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -168,6 +169,8 @@ class PillowDecoder(ViewsDecoder):
             pixels = raw_pixels(buffer)
             self._check_pixels("the array", pixels.shape[1], pixels.shape[0])
             return Image.fromarray(pixels).convert("RGB"), _UPRIGHT.get(orientation)
+        if is_packed(buffer):
+            buffer = unpack(buffer)
         with Image.open(io.BytesIO(buffer), formats=_FORMATS) as stored:
             self._check_pixels("the image", stored.width, stored.height)
             # Pillow itself turns TIFF images upright while it loads them.

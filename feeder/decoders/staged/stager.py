@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, check_options
 from feeder.decoders.image_header import image_info, is_plain_jpeg, jpeg_has_end
+from feeder.decoders.packed import is_packed, packed_head, unpack
 from feeder.decoders.staged.staged import ROW, Kind, Staged
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -152,7 +153,8 @@ class Stager:
         self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]
     ) -> bool:
         """Returns whether this is a plain JPEG of the expected size, no outlier, with a sound header and an end."""
-        if data[:2] != b"\xff\xd8":
+        packed = is_packed(data)
+        if data[:2] != b"\xff\xd8" and not packed:
             return False
         try:
             info = image_info(data)
@@ -162,18 +164,21 @@ class Stager:
         return (
             (stored[::-1] if orientation > 4 else stored) == tuple(image_size.tolist())
             and info.width_px * info.height_px <= min(self.outlier_pixels, self.max_pixels)
-            and (first_row != _WHOLE or jpeg_has_end(data))
-            and is_plain_jpeg(data)
+            and (packed or first_row != _WHOLE or jpeg_has_end(data))
+            and is_plain_jpeg(packed_head(data).jpeg_header if packed else data)
         )
 
     def _cut(self, data: bytes, first_row: int, row: int, rows: npt.NDArray[np.void]) -> bytes | None:
-        """Returns the JPEG, if seekable cut to the window, with the boxes moved along; None if markers are damaged."""
+        """Returns the JPEG, if seekable or packed cut to the window, with the boxes moved along; None if damaged."""
+        packed = is_packed(data)
+        if packed and not self._cuts:
+            return unpack(data)
         try:
             from feeder import _native
         except ImportError:
             return data
         try:
-            cut = _native.cut(data, tuple(rows["window"][row].tolist()), max(first_row, 0))
+            cut = _native.cut(data, tuple(rows["window"][row].tolist()), first_row if packed else max(first_row, 0))
             unsound = False
         except ValueError:
             cut, unsound = None, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -70,6 +71,7 @@ class ColumnIndex(Index):
                 raise ValueError(f"version {header['version']} with targets {self.targets}")
             classes = header.get("classes")
             self.classes = None if classes is None else [str(name) for name in classes]
+            self.codebooks = tuple(base64.b64decode(text, validate=True) for text in header.get("codebooks", ()))
             self.shards = tuple(ShardEntry(str(s["name"]), int(s["size_bytes"])) for s in header["shards"])
             self.fields = tuple(str(name) for name in header["fields"])
             self._samples = int(header["samples"])

@@ -86,6 +86,7 @@ class Index(ABC):
         path: The index file.
         fields: Names of the fields, by number.
         classes: Class names by label; None if the index has none.
+        codebooks: Codebooks of packed JPEGs.
         targets: Names of the numbers that each sample has in place of a label; empty if there are none.
         identity: Hash that differs if another index has replaced this one.
         image_of: Origin of an index in which another field is the image; None for any other.
@@ -99,6 +100,7 @@ class Index(ABC):
     path: str
     fields: tuple[str, ...]
     classes: list[str] | None
+    codebooks: tuple[bytes, ...] = ()
     targets: tuple[str, ...]
     identity: bytes
     image_of: ImageOf | None = None

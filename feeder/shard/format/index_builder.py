@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.packed import is_packed
 from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry, write_index
 
@@ -88,8 +89,8 @@ class IndexBuilder:
             size = len(self._data[column]) // np.dtype(COLUMNS[column]).itemsize if values is None else len(values)
             self._starts[start].append(size)
 
-    def write(self, path: str, shards: Sequence[ShardEntry]) -> None:
-        """Writes the rows as an index file, atomically."""
+    def write(self, path: str, shards: Sequence[ShardEntry], codebooks: Sequence[bytes] = ()) -> None:
+        """Writes the rows as an index file, atomically; ``codebooks`` are those of packed JPEGs."""
         columns: dict[str, npt.NDArray[Any]] = {}
         if self.targets:
             columns["target"] = np.array(self._target, np.float32)
@@ -103,7 +104,7 @@ class IndexBuilder:
                 columns[name] = np.array(values, dtype=dtype)
         counts = {name: len(column) for name, column in columns.items()}
         pieces = {name: [column] for name, column in columns.items()}
-        write_index(path, shards, list(self.fields), pieces, counts, targets=self.targets)
+        write_index(path, shards, list(self.fields), pieces, counts, targets=self.targets, codebooks=codebooks)
 
     def _field(self, field: str) -> int:
         return self.fields.setdefault(field, len(self.fields))
@@ -120,12 +121,14 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
     fields: dict[str, int] = {}
     shards: list[ShardEntry] = []
     targets: tuple[str, ...] = ()
+    codebooks: dict[bytes, None] = {}
     sizes: list[dict[str, int]] = []
     for part in map(ColumnIndex, parts):
         for field in part.fields:
             fields.setdefault(field, len(fields))
         shards.extend(part.shards)
         targets = part.targets
+        codebooks.update(dict.fromkeys(part.codebooks))
         names = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if part.has_column(name))]
         sizes.append({name: part.column(name).size for name in names})
     # Parts that an earlier version of feeder wrote, before the run was resumed, may lack a column.
@@ -150,12 +153,14 @@ def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None
             yield column
 
     columns = {name: pieces(name) for name in present}
-    write_index(path, shards, list(fields), columns, counts, targets=targets, classes=classes)
+    write_index(
+        path, shards, list(fields), columns, counts, targets=targets, classes=classes, codebooks=list(codebooks)
+    )
 
 
 def row_data(data: bytes) -> bytes:
-    """Returns an image's values in the column ``row_data``; empty unless it is a complete seekable JPEG."""
-    if data[:2] != b"\xff\xd8":
+    """Returns an image's values in the column ``row_data``; empty unless it is a complete seekable or packed JPEG."""
+    if data[:2] != b"\xff\xd8" and not is_packed(data):
         return b""
     try:
         from feeder import _native

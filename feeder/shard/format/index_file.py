@@ -16,19 +16,22 @@ orientation u8 (EXIF, 1-8); source_bytes u64 (size of the sample's source, befor
 image's bytes followed by those of the other fields). A text is a start u64 [N+1] and bytes: `key_start`, `key_data`,
 `path_start`, `path_data` (the original path, in the file system's bytes). The other fields of sample i are rows
 member_start[i] to member_start[i+1] of member_field u16, member_offset u64, member_length u64.
-`row_data` u32 has the places of the rows of pixels of a seekable JPEG, which are stored in bands. Its elements
-row_start[i] to row_start[i+1] are the height of a band in pixels, the offset of each band in the image's bytes, and the
-offset of the end of the last band's marker. It is empty for other images; older indexes lack both columns.
+`row_data` u32 has the places of the rows of pixels of a seekable or packed JPEG, which are stored in bands. Its
+elements row_start[i] to row_start[i+1] are the height of a band in pixels, the offset of each band in the image's
+bytes, and the offset of the end of the last band, with its marker. It is empty for other images; older indexes lack
+both columns.
 With `image_of`, the image is another field than in the index that this one was made from. `identity` is the hash of
 that index, in hexadecimal digits, and `left_out` the number of its samples that are left out, as they have no readable
 image in that field. The rows of member_* are then all fields of the sample, the image included, and crc32 covers these.
-`classes` has the class names, by label. `targets` has the names of K numbers that each sample has in place of a label.
-The version is then 2, so that older readers refuse the index; the column `target` f32 has K numbers for each sample,
-NaN for none; and `label` is -1. `source_row` u64 [N] has the row number, from 0, of samples from rows of a table.
+`classes` has the class names, by label. `codebooks` has those of packed JPEGs, each in base64. `targets` has the names
+of K numbers that each sample has in place of a label. The version is then 2, so that older readers refuse the index;
+the column `target` f32 has K numbers for each sample, NaN for none; and `label` is -1. `source_row` u64 [N] has the row
+number, from 0, of samples from rows of a table.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -122,6 +125,7 @@ def write_index(
     *,
     targets: Sequence[str] = (),
     classes: Sequence[str] | None = None,
+    codebooks: Sequence[bytes] = (),
 ) -> None:
     """Writes an index file atomically.
 
@@ -134,6 +138,7 @@ def write_index(
         image_of: Origin of the index, if another field is the image; see Note [Index file].
         targets: Names of the numbers in the column "target".
         classes: Class names by label, to store in the index.
+        codebooks: Codebooks of packed JPEGs.
     """
     header: dict[str, Any] = {
         "header_crc32": _NO_CRC,
@@ -148,6 +153,8 @@ def write_index(
         header["targets"] = list(targets)
     if classes is not None:
         header["classes"] = list(classes)
+    if codebooks:
+        header["codebooks"] = [base64.b64encode(codebook).decode() for codebook in codebooks]
     dtypes = {name: dtype for name, dtype in (COLUMNS | OPTIONAL_COLUMNS).items() if name in counts}
     # The header holds offsets, whose digits change its length: lay out with a guess, then with the real length.
     start = _ALIGN

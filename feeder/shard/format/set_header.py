@@ -16,12 +16,14 @@ The size of a shard's index does not count optional groups, which come last. The
     equal         samples in each shard, if all but the last one have as many, else 0
     labelled, max_label   number of samples with a label, and the largest label
     pattern       [prefix, digits, suffix] of shard names, or null: the number of a shard, padded with zeros
+    codebooks     those of packed JPEGs, in base64; absent without any
     table, pages, names   [offset, size in bytes, hash or null]
 A version of the set that is not the newest is kept as ``index-000001.bin``, by its number.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -72,6 +74,7 @@ class SetInfo:
         index_suffix: Suffix of the shards' indexes, in place of the shards' own.
         version: Number of this version of the set, from 1.
         versions: (samples, shards) of the earlier ones.
+        codebooks: Codebooks of packed JPEGs.
     """
 
     fields: tuple[str, ...]
@@ -84,6 +87,7 @@ class SetInfo:
     index_suffix: str = INDEX_SUFFIX
     version: int = 1
     versions: tuple[tuple[int, int], ...] = ()
+    codebooks: tuple[bytes, ...] = ()
 
 
 def version_path(path: str, version: int) -> str:
@@ -142,6 +146,8 @@ def write_header(
         "pages": [at_pages, rows.nbytes, None],
         "names": [at_names, name_table.nbytes, short_hash(name_table.tobytes()).hex()],
     }
+    if info.codebooks:
+        head["codebooks"] = [base64.b64encode(codebook).decode() for codebook in info.codebooks]
     with atomic_file(path) as file:
         file.write(sealed(HEADER_MAGIC, head))
         file.write(table.tobytes())
@@ -213,6 +219,7 @@ class SetHeader:
             is_numbered=bool(head["is_numbered"]),
             fingerprint=str(head["fingerprint"]),
             index_suffix=str(head["index_suffix"]),
+            codebooks=tuple(base64.b64decode(text, validate=True) for text in head.get("codebooks", ())),
             version=int(head["version"]),
             versions=tuple((int(samples), int(shards)) for samples, shards in head["versions"]),
         )

@@ -46,6 +46,7 @@ class SetIndex(Index):
         info = self.header.info
         self.fields, self.targets, self.version = info.fields, info.targets, info.version
         self.classes = None if info.classes is None else list(info.classes)
+        self.codebooks = info.codebooks
         self.identity = self.header.hash
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)

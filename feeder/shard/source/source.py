@@ -59,6 +59,7 @@ class Source:
         unreadable_folders: Number of folders among these.
         notes: Lines of advice for the user, found while listing.
         containers: Files that hold many samples.
+        codebooks: Codebooks of the packed JPEGs in the containers.
         replaces_cls: True if the labels replace those in the ``cls`` fields.
         image_fields: Fields that hold the image, of which each sample has one; empty where images are files.
         other_images: Fields that are named like images, but were not chosen.
@@ -76,6 +77,7 @@ class Source:
         self.rejected: list[Rejection] = []
         self.notes: list[str] = []
         self.containers: list[Container] = []
+        self.codebooks: list[bytes] = []
         self.replaces_cls = False
         self.image_fields: tuple[str, ...] = ()
         self.other_images: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import glob
 import gzip
@@ -15,6 +16,7 @@ from typing import BinaryIO
 import braceexpand
 
 from feeder.decoders.image_header import is_image_field
+from feeder.decoders.packed import CODEBOOK_NAME, add_codebooks, codebook_name
 from feeder.errors import NotFoundError, SourceError, StoreError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
@@ -37,6 +39,7 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "open_stored_tars", "open_tars"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
+_MOST_CODEBOOK_BYTES = 1 << 16
 _SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, next to a seam of two archives, next to damage
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -275,7 +278,9 @@ def _grouped(
             group.seam()
             continue
         split = _split_name(member.name)
-        if split is None:
+        if isinstance(member, Member) and CODEBOOK_NAME.fullmatch(member.name.rpartition("/")[2]):
+            _add_codebook(source, name, pread, member)
+        elif split is None:
             path = f"{name}/{member.name}".rstrip("/")
             if isinstance(member, Refused):
                 source.reject(path, member.reason, bad=member.bad)
@@ -293,6 +298,22 @@ def _grouped(
 
 def _compressed(path: str) -> SourceError:
     return SourceError(f"{path}: is compressed, so it can't be indexed; unpack it, or shard it")
+
+
+def _add_codebook(source: Source, tar: str, pread: Callable[[int, int], bytes], member: Member) -> None:
+    """Notes the codebook of a tar's packed images, and makes it known to the decoders."""
+    codebook = pread(min(member.size, _MOST_CODEBOOK_BYTES), member.offset)
+    if codebook in source.codebooks:
+        return
+    try:
+        if codebook_name(codebook) != member.name.rpartition("/")[2]:
+            raise ValueError("its bytes do not match its name")
+        with contextlib.suppress(ImportError):  # without the kernels, unpacking says so
+            add_codebooks([codebook])
+    except ValueError as error:
+        source.reject(f"{tar}/{member.name}", f"damaged codebook of packed images: {error}")
+        return
+    source.codebooks.append(codebook)
 
 
 def _incomplete(source: Source, damaged: list[int], joined: list[int]) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,16 +11,17 @@ import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.decoders.image_header import EXIF_HEAD, ImageInfo, jpeg_orientation, quiet_pillow
+from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe, Resize
 
 __all__ = ["ENCODINGS", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]
 
-ENCODINGS = ("seekable", "keep", "jpeg", "raw")
+ENCODINGS = ("seekable", "packed", "keep", "jpeg", "raw")
 # Decodes an image to one pixel, to which all its pixels contribute.
 _LOOK = Recipe((Resize((1, 1)),))
-_NEEDS_NATIVE = ("seekable", "jpeg")
+_NEEDS_NATIVE = ("seekable", "packed", "jpeg")
 _MAX_EXIF_BYTES = 65_533  # the capacity of a marker segment
 
 
@@ -29,8 +31,9 @@ class EncodeOptions:
 
     Attributes:
         mode: "seekable": JPEGs are rewritten losslessly so that a crop can be decoded alone, other formats are kept;
-            "keep": bytes as they are; "jpeg": decoded and encoded again as seekable JPEG; "raw": decoded to uint8
-            [H, W, 3] in an ``.npy`` file.
+            "packed": JPEGs are stored without Huffman codes, from which the file comes back to the byte, others as
+            for "seekable"; "keep": bytes as they are; "jpeg": decoded and encoded again as seekable JPEG; "raw":
+            decoded to uint8 [H, W, 3] in an ``.npy`` file.
         max_side: For "jpeg" and "raw": the longer side is reduced to this number of pixels; None for no limit.
         quality: For "jpeg": 1 to 95.
         keep_metadata: For "seekable" and "jpeg": keeps EXIF, ICC profile and comments. Orientation is always kept.
@@ -50,6 +53,8 @@ class EncodeOptions:
             raise ArgumentError(f"max_side must be at least 1, got {self.max_side}")
         if self.max_side is not None and self.mode not in ("jpeg", "raw"):
             raise ArgumentError(f"max_side changes pixels, so it needs encode 'jpeg' or 'raw', got {self.mode!r}")
+        if self.mode == "packed" and not self.keep_metadata:
+            raise ArgumentError("encode 'packed' keeps files to the byte, so it can't strip their metadata")
         if not 1 <= self.quality <= 95:
             raise ArgumentError(f"quality must be 1 to 95, got {self.quality}")
 
@@ -59,7 +64,7 @@ class EncodeOptions:
             "encode": self.mode,
             "max_side": self.max_side,
             "quality": self.quality if self.mode == "jpeg" else None,
-            "keep_metadata": self.keep_metadata if self.mode in _NEEDS_NATIVE else None,
+            "keep_metadata": self.keep_metadata if self.mode in ("seekable", "jpeg") else None,
         }
         return settings | {"reject_deep": True} if self.reject_deep else settings
 
@@ -70,7 +75,8 @@ class EncodedImage(NamedTuple):
     Attributes:
         data: Its bytes.
         info: Its format and stored size; orientation is recorded, never applied to the pixels.
-        outcome: The way it was encoded, for counting: "seekable", "kept (png)", "kept (JPEG: CMYK)", ...
+        outcome: The way it was encoded, for counting: "seekable", "packed", "seekable (not packed: progressive)",
+            "kept (png)", "kept (JPEG: CMYK)", ...
         clipped: True if it has more than 8 bits per channel, so that decoding clips it.
     """
 
@@ -101,10 +107,14 @@ class Encoder:
 
     Args:
         options: The options for encoding.
+        codebook: For "packed": the codebook.
     """
 
-    def __init__(self, options: EncodeOptions) -> None:
+    def __init__(self, options: EncodeOptions, codebook: bytes | None = None) -> None:
         self._options = options
+        self._codebook_id = None if codebook is None else codebook_id(codebook)
+        if codebook is not None:
+            add_codebooks([codebook])
         self._decoder = get_decoder()
 
     def encode(self, data: bytes, info: ImageInfo) -> EncodedImage:
@@ -118,19 +128,31 @@ class Encoder:
             ValueError: if it can't be loaded, so that it must not become a sample.
         """
         options, outcome = self._options, "kept"
-        if options.mode == "seekable":
+        if options.mode in ("seekable", "packed"):
             outcome = f"kept ({info.extension})"
             if info.extension == "jpg":
-                encoded = _seekable(data, info, options, "seekable")
-                if encoded.outcome == "seekable":  # every coefficient was read, so it can be decoded
+                encoded = self._lossless(data, info)
+                if not encoded.outcome.startswith("kept"):  # every coefficient was read, so it can be decoded
                     return encoded
                 outcome = encoded.outcome
         clipped = self._load(data, info)
         if clipped and options.reject_deep:
             raise ValueError("has more than 8 bits per channel, and would be clipped to 0-255 (--reject-deep)")
-        is_kept = options.mode in ("seekable", "keep")
+        is_kept = options.mode in ("seekable", "packed", "keep")
         encoded = EncodedImage(data, info, outcome) if is_kept else _reencode(data, info, options)
         return encoded._replace(clipped=clipped)
+
+    def _lossless(self, data: bytes, info: ImageInfo) -> EncodedImage:
+        """Packs a JPEG, or makes it seekable."""
+        if self._codebook_id is None:
+            return _seekable(data, info, self._options, "seekable")
+        from feeder._native import Unsupported, pack
+
+        try:
+            packed = pack(data, self._codebook_id, hashlib.sha256(data).digest(), max_pixels=MAX_PIXELS)
+        except Unsupported as error:
+            return _seekable(data, info, self._options, f"seekable (not packed: {error})")
+        return EncodedImage(packed, info._replace(extension="fpk"), "packed")
 
     def _load(self, data: bytes, info: ImageInfo) -> bool:
         """Decodes an image as a loader would; returns True if it is clipped."""

@@ -19,7 +19,7 @@ _QUALITY = 90
 
 def decode_advice(index: Index, manifest: Manifest) -> str | None:
     """Returns advice if at least 5 % of the samples are not JPEGs; else None."""
-    slow = {name: count for name, count in manifest.formats.items() if name not in ("jpg", "npy")}
+    slow = {name: count for name, count in manifest.formats.items() if name not in ("jpg", "fpk", "npy")}
     if not manifest.samples or sum(slow.values()) < _MIN_SHARE * manifest.samples:
         return None
     name = max(slow, key=lambda n: slow[n])

@@ -89,7 +89,7 @@ def index_tars(
         parts = []
         for number, (name, builder) in enumerate(zip(names, builders, strict=True)):
             parts.append(os.path.join(scratch, str(number)))
-            builder.write(parts[-1], [ShardEntry(name, source.containers[number].size_bytes)])
+            builder.write(parts[-1], [ShardEntry(name, source.containers[number].size_bytes)], source.codebooks)
         samples = sum(map(len, builders))
         if not samples:
             first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from feeder.decoders.packed import codebook_name
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_builder import merge_indexes
@@ -20,6 +21,7 @@ from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.source import Rejection, Source
+from feeder.shard.write.codebook import trained_codebook
 from feeder.shard.write.format_advice import decode_advice
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
@@ -52,6 +54,7 @@ class Run:
         self._options = options
         self._progress = progress
         self._started = started
+        self._codebook: bytes | None = None
         self._stop = threading.Event()
         self._advanced: collections.deque[tuple[int, int]] = collections.deque()
 
@@ -71,6 +74,8 @@ class Run:
             self._progress.note(f"resuming the unfinished run in {folder.shown}")
         plan = plan_shards(source, self._options)
         done = {number: written for number in range(len(plan)) if (written := self._finished(number))}
+        if self._options.encode.mode == "packed" and len(done) < len(plan):
+            self._codebook = trained_codebook(source, self._options.seed)
         size_bytes = int(source.table.sizes().sum())
         done_samples = sum(len(plan[number]) for number in done)
         done_bytes = sum(written.record.size_bytes for written in done.values())
@@ -124,9 +129,12 @@ class Run:
     def _write(self, number: int, positions: range) -> _Written:
         """Writes one shard. It is renamed into place after its part of the index and its record are written."""
         name = shard_name(number)
-        writer = ShardWriter(self._source, self._options.encode)
+        codebooks = [] if self._codebook is None else [self._codebook]
+        writer = ShardWriter(self._source, self._options.encode, self._codebook)
         with atomic_file(self._folder.file(name)) as file:
             tar = TarWriter(file)
+            for codebook in codebooks:
+                tar.add(codebook_name(codebook), codebook)
             for chunk_start in range(positions.start, positions.stop, CHUNK):
                 chunk = range(chunk_start, min(chunk_start + CHUNK, positions.stop))
                 ids = sample_ids(chunk, len(self._source.table), self._options)
@@ -137,7 +145,7 @@ class Run:
             checksum = tar.finish()
             record = ShardRecord(name, len(writer.builder), tar.size_bytes, checksum)
             written = _Written(record, writer.rejected, dict(writer.formats), dict(writer.encoded), writer.clipped)
-            writer.builder.write(self._folder.part(f"{name}.idx"), [ShardEntry(name, tar.size_bytes)])
+            writer.builder.write(self._folder.part(f"{name}.idx"), [ShardEntry(name, tar.size_bytes)], codebooks)
             with atomic_file(self._folder.part(f"{name}.json")) as part:
                 part.write(written.to_json())
         self._folder.publish(

@@ -42,6 +42,7 @@ def write_set(
     *,
     suffix: str = INDEX_SUFFIX,
     fingerprint: str | None = None,
+    codebooks: Sequence[bytes] = (),
 ) -> None:
     """Writes the header of a set whose shards all have their indexes beside them.
 
@@ -51,6 +52,7 @@ def write_set(
         classes: Class names by label.
         suffix: Suffix of the shards' indexes.
         fingerprint: The set's fingerprint, if it is known; None to make it of the shards' hashes.
+        codebooks: Codebooks of packed JPEGs.
 
     Raises:
         FormatError: if an index is missing or damaged, or the shards' targets differ.
@@ -86,5 +88,6 @@ def write_set(
         is_numbered=is_numbered and bool(shards),
         fingerprint=fingerprint or digest.hexdigest(),
         index_suffix=suffix,
+        codebooks=tuple(codebooks),
     )
     write_header(path, info, rows, [shard.name for shard in shards])

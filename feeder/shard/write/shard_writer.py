@@ -14,7 +14,8 @@ import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.decoders.image_header import image_info
-from feeder.errors import ShardError, SourceError
+from feeder.decoders.packed import is_packed, unpack_checked
+from feeder.errors import DecodeError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.class_folders import UNREADABLE
@@ -22,20 +23,26 @@ from feeder.shard.source.image_file import looks_like_image
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.encode import EncodeOptions, Encoder
 
-__all__ = ["ShardWriter"]
+__all__ = ["ShardWriter", "read_sample"]
 
 
 class ShardWriter:
-    """Writes samples into one shard, and counts formats, encodings and rejections."""
+    """Writes samples into one shard, and counts formats, encodings and rejections.
 
-    def __init__(self, source: Source, encoding: EncodeOptions) -> None:
+    Args:
+        source: The samples.
+        encoding: The options for encoding images.
+        codebook: For packed images: their codebook.
+    """
+
+    def __init__(self, source: Source, encoding: EncodeOptions, codebook: bytes | None = None) -> None:
         self.builder = IndexBuilder(0, source.table.targets, numbered=source.table.is_numbered)
         self.rejected: list[Rejection] = []
         self.formats: collections.Counter[str] = collections.Counter()
         self.encoded: collections.Counter[str] = collections.Counter()
         self.clipped = 0
         self._source = source
-        self._encoder = Encoder(encoding)
+        self._encoder = Encoder(encoding, codebook)
         self._digits = max(8, len(str(len(source.table) - 1)))
 
     def add(self, tar: TarWriter, position: int, i: int) -> int:
@@ -47,7 +54,7 @@ class ShardWriter:
         """
         table = self._source.table
         try:
-            image, fields = self._read(i)
+            image, fields = read_sample(self._source, i)
             info = image_info(image[1])
             if info.width_px * info.height_px > MAX_PIXELS:
                 raise ValueError(
@@ -125,24 +132,35 @@ class ShardWriter:
     def _path(self, i: int) -> str:
         return os.fsdecode(self._source.table.path(i))
 
-    def _read(self, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
-        """Reads the image and the other fields. The image has no name if its bytes decide the extension."""
-        fields = self._source.read(i)
-        named = [(name, data) for name, data in fields if name is not None]
-        unnamed = [(name, data) for name, data in fields if name is None]
-        if unnamed:
-            return unnamed[0], named
-        names = [name for name, _ in named]
-        primary = next(name for name in self._source.image_fields if name in names)
-        image = next((name, data) for name, data in named if name == primary)
-        return image, [(name, data) for name, data in named if name != primary]
-
     def _renamed(self, extension: str) -> str:
         """Returns the field name of an image in a new format: its extension, unless another field has that name."""
         others = self._source.table.fields.keys() - set(self._source.image_fields)
         while extension in others:
             extension = f"image.{extension}"
         return extension
+
+
+def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
+    """Reads the image and the other fields of a sample. The image has no name if its bytes decide the extension.
+
+    Raises:
+        OSError, SourceError, ValueError, MemoryError: See :meth:`Source.read`; ValueError also for a packed image that
+            is damaged, or whose tar lacks its codebook.
+    """
+    fields = source.read(i)
+    named = [(name, data) for name, data in fields if name is not None]
+    unnamed = [(name, data) for name, data in fields if name is None]
+    if unnamed:
+        return unnamed[0], named
+    names = [name for name, _ in named]
+    primary = next(name for name in source.image_fields if name in names)
+    name, image = next((name, data) for name, data in named if name == primary)
+    if is_packed(image):
+        try:
+            name, image = f"{name.removesuffix('fpk')}jpg", unpack_checked(image)
+        except DecodeError as error:
+            raise ValueError(error.reason) from None
+    return (name, image), [(name, data) for name, data in named if name != primary]
 
 
 def _with_targets(

@@ -99,7 +99,7 @@ def write_shards(
         out: Output folder, new or empty, or such a place in a store, as "s3://bucket/set".
         seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index, image_field: As in
             :class:`ShardOptions`.
-        encode: As there, or the mode alone: "seekable", "keep", "jpeg" or "raw".
+        encode: As there, or the mode alone: "seekable", "packed", "keep", "jpeg" or "raw".
         classes: Class names by label; None takes the names in ``cls``, sorted.
 
     Raises:

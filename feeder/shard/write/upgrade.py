@@ -80,7 +80,7 @@ def _upgrade(index: ColumnIndex, progress: Progress) -> None:
         write_shard_index(index_path(folder, name), columns, index.fields, index.targets, blocks, size_bytes)
         shards.append(HashedShard(name, size_bytes, sha256))
         progress.advance(len(rows), size_bytes)
-    write_set(index.path, shards, classes, fingerprint=index.fingerprint())
+    write_set(index.path, shards, classes, fingerprint=index.fingerprint(), codebooks=index.codebooks)
     if manifest is not None:
         entry = {"size_bytes": os.stat(index.path).st_size, "sha256": file_sha256(index.path)}
         manifest.with_index(entry).write(folder)

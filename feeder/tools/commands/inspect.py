@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from feeder.errors import FeederError
+from feeder.errors import ArgumentError, FeederError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_DAMAGED
 
@@ -27,6 +27,11 @@ def add(commands: Any) -> None:
     )
     command.add_argument("dir", metavar="DIR", help="folder of a shard set, or an index file")
     command.add_argument("--verify", action="store_true", help="compare every byte with the checksums")
+    command.add_argument(
+        "--deep",
+        action="store_true",
+        help="with --verify: also unpack every packed image, and check its JPEG's SHA-256",
+    )
     command.add_argument("--workers", type=int, metavar="N", help="threads for --verify (default: one per core)")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=run)
@@ -37,9 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.inspect import inspect, render
     from feeder.tools.verify import verify
 
+    if arguments.deep and not arguments.verify:
+        raise ArgumentError("--deep needs --verify")
     # Verified first: even if a damaged index allows no report, its damage can be listed.
     damages = (
-        verify(arguments.dir, workers=arguments.workers, progress=terminal_progress(arguments.json))
+        verify(
+            arguments.dir, deep=arguments.deep, workers=arguments.workers, progress=terminal_progress(arguments.json)
+        )
         if arguments.verify
         else None
     )

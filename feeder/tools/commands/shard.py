@@ -73,9 +73,10 @@ def add(commands: Any) -> None:
     )
     command.add_argument(
         "--encode",
-        choices=("seekable", "keep", "jpeg", "raw"),
+        choices=("seekable", "packed", "keep", "jpeg", "raw"),
         default="seekable",
-        help="seekable: rewrite JPEGs losslessly so that crops decode alone, keep other formats; keep: unchanged "
+        help="seekable: rewrite JPEGs losslessly so that crops decode alone, keep other formats; packed: as seekable, "
+        "but JPEGs without Huffman codes (fastest, lossless to the byte, only feeder reads them); keep: unchanged "
         "bytes; jpeg: encode again; raw: uint8 pixels as .npy (default: %(default)s)",
     )
     command.add_argument("--max-side", type=int, metavar="PX", help="with jpeg or raw: shrink the longer side to this")

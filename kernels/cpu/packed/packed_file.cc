@@ -25,6 +25,8 @@ const char* unpackable_kind(const JpegHeader& header) {
         if (header.quant[component.quant_table].length == 0) return "a missing table";
         if (header.dc_huffman[component.dc_table].length == 0) return "a missing table";
         if (header.ac_huffman[component.ac_table].length == 0) return "a missing table";
+        if (header.h_max % component.h != 0 || header.v_max % component.v != 0)
+            return "sampling factors that no decoder upsamples";
         blocks += header.components == 1 ? 1 : component.h * component.v;
     }
     return blocks > 10 ? "more than 10 blocks in an MCU" : nullptr;

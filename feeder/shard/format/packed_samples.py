@@ -1,0 +1,53 @@
+"""Packed images in pipelines of the webdataset library."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from feeder.decoders.packed import decode_packed, is_packed_field
+from feeder.errors import DecodeError
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.open_index import open_index
+
+__all__ = ["PackedDecoder", "packed_decoder"]
+
+
+class PackedDecoder:
+    """Replaces the packed images in samples; made by :func:`packed_decoder`."""
+
+    def __init__(self, codebooks: tuple[bytes, ...]) -> None:
+        self._codebooks = codebooks
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """Returns the sample with the original JPEG as "jpg" where it has a packed one as "fpk".
+
+        Raises:
+            DecodeError: if it is damaged, or of another set, naming the sample.
+        """
+        unpacked = {}
+        for name, value in sample.items():
+            if is_packed_field(name):
+                name = f"{name[: -len('fpk')]}jpg"
+                try:
+                    value = decode_packed(value, self._codebooks)
+                except DecodeError as error:
+                    shard = os.path.basename(sample.get("__url__", "")) or None
+                    raise error.at(key=sample.get("__key__", ""), shard=shard) from None
+            unpacked[name] = value
+        return unpacked
+
+
+def packed_decoder(path: str | os.PathLike[str]) -> PackedDecoder:
+    """Returns a function for ``.map`` of a webdataset pipeline that turns packed images into the original JPEGs.
+
+    ``wds.WebDataset(urls).map(feeder.packed_decoder("images-shards")).decode("pil")``
+
+    Args:
+        path: The shard set's folder, or its index, which has the codebooks.
+
+    Raises:
+        FormatError: if there is no index, or it is damaged.
+    """
+    name = os.fspath(path)
+    return PackedDecoder(open_index(os.path.join(name, INDEX_NAME) if os.path.isdir(name) else name).codebooks)

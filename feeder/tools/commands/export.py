@@ -1,0 +1,40 @@
+"""``feeder export``: writes the original files of a shard set."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from feeder.system.text import count, printable, say
+from feeder.tools.commands.common import add_output
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "export",
+        help="write the images of a shard set as files",
+        description="Writes each image of a shard set to its original path below a folder. Packed images are unpacked "
+        "to the original files, and compared with their SHA-256; others are written as they are stored.",
+    )
+    command.add_argument("dir", metavar="DIR", help="folder of a shard set, or an index file")
+    command.add_argument("--out", metavar="DIR", required=True, help="new or empty folder")
+    add_output(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.system.progress import terminal_progress
+    from feeder.tools.export import export
+
+    summary = export(arguments.dir, arguments.out, progress=terminal_progress(arguments.quiet))
+    if arguments.json:
+        say(json.dumps(dataclasses.asdict(summary)))
+    elif not arguments.quiet:
+        say(f"{count(summary.unpacked + summary.stored, 'image')}\n  to        {printable(summary.out)}")
+        say(f"  unpacked  {summary.unpacked:,}, equal to the original files")
+        say(f"  stored    {summary.stored:,}, as the set has them")
+    return 0

@@ -1,0 +1,289 @@
+"""Sets of packed images: they load like seekable ones, on every backend, and the original files come back."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import feeder
+from feeder import DataLoader, ShardDataset
+from feeder.decoders.packed import codebook_id
+from feeder.errors import ArgumentError, DecodeError
+from feeder.shard.format.column_index import ColumnIndex
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
+from feeder.shard.write.upgrade import upgrade_index
+from feeder.tools.cli import main
+from feeder.tools.inspect import inspect
+from feeder.tools.verify import verify
+from feeder.transforms import (
+    ColorJitter,
+    Normalize,
+    Op,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+    ToDtype,
+    Views,
+)
+from tests.support import jpegs
+from tests.support.images import encode
+from tests.support.shard_sets import write_tar
+
+PACKED = ShardOptions(shard_size_bytes=1 << 20, encode=EncodeOptions("packed"))
+KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "4:4:0", "progressive", "rgb")
+CROP: tuple[Op, ...] = (
+    RandomResizedCrop(32, scale=(0.05, 0.5)),
+    RandomHorizontalFlip(),
+    ToDtype("float32"),
+    Normalize((0.5,) * 3, (0.5,) * 3),
+)
+RECIPES: dict[str, Any] = {
+    "crop": CROP,
+    "photometric": (RandomResizedCrop(32), RandomRotation(20), ColorJitter(0.4, 0.4, 0.4, 0.1)),
+    "views": Views([CROP, (RandomResizedCrop(24), RandomHorizontalFlip())]),
+    "whole": (Resize((40, 40)),),
+}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Images, a packed set of them and a seekable one."""
+    root = tmp_path_factory.mktemp("packed")
+    for i in range(28):
+        path = root / "images" / f"{i % 3}" / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = (301 + 16 * i, 640 - 13 * i)
+        if i >= 14:
+            data = encode(jpegs.photo(i, *size), orientation=1 + i % 8, quality=95)
+        else:
+            data = jpegs.jpeg(KINDS[i % len(KINDS)], size, i)
+        path.write_bytes(data)
+    jpegs.photo(0, 50, 40).save(root / "images" / "0" / "28.png")
+    shard(str(root / "images"), str(root / "packed"), PACKED)
+    shard(str(root / "images"), str(root / "seekable"), ShardOptions(shard_size_bytes=1 << 20))
+    return root / "images", root / "packed", root / "seekable"
+
+
+def batches(folder: Path, recipe: Any, **options: Any) -> list[list[torch.Tensor]]:
+    loader = DataLoader(ShardDataset(folder, recipe), batch_size=7, seed=3, **options)
+    return [[tensor.clone() for tensor in flat(batch)] for batch in loader]
+
+
+def assert_equal(found: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> None:
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert torch.equal(a, b)
+
+
+def members_of(tar: Path) -> dict[str, bytes]:
+    with tarfile.open(tar) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+
+
+def flat(batch: Any) -> list[torch.Tensor]:
+    return [batch] if isinstance(batch, torch.Tensor) else [tensor for each in batch for tensor in flat(each)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("options", [{}, {"fidelity": "exact"}, {"backend": "pillow"}], ids=str)
+def test_batches_are_those_of_the_seekable_set(
+    sets: tuple[Path, Path, Path], recipe: str, options: dict[str, Any]
+) -> None:
+    _, packed, seekable = sets
+    assert_equal(batches(packed, RECIPES[recipe], **options), batches(seekable, RECIPES[recipe], **options))
+
+
+def test_workers_make_the_same_batches(sets: tuple[Path, Path, Path]) -> None:
+    _, packed, seekable = sets
+    assert_equal(batches(packed, CROP, num_workers=2), batches(seekable, CROP))
+
+
+def test_dali_gets_jpegs(sets: tuple[Path, Path, Path]) -> None:
+    pytest.importorskip("nvidia.dali")
+    _, packed, seekable = sets
+    options: dict[str, Any] = {"backend": "dali", "num_workers": 1}
+    found = batches(packed, CROP, **options)
+    for one, other in zip(found, batches(seekable, CROP, **options), strict=True):
+        torch.testing.assert_close(one[0], other[0], rtol=0, atol=0.05)
+        assert torch.equal(one[1], other[1])
+
+
+def test_single_samples_are_those_of_the_seekable_set(sets: tuple[Path, Path, Path]) -> None:
+    _, packed, seekable = sets
+    ours, theirs = ShardDataset(packed, (Resize((40, 40)),)), ShardDataset(seekable, (Resize((40, 40)),))
+    for i in range(len(ours)):
+        assert torch.equal(ours[i][0], theirs[i][0])
+        assert ours[i][1] == theirs[i][1]
+
+
+def test_crops_read_only_their_rows(sets: tuple[Path, Path, Path]) -> None:
+    _, packed, _ = sets
+    index = ColumnIndex(packed / INDEX_NAME)
+    i = next(i for i in range(len(index)) if index.image_field(i) == "fpk" and index.length[i] > 60_000)
+    found = index.row(i).extents(np.array([[100, 120]], np.int32))
+    assert found is not None
+    ((first, head, begin, end),) = found.tolist()
+    assert first >= 0
+    assert head + end - begin < 0.6 * int(index.length[i])
+
+
+def test_what_is_not_packed_is_counted_by_reason(sets: tuple[Path, Path, Path]) -> None:
+    _, packed, _ = sets
+    manifest = Manifest.read(str(packed))
+    assert manifest is not None
+    assert manifest.encoded == {"kept (png)": 1, "packed": 26, "seekable (not packed: progressive)": 2}
+    report = inspect(str(packed))
+    assert report.fields["fpk"] == 26
+    assert len(report.codebooks) == 1
+
+
+def test_every_tar_starts_with_its_codebook(sets: tuple[Path, Path, Path]) -> None:
+    _, packed, _ = sets
+    (codebook,) = ColumnIndex(packed / INDEX_NAME).codebooks
+    tars = sorted(packed.glob("*.tar"))
+    assert len(tars) > 1
+    for tar in tars:
+        name, data = next(iter(members_of(tar).items()))
+        assert name == f"__codebook-{codebook_id(codebook).hex()}__"
+        assert data == codebook
+
+
+def test_the_same_source_gives_the_same_set(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    images, packed, _ = sets
+    shard(str(images), str(tmp_path / "again"), ShardOptions(shard_size_bytes=1 << 20, workers=1, encode=PACKED.encode))
+    for path in packed.glob("*.tar"):
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+    assert (tmp_path / "again" / INDEX_NAME).read_bytes() == (packed / INDEX_NAME).read_bytes()
+
+
+def test_export_gives_the_original_files(
+    sets: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, packed, _ = sets
+    assert main(["export", str(packed), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
+        "out": str(tmp_path / "out"),
+        "unpacked": 26,
+        "stored": 3,
+    }
+    same = 0
+    for path in sorted(images.rglob("*.*")):
+        data = (tmp_path / "out" / path.relative_to(images)).read_bytes()
+        same += data == path.read_bytes()
+    assert same == 27  # the progressive ones were made seekable
+    assert main(["export", str(packed), "--out", str(tmp_path / "out")]) == 1
+    assert "not empty" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files open
+def test_webdataset_reads_the_jpegs(sets: tuple[Path, Path, Path]) -> None:
+    wds = pytest.importorskip("webdataset")
+    images, packed, _ = sets
+    tars = [str(path) for path in sorted(packed.glob("*.tar"))]
+    index = ColumnIndex(packed / INDEX_NAME)
+    source = wds.WebDataset(tars, shardshuffle=False).map(feeder.packed_decoder(packed))
+    samples = list(source)
+    del source
+    gc.collect()
+    assert len(samples) == 29
+    for i, sample in enumerate(samples):
+        assert sample["__key__"] == index.key(i)
+        if index.image_field(i) == "fpk":
+            assert sample["jpg"] == (images / index.source_path(i)).read_bytes()
+            assert "fpk" not in sample
+    decoder = feeder.packed_decoder(packed)
+    with pytest.raises(DecodeError, match=r"sample 'a'.*not a packed JPEG"):
+        decoder({"__key__": "a", "fpk": b"x"})
+
+
+def test_tars_of_packed_images_can_be_indexed_and_sharded_again(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    images, packed, seekable = sets
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    for path in packed.glob("*.tar"):
+        (tars / path.name).write_bytes(path.read_bytes())
+    summary = index_tars(str(tars))
+    assert summary.samples == 29
+    assert summary.rejected == []
+    assert ColumnIndex(summary.path).codebooks == ColumnIndex(packed / INDEX_NAME).codebooks
+    assert_equal(batches(tars, CROP), batches(seekable, CROP))
+    result = shard(str(tars), str(tmp_path / "kept"), ShardOptions(encode=EncodeOptions("keep")))
+    assert result.samples == 29
+    originals = {hashlib.sha256(path.read_bytes()).digest() for path in images.rglob("*.jpg")}
+    stored = [
+        data for tar in (tmp_path / "kept").glob("*.tar") for name, data in members_of(tar).items() if ".jpg" in name
+    ]
+    assert len(stored) == 28
+    assert sum(hashlib.sha256(data).digest() in originals for data in stored) == 26
+
+
+def test_an_upgraded_index_keeps_the_codebook(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    _, packed, seekable = sets
+    for path in packed.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    upgrade_index(str(tmp_path))
+    assert_equal(batches(tmp_path, CROP), batches(seekable, CROP))
+    assert verify(str(tmp_path), deep=True) == []
+
+
+def test_damage_is_found_and_named(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    _, packed, _ = sets
+    for path in packed.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert verify(str(tmp_path), deep=True) == []
+    index = ColumnIndex(tmp_path / INDEX_NAME)
+    i = next(i for i in range(len(index)) if index.image_field(i) == "fpk")
+    tar = tmp_path / index.shard_name(int(index.shard[i]))
+    data = bytearray(tar.read_bytes())
+    data[int(index.offset[i]) + 12] ^= 1  # in the SHA-256
+    tar.write_bytes(data)
+    assert [damage.reason for damage in verify(str(tmp_path), deep=True) if damage.sample] == [
+        f"its bytes changed (image at byte {index.offset[i]})",
+        "packed JPEG: damaged: the JPEG in it does not match its SHA-256",
+    ]
+    data[int(index.offset[i]) + 48] ^= 1  # in its lengths
+    tar.write_bytes(data)
+    with pytest.raises(DecodeError, match=f"sample '{index.key(i)}'.*packed JPEG"):
+        ShardDataset(tmp_path, CROP)[i]
+    with pytest.raises(DecodeError, match=f"sample '{index.key(i)}'.*packed JPEG"):
+        batches(tmp_path, CROP)
+
+
+def test_an_image_of_an_unknown_codebook_is_an_error_that_names_it(tmp_path: Path) -> None:
+    other = bytes(range(8))
+    images = tmp_path / "images" / "a"
+    images.mkdir(parents=True)
+    (images / "1.jpg").write_bytes(jpegs.jpeg("4:2:0"))
+    shard(str(tmp_path / "images"), str(tmp_path / "set"), PACKED)
+    (tar,) = (tmp_path / "set").glob("*.tar")
+    members = members_of(tar)
+    file = members["00000000.fpk"]
+    write_tar(tmp_path / "x.tar", [("0.fpk", file[:4] + other + file[12:]), ("0.cls", b"0")])
+    index_tars(str(tmp_path / "x.tar"))
+    with pytest.raises(DecodeError, match=f"unknown codebook {other.hex()}"):
+        ShardDataset(tmp_path, CROP)[0]
+
+
+def test_options_that_packed_images_have_no_use_for_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="strip their metadata"):
+        EncodeOptions("packed", keep_metadata=False)
+    with pytest.raises(ArgumentError, match="max_side"):
+        EncodeOptions("packed", max_side=100)
+    assert main(["inspect", "nowhere", "--deep"]) == 2
