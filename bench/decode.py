@@ -234,17 +234,6 @@ def markdown(result: dict[str, Any]) -> str:
             f"{times('dali', 'feeder-avx2', 'feeder-portable')} times DALI",
         ),
         (
-            "feeder, packed, float32 / uint8 output",
-            rate("feeder-packed", "feeder-packed-uint8"),
-            f"{times('feeder-seekable', 'feeder-packed')} / {times('feeder-uint8', 'feeder-packed-uint8')} times "
-            f"seekable, {times('dali', 'feeder-packed', 'feeder-packed-uint8')} times DALI",
-        ),
-        (
-            "feeder, packed, AVX2 / portable",
-            rate("feeder-packed-avx2", "feeder-packed-portable"),
-            f"{times('dali', 'feeder-packed-avx2', 'feeder-packed-portable')} times DALI",
-        ),
-        (
             "feeder, seekable, uint8 output",
             rate("feeder-uint8"),
             f"{times('tensorflow', 'feeder-uint8')} times tf.data's `decode_and_crop_jpeg` ({rate('tensorflow')})",

@@ -97,5 +97,5 @@ def test_write_shards_takes_class_names(tmp_path: Path) -> None:
             write_shards(samples, tmp_path / f"wrong-{number}", classes=given)
     with pytest.raises(FeederError, match="holds the label 1, but the list has 1 class"):
         write_shards(numbered, tmp_path / "few", classes=["ant"])
-    with pytest.raises(FeederError, match="encode must be one of seekable, keep"):
+    with pytest.raises(FeederError, match="encode must be one of seekable, packed, keep"):
         write_shards(samples, tmp_path / "typo", encode="keeep")
