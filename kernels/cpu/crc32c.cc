@@ -4,6 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <nmmintrin.h>
 #endif
 
@@ -31,7 +32,7 @@ constexpr Tables make_tables() {
 constexpr Tables kTables = make_tables();
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) uint32_t crc32c_sse42(ByteSpan data, uint32_t before) {
+__attribute__((target("sse4.2,crc32"))) uint32_t crc32c_sse42(ByteSpan data, uint32_t before) {
     const uint8_t* at = data.data();
     size_t left = data.size();
     uint64_t value = ~before;
@@ -42,6 +43,12 @@ __attribute__((target("sse4.2"))) uint32_t crc32c_sse42(ByteSpan data, uint32_t 
     }
     for (; left > 0; ++at, --left) value = _mm_crc32_u8(static_cast<uint32_t>(value), *at);
     return ~static_cast<uint32_t>(value);
+}
+
+// By CPUID, as in simd.cc.
+bool has_sse42() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_SSE4_2) != 0;
 }
 #endif
 
@@ -63,7 +70,7 @@ uint32_t crc32c_portable(ByteSpan data, uint32_t before) {
 
 uint32_t crc32c(ByteSpan data, uint32_t before) {
 #if defined(__x86_64__)
-    static const bool has_instruction = __builtin_cpu_supports("sse4.2");
+    static const bool has_instruction = has_sse42();
     if (has_instruction) return crc32c_sse42(data, before);
 #endif
     return crc32c_portable(data, before);

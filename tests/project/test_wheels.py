@@ -68,3 +68,10 @@ def test_digests_are_the_same_until_a_pixel_changes(tmp_path: Path) -> None:
     changed = run("digest.py", native.__file__, tmp_path).stdout
     pairs = list(zip(first.stdout.splitlines(), changed.splitlines(), strict=True))
     assert [a == b for a, b in pairs] == [True] + [False] * (len(pairs) - 1)
+
+
+def test_kernels_ask_the_cpu_and_not_the_compilers_runtime_for_its_features() -> None:
+    # With zig, which builds the wheels, __builtin_cpu_supports is linked and always false.
+    sources = [*(ROOT / "kernels").rglob("*.cc"), *(ROOT / "kernels").rglob("*.h")]
+    assert len(sources) > 50
+    assert [path.name for path in sources if "__builtin_cpu_supports(" in path.read_text()] == []
