@@ -51,6 +51,11 @@ class BatchSizes:
     further: tuple[Recipe, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.recipe, Views) and (self.buckets is not None or self.pad is not None):
+            raise ArgumentError(
+                "buckets= and pad= are for one image of each sample, and the transform is Views, of their own sizes; "
+                "leave one of them out"
+            )
         check_buckets(self.recipe, self.buckets)
         if self.buckets is not None and self.pad is not None:
             raise ArgumentError(

@@ -43,7 +43,6 @@ from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.split import Split
 from feeder.system.warning import warn
-from feeder.transforms import Views
 from feeder.transforms.mixing import check_mix
 
 __all__ = ["FastPath"]
@@ -69,11 +68,6 @@ class FastPath:
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
         self.order = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
-        if isinstance(source.recipe, Views) and (fixed.buckets is not None or fixed.pad is not None):
-            raise ArgumentError(
-                "buckets= and pad= are for one image of each sample, and the transform is Views, of their own sizes; "
-                "leave one of them out"
-            )
         further = tuple(image.recipe for image in images_in(source.extras))
         self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further)
         self.work, decoder = make_work(fixed, options, source, self._sizes)
