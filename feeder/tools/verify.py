@@ -28,6 +28,7 @@ from feeder.system.files import file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 from feeder.tools.inspect import open_set
+from feeder.tools.set_copy import SetCopy
 
 __all__ = ["Damage", "verify"]
 
@@ -47,12 +48,12 @@ class Damage(NamedTuple):
 
 
 def verify(
-    path: str, *, deep: bool = False, workers: int | None = None, progress: Progress | None = None
+    place: str | SetCopy, *, deep: bool = False, workers: int | None = None, progress: Progress | None = None
 ) -> list[Damage]:
     """Reads every shard again and compares it with its checksums.
 
     Args:
-        path: A shard set's folder, or an index file.
+        place: A shard set's folder, an index file, or an open set.
         deep: True to unpack every packed image, too, and compare its JPEG with the SHA-256 in it.
         workers: Number of threads; None for one per core.
         progress: Advanced with every shard.
@@ -64,7 +65,8 @@ def verify(
         FormatError: if index or manifest is missing or damaged.
     """
     progress = progress or Progress()
-    index = open_set(path)
+    copy = place if isinstance(place, SetCopy) else SetCopy(place, place)
+    index = open_set(copy.path)
     folder = os.path.dirname(index.path)
     manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
     damages: list[Damage] = []
@@ -94,10 +96,11 @@ def verify(
     def check(number: int) -> list[Damage]:
         checksum = manifest.shards[number].sha256 if manifest else None
         rows = ids[starts[number] : starts[number + 1]].tolist()
-        packed = _verify_packed(index, number, rows) if deep else []
-        if isinstance(index, SetIndex):
-            return _verify_indexed_shard(index, number, rows, checksum) + packed
-        return _verify_shard(index, number, rows, checksum) + packed
+        with copy.shard(names[number]):
+            packed = _verify_packed(index, number, rows) if deep else []
+            if isinstance(index, SetIndex):
+                return _verify_indexed_shard(index, number, rows, checksum) + packed
+            return _verify_shard(index, number, rows, checksum) + packed
 
     if deep:
         add_codebooks(index.codebooks)

@@ -25,7 +25,9 @@ def add(commands: Any) -> None:
         "and names each damaged shard and sample.",
         epilog="exit codes: 0 no damage found, 1 error or damage found, 2 wrong usage",
     )
-    command.add_argument("dir", metavar="DIR", help="folder of a shard set, or an index file")
+    command.add_argument(
+        "dir", metavar="DIR", help="folder of a shard set, an index file, or a URL such as s3://bucket/set"
+    )
     command.add_argument("--verify", action="store_true", help="compare every byte with the checksums")
     command.add_argument(
         "--deep",
@@ -38,26 +40,28 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
     from feeder.system.progress import terminal_progress
     from feeder.tools.inspect import inspect, render
+    from feeder.tools.set_copy import SetCopy
     from feeder.tools.verify import verify
 
     if arguments.deep and not arguments.verify:
         raise ArgumentError("--deep needs --verify")
-    # Verified first: even if a damaged index allows no report, its damage can be listed.
-    damages = (
-        verify(
-            arguments.dir, deep=arguments.deep, workers=arguments.workers, progress=terminal_progress(arguments.json)
+    with SetCopy.of(arguments.dir) as copy:
+        # Verified first: even if a damaged index allows no report, its damage can be listed.
+        damages = (
+            verify(copy, deep=arguments.deep, workers=arguments.workers, progress=terminal_progress(arguments.json))
+            if arguments.verify
+            else None
         )
-        if arguments.verify
-        else None
-    )
-    try:
-        report = inspect(arguments.dir)
-    except FeederError:
-        for damage in damages or ():
-            say(_line(damage))
-        raise
+        try:
+            report = dataclasses.replace(inspect(copy.path), path=copy.shown)
+        except FeederError:
+            for damage in damages or ():
+                say(_line(damage))
+            raise
     if arguments.json:
         found = None if damages is None else [damage._asdict() for damage in damages]
         say(json.dumps(report.to_json() | {"damages": found}))

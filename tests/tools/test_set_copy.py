@@ -1,0 +1,65 @@
+"""``feeder inspect`` on sets in stores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeder.shard.write.sharding import shard
+from feeder.shard.write.upgrade import upgrade_index
+from feeder.tools.cli import main
+from tests.support.images import make_tree
+from tests.support.remote import Bucket
+from tests.support.shard_sets import kept
+
+
+@pytest.fixture(params=["flat index", "index per shard"])
+def stored(request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path) -> tuple[str, Path]:
+    """The URL of a set in a store, and the same set in a folder."""
+    tree = make_tree(tmp_path / "images", classes=3, per_class=8)
+    shard(str(tree), str(tmp_path / "set"), kept(samples_per_shard=6))
+    if request.param == "index per shard":
+        upgrade_index(str(tmp_path / "set"))
+    for path in (tmp_path / "set").iterdir():
+        bucket.put(f"sets/one/{path.name}", path.read_bytes())
+    return f"{bucket.url}/sets/one", tmp_path / "set"
+
+
+def _report(capsys: Any, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main(["inspect", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_set_in_a_store_is_reported_as_a_local_one(stored: tuple[str, Path], capsys: Any) -> None:
+    url, folder = stored
+    code, report = _report(capsys, url)
+    assert (code, report) == (0, _report(capsys, str(folder))[1] | {"path": url})
+    assert _report(capsys, folder.as_uri())[1]["samples"] == 24
+
+
+def test_damage_in_a_store_is_found(stored: tuple[str, Path], bucket: Bucket, capsys: Any) -> None:
+    url, _ = stored
+    assert _report(capsys, url, "--verify") == (0, _report(capsys, url)[1] | {"damages": []})
+    data = bytearray(bucket.get("sets/one/shard-000001.tar"))
+    data[600] ^= 1
+    bucket.put("sets/one/shard-000001.tar", bytes(data))
+    bucket.client.delete_object(Bucket=bucket.name, Key="sets/one/shard-000003.tar")
+    code, report = _report(capsys, url, "--verify")
+    assert code == 1
+    assert {damage["shard"] for damage in report["damages"]} == {"shard-000001.tar", "shard-000003.tar"}
+
+
+def test_a_damaged_index_in_a_store_is_named_by_its_url(stored: tuple[str, Path], bucket: Bucket, capsys: Any) -> None:
+    url, _ = stored
+    bucket.put("sets/one/index.bin", bucket.get("sets/one/index.bin")[:100])
+    assert main(["inspect", url]) == 1
+    assert f"{url}/index.bin: " in capsys.readouterr().err
+
+
+def test_a_url_without_a_set_is_an_error_that_says_so(bucket: Bucket, capsys: Any) -> None:
+    assert main(["inspect", f"{bucket.url}/none"]) == 1
+    assert f"{bucket.url}/none/index.bin" in (text := capsys.readouterr().err)
+    assert "there is no index" in text
