@@ -223,9 +223,7 @@ def test_views_have_no_sizes_of_a_batch(shards: Path, option: dict[str, Any]) ->
         DataLoader(ShardDataset(shards, VIEWS), **option)
 
 
-def test_views_have_no_targets(shards: Path) -> None:
-    with pytest.raises(ArgumentError, match="Views makes several of each sample"):
-        ShardDataset(shards, VIEWS, targets={"seg.png": T.Mask()})
+def test_a_view_that_draws_from_boxes_needs_boxes(shards: Path) -> None:
     with pytest.raises(ArgumentError, match="RandomIoUCrop"):
         ShardDataset(shards, T.Views([LARGE, [T.RandomIoUCrop(), T.Resize((8, 8))]]))
 
