@@ -304,12 +304,23 @@ class ShardReader(ShardFields):
     @property
     def is_remote(self) -> bool:
         """See :class:`Reader`."""
-        return False
+        return self.mirror is not None
+
+    @property
+    def store_bytes(self) -> int:
+        """See :class:`RemoteReader`."""
+        return self.index.size_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """See :class:`RemoteReader`."""
+        assert self.mirror is not None
+        return self.mirror.budget_bytes
 
     @property
     def place(self) -> str:
-        """Path of the index."""
-        return self.index.path
+        """Path of the index, or the URL of a remote set."""
+        return self.index.path if self.mirror is None else self.mirror.place
 
     def fingerprint(self) -> str:
         """See :meth:`Reader.fingerprint`."""

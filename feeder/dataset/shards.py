@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.extras import Fields, MemberField, NamedField, fields_of
@@ -22,8 +22,12 @@ from feeder.dataset.relabel import (
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.targets import target_values, targets_in
 from feeder.errors import ArgumentError
+from feeder.shard.cache.mirror import open_mirror
+from feeder.shard.cache.places import refuse_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
+from feeder.shard.store.store import TIMEOUT_S
+from feeder.shard.store.url import is_remote, local_path
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
@@ -37,7 +41,9 @@ class ShardDataset(FeederDataset):
     copy in the page cache.
 
     Args:
-        path: The shards' folder, or its index file; or a list of these, whose samples follow one another.
+        path: The shards' folder, or its index file; or a list of these, whose samples follow one another. Also the
+            URL of a folder in an object store, ``s3://bucket/set``, ``gs://``, ``az://`` or ``https://``: a process of
+            its own fetches what is needed into a cache, once for all ranks and jobs on a machine.
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
@@ -63,8 +69,14 @@ class ShardDataset(FeederDataset):
         targets: Members that the geometry of the recipe moves with the image, such as ``{"seg.png": T.Mask(),
             "boxes.json": T.BoundingBoxes(), "kp.json": T.KeyPoints()}``, or further images, ``{"right.png":
             T.Image()}``. A sample has them after its label, before its fields.
+        cache_dir: Folder of the cache of remote sets; None: ``feeder`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        cache_bytes: Bytes that the cache of each remote set may take; None: what leaves a tenth of the disk free.
+            Shards stay until the cache is full; the others come and go.
+        allow_http: True to allow http without encryption; None: as ``AWS_ALLOW_HTTP`` says, else False.
+        timeout: Seconds without an answer of a store after which reading is an error.
 
     Raises:
+        StoreError: if a remote set can't be read; where bytes come only when they are needed, then.
         FormatError: if an index is missing or damaged.
         ArgumentError: for a field that no sample of a set has, or that is refused, or of no kind; for a target that the
             recipe can't move; for an unknown ``exif_orientation``; for ``cls`` fields without labels; for labels that
@@ -84,13 +96,18 @@ class ShardDataset(FeederDataset):
         labels: bool | str | Sequence[str] = True,
         target_transform: TargetTransform | None = None,
         targets: Mapping[str, Target] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        allow_http: bool | None = None,
+        timeout: float = TIMEOUT_S,
     ) -> None:
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
         if not paths:
             raise ArgumentError("path must be a folder of shards or a list of these, got an empty list")
         wanted = None if classes == "merge" else classes
         exif = applies_exif(exif_orientation)
-        readers = [_opened(each, exif, image_field, wanted, labels) for each in paths]
+        remote = _Remote(cache_dir, cache_bytes, allow_http, timeout)
+        readers = [_opened(each, remote, exif, image_field, wanted, labels) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
         if target_transform is not None:
@@ -104,22 +121,45 @@ class ShardDataset(FeederDataset):
             each.index.check_fields([extra.name for extra in self.extras])
 
 
+class _Remote(NamedTuple):
+    """Options of remote sets, see :class:`ShardDataset`."""
+
+    cache_dir: str | os.PathLike[str] | None
+    cache_bytes: int | None
+    allow_http: bool | None
+    timeout: float
+
+
 def _opened(
     path: str | os.PathLike[str],
+    remote: _Remote,
     exif: bool,
     image_field: str | None,
     classes: Sequence[str] | None,
     labels: bool | str | Sequence[str],
 ) -> ShardReader:
     """Opens one set, with the requested labels."""
-    folder = os.fspath(path)
-    index = os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder
-    index = os.path.abspath(index)
+    folder, mirror = os.fspath(path), None
+    if is_remote(folder):
+        if image_field is not None:
+            raise ArgumentError(f"image_field={image_field!r} needs the set on a local disk: it reads all its samples")
+        mirror = open_mirror(
+            folder,
+            cache_dir=remote.cache_dir,
+            cache_bytes=remote.cache_bytes,
+            allow_http=remote.allow_http,
+            timeout_s=remote.timeout,
+        )
+        index = os.path.join(mirror.folder, mirror.options.index)
+    else:
+        folder = local_path(folder)
+        index = os.path.abspath(os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder)
+        refuse_mirror(os.path.dirname(index))
     if image_field is not None:
         index = index_of_field(index, image_field)
-    reader = ShardReader(index, exif=exif)
+    reader = ShardReader(index, exif=exif, mirror=mirror)
     names = reader.index.classes
-    reader.classes = recorded_classes(os.path.dirname(index)) if names is None else names
+    reader.classes = recorded_classes(os.path.dirname(index)) if names is None and mirror is None else names
     if labels is False:
         if classes is not None:
             raise ArgumentError("classes= names the classes of labels, and labels=False asks for none")

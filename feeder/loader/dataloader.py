@@ -23,6 +23,7 @@ from feeder.loader.generic.resumable_samplers import draw_seed, make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
+from feeder.loader.observe.remote import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
     CopyStream,
@@ -579,6 +580,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``padded``, with feeder's own order: ids of the samples that were repeated to fill the last batch of an
               epoch on all ranks.
 
+            For remote sets also:
+
+            - ``remote``: counts of their fetchers, for all ranks and jobs on this machine together, since they were
+              started; see :data:`feeder.loader.observe.remote.REMOTE_COUNTS`.
+
             On the fast path also:
 
             - ``backend``: the decode backend's name;
@@ -588,6 +594,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         stats = self._generic_path.stats() if self._fast is None else self._fast.stats()
         stats |= {"path": self.path, "path_reason": self._path_choice.reason}
+        remote = remote_counts(self.dataset)
+        if remote is not None:
+            stats["remote"] = remote
         choice = self._workers_choice
         return stats if choice is None else stats | {"auto": dataclasses.asdict(choice)}
 

@@ -21,6 +21,7 @@ ROOMS = (
     ("wds",),
     ("shard.store",),
     ("shard.format",),
+    ("shard.cache",),
     ("shard.source",),
     ("shard.write",),
     ("dataset",),

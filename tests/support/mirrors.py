@@ -23,6 +23,8 @@ class StrictMirror:
         opened: Names of the opened files, in turn.
     """
 
+    place, budget_bytes = "s3://bucket/set", 1 << 40
+
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.folder = source, folder
         self.calls: list[list[tuple[str, int, int]]] = []

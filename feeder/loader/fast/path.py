@@ -28,6 +28,7 @@ from feeder.loader.fast.iterator import FastIterator
 from feeder.loader.fast.ledger import Ledger
 from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
+from feeder.loader.fast.read_ahead import ReadAhead
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.setup import make_engine, make_work
@@ -83,6 +84,7 @@ class FastPath:
         self._iterator: weakref.ref[FastIterator] | None = None
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
+        self._read_ahead: ReadAhead | None = None
         self._fingerprint: str | None = None
         self._has_warned = self._has_told = False
         self._agreement = Agreement()
@@ -138,6 +140,10 @@ class FastPath:
     def _epoch(self, place: Place, split: Split | None) -> Epoch:
         options, replay = self._options, self._replay(place)
         progress = self._progress = EpochProgress(place, split, replay)
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+        if split is not None and self.dataset.reader.is_remote:
+            self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress)
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,
@@ -360,6 +366,8 @@ class FastPath:
             self.decoder.close()
         if self._engine is not None:
             self._engine.retire()
+        if self._read_ahead is not None:
+            self._read_ahead.close()
         if is_in_group(self._options.ranks):
             self._agreement.close()
 

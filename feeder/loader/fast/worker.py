@@ -25,6 +25,7 @@ from feeder.loader.slots.image_slots import SlotView
 from feeder.loader.slots.region import Region
 from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
+from feeder.shard.cache.mirror import waits
 
 __all__ = ["FAILED_START", "HEAD", "make_part", "work_loop"]
 
@@ -67,6 +68,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     poll.register(board.event, select.POLLIN)
     poll.register(channel, select.POLLIN)
     board.beat(number)
+    waits.beat = lambda: board.beat(number)
     work.meter = board.meter(number)
     idle_from = time.perf_counter_ns()
     while True:

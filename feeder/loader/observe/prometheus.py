@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.loader.observe.metrics_server import HttpServer
+from feeder.loader.observe.remote import REMOTE_COUNTS
 from feeder.loader.observe.stats import stage_histograms
 
 __all__ = ["Metrics"]
@@ -190,6 +191,12 @@ class _Collector:
         workers = core.CounterMetricFamily(
             "feeder_worker_stage_seconds", "Time of a worker in a stage", labels=["loader", "worker", "stage"]
         )
+        remote = {
+            name: core.CounterMetricFamily(
+                f"feeder_remote_{name.replace('_ns', '_seconds')}", text.replace(", ns", ", s"), labels=["loader"]
+            )
+            for name, text in REMOTE_COUNTS.items()
+        }
         server = self._server()
         for number, (reference, stage_words) in list(server.loaders.items()) if server is not None else []:
             loader = reference()
@@ -200,6 +207,9 @@ class _Collector:
                 families[name].add_metric([label], value(stats))
             for state, count in stats["slots"].items():
                 slots.add_metric([label, state], count)
+            for name, family in remote.items() if "remote" in stats else ():
+                value_now = stats["remote"][name]
+                family.add_metric([label], value_now / 1e9 if name.endswith("_ns") else value_now)
             for stage, row in stats["stages"].items():
                 sizes.add_metric([label, stage], row["bytes"])
             for stage, (total_ns, ranks) in stage_histograms(stage_words(loader)).items():
@@ -209,4 +219,11 @@ class _Collector:
                 for stage, row in worker["stages"].items():
                     workers.add_metric([label, str(worker["worker"]), stage], row["total_ns"] / 1e9)
             del loader
-        yield from (*families.values(), slots, sizes, spent, workers)
+        yield from (
+            *families.values(),
+            *(each for each in remote.values() if each.samples),
+            slots,
+            sizes,
+            spent,
+            workers,
+        )

@@ -12,7 +12,17 @@ class Mirror(Protocol):
     """A folder with the files of a remote shard set, under their own names, in which parts of them are still missing.
 
     A file has its full size once a part of it was needed, so that it may be mapped.
+
+    Attributes:
+        place: URL of the set, for people.
+        budget_bytes: Most bytes of the set that the folder may hold.
     """
+
+    @property
+    def place(self) -> str: ...
+
+    @property
+    def budget_bytes(self) -> int: ...
 
     def need(self, wants: Sequence[tuple[str, int, int]]) -> None:
         """Returns when ranges of files are in the folder; those of shards are checked.

@@ -1,0 +1,254 @@
+"""Has the bytes of remote sets fetched before workers ask for them: by the order, what comes next is known."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.reader import Reader
+from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset_reader import PartReader
+from feeder.errors import FeederError
+from feeder.loader.fast.position import EpochProgress
+from feeder.order.lanes import Lanes
+from feeder.order.sample_order import Order, Window
+from feeder.order.split import Split, ordered_batches
+from feeder.shard.cache.link import Link
+from feeder.shard.cache.mirror import CacheMirror
+from feeder.shard.format.set_index import SetIndex
+
+__all__ = ["ReadAhead"]
+
+_log = logging.getLogger("feeder")
+
+Int64s = npt.NDArray[np.int64]
+
+RANGE_BYTES = 8 << 20
+_CHUNK_SAMPLES = 4096  # that are looked up together
+_PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
+_MADE_AHEAD = 4  # batches that workers are at work on before the caller asks for them
+_MESSAGE_ROWS = 800
+_SENT = 1 << 18
+_LOOK_S = 0.1
+
+
+@dataclass(eq=False)
+class _Set:
+    """A remote set and the plan for it.
+
+    Attributes:
+        reader: Its reader.
+        mirror: Its mirror.
+        working_bytes: Size of the shards that the order reads from at a time.
+        link: The connection of the plan.
+        sent: (shard, range) that the fetcher knows of.
+    """
+
+    reader: ShardReader
+    mirror: CacheMirror
+    working_bytes: int
+    link: Link | None
+    sent: set[tuple[int, int]]
+
+    def begin(self) -> Link:
+        """Begins a plan.
+
+        Raises:
+            StoreError: if the cache is too small for it.
+            ConnectionError: if the fetcher has ended meanwhile.
+        """
+        self.sent.clear()
+        self.link = self.mirror.connect()
+        self.link.ask({"begin": self.working_bytes})
+        return self.link
+
+    def extend(self, step: int, steps: Int64s, ids: Int64s) -> None:
+        """Plans samples.
+
+        Args:
+            step: The step that was reached.
+            steps: int64 [N], steps that need the samples, in order.
+            ids: int64 [N].
+
+        Raises:
+            ConnectionError: if the fetcher has ended meanwhile.
+        """
+        rows = self.reader.index.rows(ids)
+        shards = np.asarray(rows.shard, np.int64)
+        first = np.asarray(rows.offset, np.int64) // RANGE_BYTES
+        last = (np.asarray(rows.offset, np.int64) + np.maximum(1, np.asarray(rows.length, np.int64)) - 1) // RANGE_BYTES
+        # Each sample's first and last range; one that is longer is fetched between them when it is needed.
+        pairs = np.stack([np.repeat(shards, 2), np.stack([first, last], 1).reshape(-1)], 1)
+        _, at = np.unique(pairs, axis=0, return_index=True)
+        ranges = []
+        for shard, number in pairs[np.sort(at)].tolist():
+            if (shard, number) not in self.sent:
+                self.sent.add((shard, number))
+                name, size = self.reader.index.shard_entry(shard)
+                ranges.append((name, number * RANGE_BYTES, min((number + 1) * RANGE_BYTES, size)))
+        if len(self.sent) > _SENT:  # the fetcher knows what it has
+            self.sent.clear()
+        found, back = np.unique(shards[::-1], return_index=True)
+        names = [self.reader.index.shard_name(shard) for shard in found.tolist()]
+        self._send(step, list(zip(names, steps[::-1][back].tolist(), strict=True)), ranges)
+
+    def reached(self, step: int) -> None:
+        """Tells that the trainer has reached a step."""
+        self._send(step, [], [])
+
+    def _send(self, step: int, last_steps: list[tuple[str, int]], ranges: list[tuple[str, int, int]]) -> None:
+        link = self.link or self.begin()
+        for start in range(0, max(1, len(last_steps), len(ranges)), _MESSAGE_ROWS):
+            rows = slice(start, start + _MESSAGE_ROWS)
+            link.ask({"plan": {"step": step, "last_steps": last_steps[rows], "ranges": ranges[rows]}})
+
+    def close(self) -> None:
+        """Ends the plan."""
+        if self.link is not None:
+            self.link.close()
+        self.link = None
+
+
+class ReadAhead:
+    """The plans of one iterator over remote sets, kept up to date by a thread until the iterator is done.
+
+    Args:
+        reader: The samples' reader.
+        order: Their order.
+        split: This rank's part of the epoch.
+        progress: The iterator's progress; the thread ends with it.
+
+    Raises:
+        StoreError: if a cache is too small for what the order reads from at a time, or a store can't be read.
+    """
+
+    def __init__(self, reader: Reader, order: Order, split: Split, progress: EpochProgress) -> None:
+        self._reader, self._order, self._split, self._epoch = reader, order, split, progress.place.epoch
+        self._progress = weakref.ref(progress)
+        self._is_over = threading.Event()
+        samples = split.batch_size * split.world_size
+        self._ahead = -(-_looked_ahead(order) // samples) + 1  # steps
+        found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
+        working = self._working_bytes() if any(leaf.store_bytes > leaf.cache_bytes for leaf in found.values()) else {}
+        self._sets: dict[int, _Set] = {}
+        for number, leaf in found.items():
+            self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0), None, set())
+        try:
+            for each in self._sets.values():
+                each.begin()
+        except ConnectionError:
+            pass  # begun anew
+        except BaseException:
+            self._close_all()
+            raise
+        self._thread = threading.Thread(target=self._run, name="feeder-read-ahead", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the plans."""
+        self._is_over.set()
+
+    def _working_bytes(self) -> dict[int, int]:
+        """Returns the size of the shards that the order reads from at a time, by the reader's id, and of two more."""
+        spans: dict[tuple[int, int], list[int]] = {}
+        sizes: dict[tuple[int, int], int] = {}
+        for step, (_, ids) in enumerate(itertools.islice(self._batches(), 2 * self._ahead)):
+            for leaf, own in _leaves(self._reader, ids):
+                for shard in np.unique(cast(SetIndex, leaf.index).header.locate(own)[0]).tolist():
+                    spans.setdefault((id(leaf), shard), [max(0, step - _MADE_AHEAD), step])[1] = step
+                    sizes[id(leaf), shard] = leaf.index.shard_entry(shard).size_bytes
+        changes: dict[int, dict[int, int]] = {}
+        for (leaf_id, shard), (first, last) in spans.items():
+            steps = changes.setdefault(leaf_id, {})
+            steps[first] = steps.get(first, 0) + sizes[leaf_id, shard]
+            steps[last + 1] = steps.get(last + 1, 0) - sizes[leaf_id, shard]
+        found = {}
+        for leaf_id, steps in changes.items():
+            most = max(itertools.accumulate(steps[step] for step in sorted(steps)))
+            found[leaf_id] = most + 2 * max(size for (owner, _), size in sizes.items() if owner == leaf_id)
+        return found
+
+    def _batches(self) -> Iterator[tuple[Int64s, Int64s]]:
+        return ordered_batches(self._order, self._epoch, self._split)
+
+    def _reached(self) -> int | None:
+        """Returns the number of batches that were handed out; None when the iterator is done."""
+        progress = self._progress()
+        return None if progress is None or progress.exhausted or self._is_over.is_set() else progress.steps
+
+    def _run(self) -> None:
+        try:
+            while self._reached() is not None:
+                with contextlib.suppress(ConnectionError):
+                    self._plan()
+                self._close_all()  # the fetcher has ended: another one gets the plan from here on
+        except FeederError as error:  # a worker that needs the bytes says so, too
+            _log.warning("reading ahead has ended: %s", error)
+        finally:
+            self._close_all()
+
+    def _plan(self) -> None:
+        batches, planned, told = self._batches(), 0, -1
+        chunk = max(1, _CHUNK_SAMPLES // self._split.batch_size)
+        while (reached := self._reached()) is not None:
+            end = min(len(self._split), reached + self._ahead)
+            if planned < end:
+                found = list(itertools.islice(batches, min(chunk, end - planned)))
+                numbers = range(planned, planned + len(found))
+                planned += len(found)
+                if planned > reached:  # else it was read before the fetcher ended
+                    ids = np.concatenate([ids for _, ids in found])
+                    steps = np.repeat(numbers, [len(ids) for _, ids in found])
+                    for leaf, own, rows in _leaf_rows(self._reader, ids):
+                        self._sets[id(leaf)].extend(reached, steps[rows], own)
+                    told = reached
+                continue
+            if reached != told:
+                for each in self._sets.values():
+                    each.reached(reached)
+                told = reached
+            self._is_over.wait(_LOOK_S)
+
+    def _close_all(self) -> None:
+        for each in self._sets.values():
+            each.close()
+
+
+def _looked_ahead(order: Order) -> int:
+    """Returns the number of positions that an order's shards have to be known for, so that none leaves too early."""
+    if order.lanes is not None and isinstance(order.shuffle, Lanes):
+        return 2 * order.lanes.count * max(order.shuffle.window, order.lanes.block)
+    if isinstance(order.shuffle, Window):
+        return 2 * order.shuffle.samples + _PLAIN_SAMPLES
+    return _PLAIN_SAMPLES
+
+
+def _leaf_rows(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64s, Int64s]]:
+    """Yields the remote readers below a reader, with the ids there of those samples that they have, and their rows."""
+    rows = np.arange(len(ids))
+    if isinstance(reader, PartReader):
+        yield from _leaf_rows(reader.whole, reader.ids[ids])
+    elif isinstance(reader, JoinedReader):
+        numbers = np.searchsorted(reader.starts, ids, side="right") - 1
+        for number, part in enumerate(reader.readers):
+            own = rows[numbers == number]
+            if own.size or not ids.size:
+                for leaf, found, within in _leaf_rows(part, ids[own] - reader.starts[number]):
+                    yield leaf, found, own[within]
+    elif isinstance(reader, ShardReader) and reader.is_remote:
+        yield reader, ids, rows
+
+
+def _leaves(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64s]]:
+    for leaf, own, _ in _leaf_rows(reader, ids):
+        yield leaf, own

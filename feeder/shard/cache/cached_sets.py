@@ -1,0 +1,91 @@
+"""The sets in a cache folder: their sizes, and dropping what was used longest ago."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from typing import NamedTuple
+
+from feeder.errors import ArgumentError
+from feeder.shard.cache.files import CacheFiles
+from feeder.shard.cache.link import lock_mirror
+from feeder.shard.cache.places import MARK
+
+__all__ = ["CachedSet", "cached_sets", "trim"]
+
+
+class CachedSet(NamedTuple):
+    """A set in a cache.
+
+    Attributes:
+        url: Its URL.
+        folder: The folder that mirrors it.
+        size_bytes: Bytes of it that are present.
+        is_used: True while somebody reads it.
+        used_ns: Time at which bytes of it came last, ns since 1970.
+    """
+
+    url: str
+    folder: str
+    size_bytes: int
+    is_used: bool
+    used_ns: int
+
+
+def cached_sets(cache_dir: str) -> list[CachedSet]:
+    """Returns the sets in a cache, the one used longest ago first.
+
+    Raises:
+        ArgumentError: if there is no such folder.
+    """
+    if not os.path.isdir(cache_dir):
+        raise ArgumentError(f"{cache_dir}: there is no such cache folder")
+    found = []
+    for entry in os.scandir(cache_dir):
+        try:
+            with open(os.path.join(entry.path, MARK), "rb") as file:
+                url = str(json.load(file)["url"])
+        except (OSError, ValueError, KeyError):
+            continue
+        lock = lock_mirror(entry.path)
+        if lock is not None:
+            os.close(lock)
+        files = CacheFiles(entry.path, None, lambda _: True)
+        times = [0]
+        for name in files.files:
+            with contextlib.suppress(OSError):
+                times.append(os.stat(os.path.join(entry.path, name)).st_mtime_ns)
+        found.append(CachedSet(url, entry.path, files.used_bytes, lock is None, max(times)))
+    return sorted(found, key=lambda each: each.used_ns)
+
+
+def trim(cache_dir: str, size_bytes: int) -> int:
+    """Drops shards that were used longest ago until a cache has at most this size; sets in use stay as they are.
+
+    Args:
+        cache_dir: The cache.
+        size_bytes: The size; 0 also drops the indexes.
+
+    Returns:
+        The bytes that came free.
+    """
+    sets = cached_sets(cache_dir)
+    over = sum(each.size_bytes for each in sets) - size_bytes
+    freed = 0
+    for each in sets:
+        if (freed >= over and size_bytes) or each.is_used:
+            continue
+        lock = lock_mirror(each.folder)
+        if lock is None:
+            continue
+        try:
+            if not size_bytes:
+                shutil.rmtree(each.folder)
+                freed += each.size_bytes
+            else:
+                freed += CacheFiles(each.folder, None, lambda _: False).drop(over - freed, pinned=True)
+        finally:
+            os.close(lock)
+    return freed

@@ -1,0 +1,46 @@
+"""The contents that the files of a remote set must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Contents", "SetContents"]
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """The contents that a file of a set must have.
+
+    Attributes:
+        size_bytes: Its size.
+        identity: 16 bytes that differ for other contents.
+        etag: The ETag that each range must come with; empty: any.
+        blocks: uint32 [blocks], CRC-32C of each block; None where none are known.
+        data: All of it, checked; None for a file that comes in ranges.
+        is_kept: True for a file that stays in the cache while the set is in use.
+    """
+
+    size_bytes: int
+    identity: bytes
+    etag: str = ""
+    blocks: npt.NDArray[np.uint32] | None = None
+    data: bytes | None = None
+    is_kept: bool = False
+
+
+class SetContents(Protocol):
+    """The files of one set. Its methods may be called by several threads."""
+
+    def of(self, name: str) -> Contents:
+        """Returns the contents of a file; what has to be read for it is fetched first.
+
+        Raises:
+            FeederError: if there is no such file, or the set is damaged.
+        """
+
+    def forget(self) -> None:
+        """Asks the store for the set's header when it is needed next: it may have been replaced."""

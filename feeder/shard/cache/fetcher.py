@@ -1,0 +1,304 @@
+"""The process that fetches one remote set into its mirror, for all its clients on this machine.
+
+It imports no torch, and nothing is forked off it once it has used a store. See Note [Lives of fetchers] in ``link.py``.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from feeder.errors import FeederError
+from feeder.shard.cache.contents import SetContents
+from feeder.shard.cache.downloads import Downloads
+from feeder.shard.cache.files import CachedFile, CacheFiles
+from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, socket_address
+from feeder.shard.cache.plans import Plan, Plans
+from feeder.shard.cache.presence import blocks_of
+from feeder.shard.cache.set_files import SetFiles
+from feeder.shard.store.store import Store, open_store
+from feeder.system.files import open_regular
+
+__all__ = ["Fetcher", "become_fetcher", "main"]
+
+_IDLE_S = 60.0
+_LOOK_S = 1.0
+_BACKLOG = 256
+_STACK_BYTES = 1 << 19
+_INDEX_THREADS = 16
+
+Want = Sequence[Any]
+
+
+class _Client:
+    """A connection, with what it asked for last."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.leased: set[str] = set()
+        self.budget: tuple[int | None] | None = None  # as it said, once it has
+        self.plan: Plan | None = None
+
+
+class Fetcher:
+    """Serves the clients of one mirror.
+
+    Args:
+        folder: The mirror's folder.
+        store: The set's place.
+        contents: Makes the set's contents for this fetcher.
+        budget_bytes: Bytes that the cache may take until a client says so; None: what leaves a tenth of the disk free.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        store: Store,
+        contents: Callable[[Fetcher], SetContents],
+        budget_bytes: int | None = None,
+    ) -> None:
+        self.folder, self.store = folder, store
+        self._leases: collections.Counter[str] = collections.Counter()
+        self._plans = Plans(lambda: self.files)
+        self.files = CacheFiles(folder, budget_bytes, self._is_needed)
+        self.downloads = Downloads(store, self.files, self._plans.next_range)
+        self.contents = contents(self)
+        self._threads = ThreadPoolExecutor(_INDEX_THREADS)
+        self._clients: set[_Client] = set()
+        self._hits = self._waits = self._waited_ns = 0
+
+    def need(self, wants: Sequence[Want], *, again: bool = False) -> None:
+        """Returns when ranges of files are in the folder; see :meth:`feeder.shard.store.mirror.Mirror.need`."""
+        names = list(dict.fromkeys(name for name, _, _ in wants))
+        files = dict(
+            zip(names, self._threads.map(self._file, names) if names[1:] else [self._file(names[0])], strict=True)
+        )
+        ranges = []
+        for name, start, end in wants:
+            file = files[name]
+            first, stop = blocks_of(start, min(end, file.presence.size_bytes))
+            if again:
+                for block in range(first, stop):
+                    self.files.forget_block(file, block)
+            ranges.append((file, first, stop))
+        self.downloads.get(ranges)
+
+    @property
+    def place(self) -> str:
+        """URL of the set."""
+        return str(self.store.url)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Most bytes that the cache may take."""
+        return self.files.budget_bytes
+
+    def open(self, name: str) -> int:
+        """Opens a file for reading; see :meth:`feeder.shard.store.mirror.Mirror.open`."""
+        return open_regular(os.path.join(self.folder, name))
+
+    def serve(self, listener: socket.socket) -> None:
+        """Serves clients until there has been none for a while."""
+        listener.settimeout(_LOOK_S)
+        idle_from = time.monotonic()
+        while time.monotonic() - idle_from < _IDLE_S:
+            try:
+                channel, _ = listener.accept()
+            except TimeoutError:
+                channel = None
+            if channel is not None:
+                self.attend(channel)
+            if self._clients:
+                idle_from = time.monotonic()
+
+    def attend(self, channel: socket.socket) -> None:
+        """Starts a thread that serves a client until it closes its socket."""
+        channel.settimeout(None)
+        client = _Client(channel)
+        self._clients.add(client)
+        threading.Thread(target=self._talk, args=(client,), daemon=True).start()
+
+    def stats(self) -> dict[str, int]:
+        """Returns counts since the fetcher was started, and the present size of the cache."""
+        with self.files.lock:
+            return {
+                **dataclasses.asdict(self.downloads.counts),
+                "retries": self.store.retries,
+                "hits": self._hits,
+                "waits": self._waits,
+                "waited_ns": self._waited_ns,
+                "cached_bytes": self.files.used_bytes,
+                "budget_bytes": self.files.budget_bytes,
+            }
+
+    def _file(self, name: str) -> CachedFile:
+        return self.files.file(name, self.contents.of(name))
+
+    def _is_needed(self, name: str) -> bool:
+        return name in self._leases or self._plans.needs(name)
+
+    def _talk(self, client: _Client) -> None:
+        try:
+            while data := client.channel.recv(MESSAGE_BYTES):
+                answer: dict[str, Any] | None
+                try:
+                    answer = self._answer(client, json.loads(data))
+                except FeederError as error:
+                    answer = {"error": type(error).__name__, "text": str(error)}
+                except Exception as error:
+                    traceback.print_exc()
+                    answer = {"error": "StoreError", "text": f"{self.store.url}: the fetcher failed: {error!r}"}
+                if answer is not None:
+                    client.channel.send(json.dumps(answer).encode())
+        except OSError:  # it is gone
+            pass
+        finally:
+            client.channel.close()
+            with self.files.lock:
+                self._lease(client, set())
+                if client.plan is not None:
+                    self._plans.end(client.plan)
+                self._clients.discard(client)
+
+    def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Does what a message asks for; returns None for one without an answer."""
+        self._hits += message.get("hits", 0)
+        if "need" in message:
+            started = time.monotonic_ns()
+            with self.files.lock:
+                self._lease(client, {name for name, _, _ in message["need"]})
+            self.need(message["need"], again=message["again"])
+            self._waits += 1
+            self._waited_ns += time.monotonic_ns() - started
+            return {}
+        if "plan" in message:
+            return self._extend(client, **message["plan"])
+        if "begin" in message:
+            with self.files.lock:
+                client.plan = self._plans.begin(message["begin"])
+            return {}
+        if "refresh" in message:
+            self.contents.forget()
+            self._file(message["refresh"])
+            return {}
+        if "stats" in message:
+            return self.stats()
+        if "hello" in message:
+            client.budget = (message["hello"]["cache_bytes"],)
+            with self.files.lock:
+                budgets = [other.budget[0] for other in self._clients if other.budget is not None]
+                known = [budget for budget in budgets if budget is not None]
+                self.files.set_budget(max(known) if len(known) == len(budgets) else None)
+        return None
+
+    def _extend(
+        self, client: _Client, step: int, last_steps: Sequence[Sequence[Any]], ranges: Sequence[Want]
+    ) -> dict[str, Any]:
+        assert client.plan is not None
+        names = list(dict.fromkeys(name for name, _, _ in ranges))
+        files = dict(zip(names, self._threads.map(self._file, names), strict=True))
+        found = [(files[name], *blocks_of(start, end)) for name, start, end in ranges]
+        with self.files.lock:
+            self._plans.extend(client.plan, step, last_steps)
+            client.plan.ranges.extend(found)
+            left = sum((end - first) for _, first, end in client.plan.ranges)
+        self.downloads.wake()
+        return {"left": left}
+
+    def _lease(self, client: _Client, names: set[str]) -> None:
+        """Keeps files in the cache that a client reads, until it asks for others."""
+        self._leases.update(names)
+        self._leases.subtract(client.leased)
+        for name in client.leased:
+            if not self._leases[name]:
+                del self._leases[name]
+        client.leased = names
+
+
+def main(folder: str, lock: int, options: dict[str, Any]) -> None:
+    """The fetcher's main function.
+
+    Args:
+        folder: The mirror's folder.
+        lock: Descriptor of its lock, which this process has been given.
+        options: See :class:`feeder.shard.cache.mirror.FetchOptions`.
+    """
+
+    def opened() -> tuple[Store, Callable[[Fetcher], SetContents]]:
+        store = open_store(options["url"], allow_http=options["allow_http"], timeout=options["timeout_s"])
+        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher)
+
+    become_fetcher(folder, lock, options, opened)
+
+
+def become_fetcher(
+    folder: str,
+    lock: int,
+    options: dict[str, Any],
+    opened: Callable[[], tuple[Store, Callable[[Fetcher], SetContents]]],
+) -> None:
+    """Forks off the process that fetches, and ends this one.
+
+    Args:
+        folder: The mirror's folder.
+        lock: Descriptor of its lock.
+        options: The options.
+        opened: Opens the set; called in that process.
+    """
+    if os.fork():
+        os._exit(0)
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.set_inheritable(lock, False)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)  # for people
+        threading.stack_size(_STACK_BYTES)
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET, dir_fd=place)
+        try:
+            store, contents = opened()
+            fetcher: Any = Fetcher(folder, store, contents, options["cache_bytes"])
+        except FeederError as error:
+            fetcher = error  # told to whoever asks first
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(socket_address(place))
+            listener.listen(_BACKLOG)
+            if isinstance(fetcher, FeederError):
+                _refuse(listener, fetcher)
+            else:
+                fetcher.serve(listener)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET, dir_fd=place)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _refuse(listener: socket.socket, error: FeederError) -> None:
+    """Tells the first client why there is no fetcher."""
+    listener.settimeout(_IDLE_S)
+    with contextlib.suppress(OSError):
+        channel, _ = listener.accept()
+        with channel:
+            while data := channel.recv(MESSAGE_BYTES):
+                if "hello" not in json.loads(data):
+                    channel.send(json.dumps({"error": type(error).__name__, "text": str(error)}).encode())
+                    return

@@ -1,0 +1,344 @@
+"""The files of a cache folder, as its fetcher keeps them: which blocks are present, and which files may be dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable
+
+from feeder._native import crc32c
+from feeder.errors import StoreError
+from feeder.shard.cache.contents import Contents
+from feeder.shard.cache.presence import BLOCK_BYTES, Presence, boot_id, record_path
+from feeder.system.files import DISK_FULL
+
+__all__ = ["CacheFiles", "CachedFile"]
+
+_FREE_SHARE = 10  # of the disk, as a divisor, that stays free without a budget
+_DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
+
+
+class CachedFile:
+    """A file in the cache.
+
+    Attributes:
+        name: Its name in the set.
+        contents: The contents that it must have; None for one that has not been asked for.
+        presence: Its record.
+        present_bytes: Size of its blocks that are present.
+        busy: Number of blocks that are being fetched.
+        used: Turn of its last use.
+        inode: Number of the file; -1: not made yet.
+    """
+
+    def __init__(self, name: str, presence: Presence) -> None:
+        self.name, self.presence = name, presence
+        self.contents: Contents | None = None
+        self.present_bytes = presence.present_bytes()
+        self.busy = 0
+        self.used = 0
+        self.inode = -1
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all of its blocks are present."""
+        return not self.presence.missing(0, self.presence.blocks)
+
+    def is_of(self, contents: Contents) -> bool:
+        """Returns True if its blocks are of these contents."""
+        return (self.presence.size_bytes, self.presence.identity) == (contents.size_bytes, contents.identity)
+
+    def block_range(self, first: int, end: int) -> tuple[int, int]:
+        """Returns the first byte and the end of some blocks."""
+        return first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.presence.size_bytes)
+
+    def wrong_blocks(self, first: int, data: bytes | memoryview) -> list[int]:
+        """Returns the blocks, of those from ``first`` on with these bytes, that are not as they must be."""
+        contents = self.contents
+        assert contents is not None
+        if contents.blocks is not None:
+            view = memoryview(data)
+            starts = range(0, len(view), BLOCK_BYTES)
+            found = [crc32c(view[start : start + BLOCK_BYTES]) for start in starts]
+            return [
+                block
+                for block, known, checksum in zip(
+                    itertools.count(first), contents.blocks[first : first + len(found)].tolist(), found, strict=False
+                )
+                if known != checksum
+            ]
+        return []
+
+
+class CacheFiles:
+    """All files of a mirror's folder. Its methods may be called by several threads.
+
+    Args:
+        folder: The folder.
+        budget_bytes: Bytes that they may take; None: what leaves a tenth of the disk free.
+        is_needed: Returns True for a file that somebody reads, or will read soon.
+
+    Attributes:
+        ring_bytes: Bytes of the budget that are for files that come and go.
+        used_bytes: Bytes of all blocks that are present.
+        coming_bytes: Bytes of the blocks that are on their way.
+        files: The files by name.
+        lock: Held by those who change a file's record.
+    """
+
+    def __init__(self, folder: str, budget_bytes: int | None, is_needed: Callable[[str], bool]) -> None:
+        self.folder = folder
+        self.lock = threading.RLock()
+        self.ring_bytes: int | None = None
+        self.used_bytes = self.coming_bytes = self._pinned_bytes = self._largest = 0
+        self._is_needed = is_needed
+        self._turns = itertools.count(1)
+        self.files: dict[str, CachedFile] = {}
+        self._load()
+        self._has_budget = budget_bytes is not None
+        self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
+
+    def file(self, name: str, contents: Contents) -> CachedFile:
+        """Returns a file, made if it is missing, with none of its blocks if it was another one.
+
+        Raises:
+            StoreError: if it can't be made.
+        """
+        with self.lock:
+            file = self.files.get(name)
+            if file is None or not file.is_of(contents) or not self._is_whole(file):
+                file = self._remake(name, contents)
+            if file.contents is not contents:
+                file.contents = contents
+                self._check_boot(file)
+                if contents.data is not None and not file.is_complete:
+                    self._fill(file, contents.data)
+            if contents.is_kept and not file.presence.is_pinned:
+                self._set_pinned(file, True)
+            file.used = next(self._turns)
+            return file
+
+    def _fill(self, file: CachedFile, data: bytes) -> None:
+        while True:
+            try:
+                self.write(file, 0, memoryview(data), [])
+                return
+            except OSError as error:
+                self.disk_is_full(error, len(data), file)
+
+    def write(self, file: CachedFile, first: int, data: memoryview, wrong: list[int]) -> None:
+        """Writes blocks, from ``first`` on, but for the wrong ones, and marks them as present.
+
+        Raises:
+            OSError: if the disk takes no more.
+        """
+        path, count = os.path.join(self.folder, file.name), -(-len(data) // BLOCK_BYTES)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_ino != file.inode:
+                raise FileExistsError(errno.EEXIST, "was replaced meanwhile", path)
+            start = 0
+            for end in [*(block - first for block in wrong), count]:
+                done, stop = start * BLOCK_BYTES, min(end * BLOCK_BYTES, len(data))
+                while done < stop:
+                    done += os.pwrite(descriptor, data[done:stop], first * BLOCK_BYTES + done)
+                start = end + 1
+        finally:
+            os.close(descriptor)
+        bad = set(wrong)
+        with self.lock:
+            for block in file.presence.missing(first, first + count):
+                if block not in bad:
+                    file.presence.mark(block)
+                    begin, end = file.block_range(block, block + 1)
+                    self._count(file, end - begin)
+
+    def make_room(self, file: CachedFile, size_bytes: int, *, is_urgent: bool) -> bool:
+        """Drops files that nobody needs until so many bytes more fit the budget.
+
+        Args:
+            file: The file that they are for.
+            size_bytes: The bytes.
+            is_urgent: True if somebody waits for them: they are taken beyond the budget if need be.
+
+        Returns:
+            False if there is no room for bytes that nobody waits for.
+        """
+        with self.lock:
+            self._pin(file)
+            over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
+            self._largest = max(self._largest, file.presence.size_bytes)
+            if not is_urgent and not file.presence.is_pinned:
+                over += self._largest  # for what somebody will wait for
+            if over > 0:
+                over -= self.drop(over, besides=file)
+            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:  # it has become smaller
+                over -= self.drop(over, besides=file, pinned=True)
+            return over <= 0 or is_urgent or (file.contents is not None and file.contents.is_kept)
+
+    def drop(self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False) -> int:
+        """Drops files that nobody needs, those first that were used longest ago, until so many bytes are free.
+
+        Args:
+            size_bytes: The bytes.
+            besides: A file to keep.
+            pinned: True to drop files that were to stay, too.
+
+        Returns:
+            The bytes that came free.
+        """
+        freed = 0
+        with self.lock:
+            for file in sorted(self.files.values(), key=lambda file: file.used):
+                if freed >= size_bytes:
+                    break
+                may_go = file is not besides and file.present_bytes and not file.busy
+                if file.contents is not None and file.contents.is_kept:
+                    may_go = False
+                if may_go and (pinned or not file.presence.is_pinned) and not self._is_needed(file.name):
+                    freed += file.present_bytes
+                    self._empty(file)
+        return freed
+
+    def disk_is_full(self, error: OSError, size_bytes: int, file: CachedFile) -> None:
+        """Goes on with less room after a write has failed for want of it: drops files, so that it may be tried again.
+
+        Raises:
+            StoreError: if no file can be dropped, or the write has failed for another reason.
+        """
+        if error.errno not in DISK_FULL:
+            raise StoreError(
+                f"{self.folder}/{file.name}: can't be written: {error.strerror}; name another place with cache_dir="
+            ) from error
+        with self.lock:
+            freed = self.drop(max(size_bytes, self.used_bytes // 20), besides=file, pinned=True)
+            self.budget_bytes = min(self.budget_bytes, self.used_bytes + size_bytes)
+        if not freed:
+            raise StoreError(
+                f"{self.folder}: the disk of the cache is full, and all that is cached is in use; make room on it, or "
+                "name another disk with cache_dir="
+            ) from error
+
+    def set_budget(self, budget_bytes: int | None) -> None:
+        """Sets the budget; None: what leaves a tenth of the disk free."""
+        with self.lock:
+            self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
+
+    def forget_block(self, file: CachedFile, block: int) -> None:
+        """Marks a block as missing."""
+        with self.lock:
+            if not file.presence.missing(block, block + 1):
+                begin, end = file.block_range(block, block + 1)
+                self._count(file, begin - end)
+                file.presence.unmark(block)
+
+    def _pin(self, file: CachedFile) -> None:
+        """Decides whether a file stays: while all that stay leave room for those that come and go."""
+        if file.presence.is_pinned or file.present_bytes:
+            return
+        if self._pinned_bytes + file.presence.size_bytes + self._ring_bytes() <= self.budget_bytes:
+            self._set_pinned(file, True)
+
+    def _ring_bytes(self) -> int:
+        return self.budget_bytes // _DEFAULT_RING if self.ring_bytes is None else self.ring_bytes
+
+    def _set_pinned(self, file: CachedFile, value: bool) -> None:
+        self._pinned_bytes += (int(value) - int(file.presence.is_pinned)) * file.presence.size_bytes
+        file.presence.is_pinned = value
+
+    def _count(self, file: CachedFile, size_bytes: int) -> None:
+        file.present_bytes += size_bytes
+        self.used_bytes += size_bytes
+
+    def _load(self) -> None:
+        """Takes over what an earlier fetcher has left."""
+        records = record_path(self.folder, "")
+        times: dict[str, int] = {}
+        for place, _, names in os.walk(records):
+            for entry in names:
+                path = os.path.join(place, entry)
+                name = os.path.relpath(path, records)
+                try:
+                    file = self.files[name] = CachedFile(name, Presence(path, writable=True))
+                except (OSError, ValueError):  # cut off when it was made
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                    continue
+                self.used_bytes += file.present_bytes
+                self._pinned_bytes += file.presence.size_bytes if file.presence.is_pinned else 0
+                with contextlib.suppress(OSError):
+                    times[name] = os.stat(os.path.join(self.folder, name)).st_mtime_ns
+        for turn, name in enumerate(sorted(times, key=times.__getitem__), -len(times)):
+            self.files[name].used = turn
+
+    def _is_whole(self, file: CachedFile) -> bool:
+        """Returns True unless it was dropped, or somebody has deleted or cut it or its record."""
+        try:
+            status = os.stat(os.path.join(self.folder, file.name))
+        except OSError:
+            return False
+        if file.inode == -1:
+            file.inode = status.st_ino
+        is_same = (status.st_size, status.st_ino) == (file.presence.size_bytes, file.inode)
+        return is_same and os.path.exists(record_path(self.folder, file.name))
+
+    def _remake(self, name: str, contents: Contents) -> CachedFile:
+        """Makes a file without any block, in place of one that is there."""
+        path, before = os.path.join(self.folder, name), self.files.pop(name, None)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            is_same = False
+            if before is not None:
+                known = before.presence
+                is_same = before.is_of(contents) and os.path.exists(record_path(self.folder, name))
+                self._set_pinned(before, False)
+                self._count(before, -before.present_bytes)
+                known.renew(retire=not is_same)
+            if before is None or not is_same:
+                Presence.create(record_path(self.folder, name), contents.size_bytes, contents.identity)
+                before = CachedFile(name, Presence(record_path(self.folder, name), writable=True))
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.truncate(contents.size_bytes)
+                before.inode = os.fstat(file.fileno()).st_ino
+        except OSError as error:
+            raise StoreError(
+                f"{path}: can't be made in the cache: {error.strerror}; name another place with cache_dir="
+            ) from error
+        self.files[name] = before
+        return before
+
+    def _empty(self, file: CachedFile) -> None:
+        """Drops all blocks of a file; see Note [Presence]."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.folder, file.name))
+        file.presence.renew()
+        self._set_pinned(file, False)
+        self._count(file, -file.present_bytes)
+
+    def _check_boot(self, file: CachedFile) -> None:
+        """Checks the blocks that were written before this machine was started; see Note [Presence]."""
+        presence, contents = file.presence, file.contents
+        if presence.boot == boot_id() or contents is None:
+            return
+        path = os.path.join(self.folder, file.name)
+        with open(path, "rb") as stream:
+            for block in range(presence.blocks):
+                if presence.missing(block, block + 1):
+                    continue
+                begin, end = file.block_range(block, block + 1)
+                stream.seek(begin)
+                known = contents.blocks is not None
+                if not known or file.wrong_blocks(block, stream.read(end - begin)):
+                    presence.unmark(block)
+        self._count(file, presence.present_bytes() - file.present_bytes)
+        presence.adopt()
+
+    def _free_budget(self) -> int:
+        disk = os.statvfs(self.folder)
+        free = disk.f_bavail * disk.f_frsize - disk.f_blocks * disk.f_frsize // _FREE_SHARE
+        return self.used_bytes + max(0, free)

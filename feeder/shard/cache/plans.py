@@ -1,0 +1,99 @@
+"""The plans of trainers: what they will read next, and which files they are not done with."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from feeder.errors import StoreError
+from feeder.shard.cache.files import CachedFile, CacheFiles
+
+__all__ = ["Plan", "Plans"]
+
+
+@dataclass(eq=False)
+class Plan:
+    """The plan of one iterator.
+
+    Attributes:
+        step: The step that its trainer has reached.
+        last_steps: By file, the last step known to need it.
+        ranges: Ranges to get ahead, in the order of need: (file, first block, end).
+        working_bytes: Size of the files that it reads from at a time.
+    """
+
+    step: int = 0
+    last_steps: dict[str, int] = field(default_factory=dict)
+    ranges: collections.deque[tuple[CachedFile, int, int]] = field(default_factory=collections.deque)
+    working_bytes: int = 0
+
+
+class Plans:
+    """The plans of all trainers that a fetcher serves; used with the lock of the cache held.
+
+    Args:
+        files: Returns the cache.
+    """
+
+    def __init__(self, files: Callable[[], CacheFiles]) -> None:
+        self._files = files
+        self._plans: list[Plan] = []
+
+    def needs(self, name: str) -> bool:
+        """Returns True if a trainer is not done with a file."""
+        return any(plan.last_steps.get(name, -1) >= plan.step for plan in self._plans)
+
+    def begin(self, working_bytes: int) -> Plan:
+        """Adds a trainer's plan.
+
+        Raises:
+            StoreError: if the cache is too small for it and the others.
+        """
+        files = self._files()
+        needed = working_bytes + sum(plan.working_bytes for plan in self._plans)
+        if needed > files.budget_bytes:
+            others = f", {len(self._plans)} other readers of this set included" if self._plans else ""
+            raise StoreError(
+                f"{files.folder}: {files.budget_bytes:,} bytes of cache are too few: the shards that this order reads "
+                f"from at a time have {needed:,}{others}. Give cache_bytes={needed:,} or more, name a larger disk with "
+                "cache_dir=, or take fewer lanes or a smaller window"
+            )
+        plan = Plan(working_bytes=working_bytes)
+        self._plans.append(plan)
+        files.ring_bytes = needed
+        return plan
+
+    def extend(self, plan: Plan, step: int, last_steps: Sequence[Sequence[Any]]) -> None:
+        """Notes a trainer's progress, and what it needs later on: [(file, last step), ...]."""
+        plan.step = step
+        for name, last in last_steps:
+            plan.last_steps[name] = max(last, plan.last_steps.get(name, -1))
+        gone = [name for name, last in plan.last_steps.items() if last < step]
+        for name in gone:
+            del plan.last_steps[name]
+
+    def end(self, plan: Plan) -> None:
+        """Drops a plan, whose trainer is gone."""
+        self._plans.remove(plan)
+        self._files().ring_bytes = sum(other.working_bytes for other in self._plans) if self._plans else None
+
+    def next_range(self) -> tuple[CachedFile, int, int] | None:
+        """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it."""
+        files = self._files()
+        for plan in list(self._plans):
+            while plan.ranges:
+                file, first, end = plan.ranges[0]
+                if file.contents is not None:
+                    file = files.file(file.name, file.contents)
+                missing = file.presence.missing(first, end)
+                begin, stop = file.block_range(first, end)
+                if missing and not files.make_room(file, stop - begin, is_urgent=False):
+                    break
+                plan.ranges.popleft()
+                if missing:
+                    self._plans.remove(plan)
+                    self._plans.append(plan)
+                    return file, first, end
+        return None

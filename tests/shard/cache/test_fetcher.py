@@ -1,0 +1,213 @@
+"""The cache within its budget: what stays, what leaves, and what slow or full disks and stores do to it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from feeder.errors import StoreError
+from feeder.shard.cache.fetcher import Fetcher
+from feeder.shard.cache.presence import BLOCK_BYTES
+from tests.support.folder_store import FolderContents, FolderStore
+from tests.support.processes import wait_until
+
+SHARD = 4 * BLOCK_BYTES
+
+
+class Places:
+    """A set of eight shards of 1 MiB, and fetchers of it in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.set, self.cache = folder / "set", folder / "cache"
+        self.set.mkdir()
+        self.cache.mkdir()
+        self.names = [f"{k}.tar" for k in range(8)]
+        rng = np.random.default_rng(0)
+        for name in self.names:
+            (self.set / name).write_bytes(rng.bytes(SHARD))
+        self.store = FolderStore(str(self.set))
+        self._fetchers: list[Fetcher] = []
+        self._channels: list[socket.socket] = []
+
+    def fetcher(self, budget_bytes: int) -> Fetcher:
+        self.store = FolderStore(str(self.set))
+        contents = FolderContents(str(self.set))
+        self._fetchers.append(Fetcher(str(self.cache), cast(Any, self.store), lambda _: contents, budget_bytes))
+        return self._fetchers[-1]
+
+    def client(self, fetcher: Fetcher) -> Callable[[dict], dict]:
+        """Speaks to a fetcher as a client does."""
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channels.append(mine)
+        fetcher.attend(its)
+
+        def ask(message: dict) -> dict:
+            mine.send(json.dumps(message).encode())
+            answer: dict = json.loads(mine.recv(1 << 17))
+            return answer
+
+        return ask
+
+    def read_all(self, fetcher: Fetcher) -> int:
+        """Reads all shards one after the other; returns the bytes that came from the store."""
+        before = sum(end - start for _, start, end in self.store.asked)
+        for name in self.names:
+            fetcher.need([(name, 0, SHARD)])
+            assert (self.cache / name).read_bytes() == (self.set / name).read_bytes()
+        return sum(end - start for _, start, end in self.store.asked) - before
+
+    def cached(self) -> list[str]:
+        return sorted(path.name for path in self.cache.glob("*.tar") if path.stat().st_blocks)
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        for fetcher in self._fetchers:
+            fetcher.downloads.close()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    places = Places(tmp_path)
+    yield places
+    places.close()
+
+
+def test_shards_stay_until_the_cache_is_full_and_the_others_come_and_go(places: Places) -> None:
+    fetcher = places.fetcher(5 * SHARD)
+    with fetcher.files.lock:
+        fetcher.files.ring_bytes = SHARD
+    assert places.read_all(fetcher) == 8 * SHARD
+    assert fetcher.stats()["cached_bytes"] <= 5 * SHARD
+    for _ in range(3):  # each time half of them, where the one used longest ago would always have just left
+        assert places.read_all(fetcher) == 4 * SHARD
+    assert {"0.tar", "1.tar", "2.tar", "3.tar"} < set(places.cached())
+
+
+def test_what_stays_still_stays_with_the_next_fetcher(places: Places) -> None:
+    places.read_all(places.fetcher(5 * SHARD))
+    assert places.read_all(places.fetcher(5 * SHARD)) <= 4 * SHARD
+
+
+def test_a_cache_that_holds_the_set_keeps_all_of_it(places: Places) -> None:
+    fetcher = places.fetcher(8 * SHARD)
+    places.read_all(fetcher)
+    assert places.read_all(fetcher) == 0
+
+
+def test_a_smaller_budget_drops_files_when_room_is_needed(places: Places) -> None:
+    places.read_all(places.fetcher(8 * SHARD))
+    fetcher = places.fetcher(3 * SHARD)
+    (places.set / "new.tar").write_bytes(bytes(SHARD))
+    fetcher.need([("new.tar", 0, SHARD)])
+    assert fetcher.stats()["cached_bytes"] <= 3 * SHARD
+    assert (places.cache / "new.tar").read_bytes() == bytes(SHARD)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, places: Places, size_bytes: int) -> None:
+    """Lets a disk be full once so many bytes of shards are on it."""
+    pwrite = os.pwrite
+
+    def write(descriptor: int, data: memoryview, offset: int) -> int:
+        blocks = sum(path.stat().st_blocks * 512 for path in places.cache.glob("*.tar"))
+        if blocks + len(data) > size_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+
+
+def test_a_full_disk_is_gone_on_with(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, places, 3 * SHARD + SHARD // 2)
+    fetcher = places.fetcher(100 * SHARD)
+    assert places.read_all(fetcher) == 8 * SHARD
+    assert places.read_all(fetcher) <= 8 * SHARD
+    assert fetcher.stats()["budget_bytes"] < 5 * SHARD
+
+
+def test_a_disk_that_is_full_of_what_is_needed_is_an_error(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, places, SHARD // 2)
+    with pytest.raises(StoreError, match=r"the disk of the cache is full.*cache_dir="):
+        places.fetcher(100 * SHARD).need([("0.tar", 0, SHARD)])
+
+
+def test_a_disk_that_takes_nothing_is_an_error(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(descriptor: int, data: memoryview, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(StoreError, match=r"0\.tar: can't be written: Input/output error"):
+        places.fetcher(100 * SHARD).need([("0.tar", 0, SHARD)])
+
+
+def test_a_plan_gets_its_ranges_ahead_of_need(places: Places) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    ask = places.client(fetcher)
+    assert ask({"begin": 2 * SHARD}) == {}
+    ranges = [("1.tar", 0, SHARD), ("0.tar", 0, SHARD)]
+    ask({"plan": {"step": 0, "last_steps": [["0.tar", 9], ["1.tar", 9]], "ranges": ranges}})
+    wait_until(lambda: fetcher.stats()["bytes"] == 2 * SHARD)
+    fetcher.need(ranges)
+    assert sorted(places.store.asked) == [("0.tar", 0, SHARD), ("1.tar", 0, SHARD)]
+
+
+def test_a_budget_below_what_a_plan_reads_from_is_refused(places: Places) -> None:
+    answer = places.client(places.fetcher(3 * SHARD))({"begin": 4 * SHARD})
+    assert answer["error"] == "StoreError"
+    assert f"cache_bytes={4 * SHARD:,}" in answer["text"]
+
+
+def test_files_that_a_plan_needs_stay_until_their_last_step(places: Places) -> None:
+    fetcher = places.fetcher(3 * SHARD)
+    ask = places.client(fetcher)
+    ask({"begin": 3 * SHARD})
+    names = places.names[:3]
+    ask({"plan": {"step": 0, "last_steps": [[name, 9] for name in names], "ranges": []}})
+    fetcher.need([(name, 0, SHARD) for name in names])
+    fetcher.need([("5.tar", 0, SHARD)])  # somebody waits for it, so it comes all the same
+    assert places.cached() == [*names, "5.tar"]
+    ask({"plan": {"step": 20, "last_steps": [], "ranges": []}})
+    fetcher.need([("6.tar", 0, SHARD)])
+    assert len(places.cached()) == 3
+
+
+def test_ranges_wait_until_there_is_room_for_them(places: Places) -> None:
+    fetcher = places.fetcher(3 * SHARD)
+    ask = places.client(fetcher)
+    ask({"begin": 3 * SHARD})
+    ranges = [(name, 0, SHARD) for name in places.names]
+    ask({"plan": {"step": 0, "last_steps": [[name, k] for k, name in enumerate(places.names)], "ranges": ranges}})
+    wait_until(lambda: fetcher.stats()["bytes"] == 2 * SHARD)  # there is room left for what somebody waits for
+    ask({"plan": {"step": 1, "last_steps": [], "ranges": []}})
+    wait_until(lambda: fetcher.stats()["bytes"] == 3 * SHARD)
+    assert places.cached() == ["1.tar", "2.tar"]
+
+
+def test_a_range_that_is_slow_is_asked_for_twice(places: Places) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    for name in places.names[:4]:
+        fetcher.need([(name, 0, SHARD)])
+    stalled, get = threading.Event(), places.store.get
+
+    def stall_once(key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> bytes:
+        is_first = not stalled.is_set()
+        stalled.set()
+        if is_first:
+            goes_on.wait()
+        return get(key, start, end, etag)
+
+    goes_on = threading.Event()
+    places.store.get = stall_once  # type: ignore[method-assign]
+    fetcher.need([("5.tar", 0, SHARD)])
+    goes_on.set()
+    assert (places.cache / "5.tar").read_bytes() == (places.set / "5.tar").read_bytes()
+    assert fetcher.stats()["hedges"] == 1

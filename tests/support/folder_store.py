@@ -1,0 +1,109 @@
+"""A store of objects that are a folder's files, with faults that a test asks for, and a fetcher of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from feeder._native import crc32c
+from feeder.errors import ChangedError, NotFoundError
+from feeder.shard.cache.contents import Contents
+from feeder.shard.cache.fetcher import become_fetcher
+from feeder.shard.cache.mirror import CacheMirror, FetchOptions
+from feeder.shard.cache.presence import BLOCK_BYTES
+from feeder.shard.store.store import Entry
+from feeder.shard.store.url import Url
+
+__all__ = ["FolderContents", "FolderStore", "fault", "fetcher_pid", "folder_mirror", "main"]
+
+
+class FolderStore:
+    """Objects in a folder. Faults are files in its folder ``.faults``, see :func:`fault`."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.url, self.retries = Path(folder), Url("s3", "bucket", "set"), 0
+        self.asked: list[tuple[str, int, int]] = []
+
+    def size(self, key: str) -> Entry:
+        try:
+            status = (self.folder / key).stat()
+        except FileNotFoundError:
+            raise NotFoundError(f"{self.url.object(key)}: there is no such object") from None
+        return Entry(key, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
+
+    def get(self, key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> bytes:
+        faults = self.folder / ".faults"
+        while (faults / f"{key}.hold").exists():
+            time.sleep(0.002)
+        if etag and self.size(key).etag != etag:
+            raise ChangedError(f"{self.url.object(key)}: it was replaced")
+        with open(self.folder / key, "rb") as file:
+            file.seek(start)
+            data = bytearray(file.read(-1 if end is None else end - start))
+        self.asked.append((key, start, start + len(data)))
+        with open(self.folder / ".asked", "a") as log:
+            log.write(f"{key} {start} {start + len(data)}\n")
+        with contextlib.suppress(FileNotFoundError):
+            left = int((faults / f"{key}.flip").read_text())
+            if left:
+                (faults / f"{key}.flip").write_text(str(left - 1))
+                data[len(data) // 2] ^= 0xFF
+        return bytes(data)
+
+
+class FolderContents:
+    """The files of a folder: shards with a CRC32C for each block, ``.fidx`` as a whole, others without checksums."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._known: dict[str, Contents] = {}
+
+    def of(self, name: str) -> Contents:
+        if name not in self._known:
+            try:
+                data = memoryview((self._folder / name).read_bytes())
+            except FileNotFoundError:
+                raise NotFoundError(f"{name}: there is no such object") from None
+            blocks = [crc32c(data[k : k + BLOCK_BYTES]) for k in range(0, len(data), BLOCK_BYTES)]
+            identity = hashlib.sha256(data).digest()[:16]
+            self._known[name] = Contents(
+                len(data),
+                identity,
+                blocks=np.array(blocks, np.uint32) if name.endswith(".tar") else None,
+                data=bytes(data) if name.endswith(".fidx") else None,
+                is_kept=not name.endswith(".tar"),
+            )
+        return self._known[name]
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+def fault(folder: Path, key: str, kind: str, count: int = 1) -> Path:
+    """Asks for a fault: "flip" spoils so many answers, "hold" keeps them back until the file is removed."""
+    path = folder / ".faults" / f"{key}.{kind}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(str(count))
+    return path
+
+
+def folder_mirror(cache: Path, folder: Path, **options: Any) -> CacheMirror:
+    """A mirror of a folder, whose fetcher is a process as that of any store."""
+    cache.mkdir(exist_ok=True, parents=True)
+    return CacheMirror(str(cache), FetchOptions(str(folder), **options), "tests.support.folder_store:main")
+
+
+def fetcher_pid(cache: Path) -> int:
+    """Process id of a mirror's fetcher."""
+    return int((cache / "fetcher.lock").read_text())
+
+
+def main(folder: str, lock: int, options: dict[str, Any]) -> None:
+    """The main function of a fetcher of a folder."""
+    place = options["url"]
+    become_fetcher(folder, lock, options, lambda: (cast(Any, FolderStore(place)), lambda _: FolderContents(place)))

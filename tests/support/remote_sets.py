@@ -1,0 +1,50 @@
+"""Shard sets in a bucket, and the processes that fetch them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
+from feeder.shard.write.upgrade import upgrade_index
+from tests.support.images import encode, pixels
+from tests.support.processes import all_ended
+from tests.support.remote import Bucket
+
+__all__ = ["end_fetchers", "make_set", "upload"]
+
+
+def make_set(folder: Path, *, shards: int = 16, samples: int = 4) -> Path:
+    """Makes shards of large JPEGs, each of about 0.2 MB with 4 samples."""
+    for number in range(shards * samples):
+        path = folder / "images" / f"class-{number % 4}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(pixels(number, 400, 300), quality=97))
+    shard(str(folder / "images"), str(folder / "set"), ShardOptions(samples_per_shard=samples))
+    upgrade_index(str(folder / "set"))
+    return folder / "set"
+
+
+def upload(bucket: Bucket, folder: Path, prefix: str = "set") -> str:
+    """Copies a set into a bucket; returns its URL."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            bucket.put(f"{prefix}/{path.name}", path.read_bytes())
+    return f"{bucket.url}/{prefix}"
+
+
+@contextlib.contextmanager
+def end_fetchers(folder: Path) -> Iterator[None]:
+    """Ends the fetchers of all caches below a folder."""
+    try:
+        yield
+    finally:
+        for lock in folder.rglob("fetcher.lock"):
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                pid = int(lock.read_text())
+                os.kill(pid, signal.SIGKILL)
+                assert all_ended([pid])
