@@ -123,11 +123,11 @@ def test_a_key_never_leads_out_of_the_store(bucket: Bucket, key: str) -> None:
             call(key)
 
 
-def test_errors_give_the_stores_own_reason_at_once(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_give_the_stores_own_reason_at_once(real_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="there is no such bucket"):
         open_store("s3://no-such-bucket/set").size("x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")
-    store = open_store(f"{bucket.url}/set")
+    store = open_store(f"{real_bucket.url}/set")
     for call in (lambda: store.size("x"), lambda: store.get("x", 0, 1), lambda: list(store.list())):
         with pytest.raises(
             StoreError, match=r"403 Forbidden: SignatureDoesNotMatch.*; check the credentials"
@@ -284,10 +284,10 @@ def test_other_client_errors_are_raised_at_once(bucket: Bucket, fault_proxy: Fau
 
 
 def test_expired_credentials_are_read_again_once(
-    bucket: Bucket, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    real_bucket: Bucket, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket.put("x", b"1")
-    store = open_store(bucket.url)
+    real_bucket.put("x", b"1")
+    store = open_store(real_bucket.url)
     fault_proxy.set(Faults({"403": 1}))
     with pytest.raises(StoreError, match=r"403.*ExpiredToken: made up; get new credentials"):
         store.get("x", 0, 1)
