@@ -1,0 +1,72 @@
+"""The contents of a set's files by its header: what comes spoilt is fetched again, and never used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from feeder.errors import FormatError, StoreError
+from feeder.shard.cache.fetcher import Fetcher
+from feeder.shard.cache.set_files import SetFiles
+from tests.support.folder_store import FolderStore, fault
+from tests.support.remote_sets import make_set
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_set(tmp_path_factory.mktemp("set"), shards=2)
+
+
+@pytest.fixture
+def folder(source: Path, tmp_path: Path) -> Path:
+    """A set that a test may change."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for path in source.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def fetcher(folder: Path, tmp_path: Path) -> Iterator[Fetcher]:
+    (tmp_path / "cache").mkdir()
+    store = cast(Any, FolderStore(str(folder)))
+    made = Fetcher(str(tmp_path / "cache"), store, lambda each: SetFiles(store, each.files, "index.bin", each))
+    yield made
+    made.downloads.close()
+
+
+@pytest.mark.parametrize("name", ["index.bin", "shard-000001.fidx", "shard-000001.tar"])
+def test_files_that_come_spoilt_are_fetched_again(fetcher: Fetcher, folder: Path, name: str) -> None:
+    fault(folder, name, "flip", 2)
+    fetcher.need([(name, 0, 100)])
+    size = (folder / name).stat().st_size
+    fetcher.need([(name, 0, size)])
+    assert (Path(fetcher.folder) / name).read_bytes() == (folder / name).read_bytes()
+    assert (folder / ".faults" / f"{name}.flip").read_text() == "0"
+
+
+@pytest.mark.parametrize("name", ["index.bin", "shard-000001.fidx"])
+def test_indexes_that_stay_spoilt_are_errors_that_name_them(fetcher: Fetcher, folder: Path, name: str) -> None:
+    fault(folder, name, "flip", 1000)
+    with pytest.raises(FormatError, match=rf"s3://bucket/set/{name}.*: damaged"):
+        fetcher.need([("shard-000001.tar", 0, 100)])
+    fault(folder, name, "flip", 0)
+    fetcher.need([("shard-000001.tar", 0, 100)])
+
+
+def test_a_shard_that_is_not_its_indexs_is_an_error(fetcher: Fetcher, folder: Path) -> None:
+    path = folder / "shard-000001.tar"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(StoreError, match=r"shard-000001\.tar.*the object was replaced or is damaged"):
+        fetcher.need([("shard-000001.tar", 0, 100)])
+
+
+def test_a_file_that_the_header_does_not_name_comes_as_it_is(fetcher: Fetcher, folder: Path) -> None:
+    (folder / "notes.txt").write_text("text")
+    fetcher.need([("notes.txt", 0, 4)])
+    assert (Path(fetcher.folder) / "notes.txt").read_text() == "text"

@@ -1,0 +1,76 @@
+"""``feeder cache``: shows the sets of a cache, and trims it without touching those in use."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feeder.shard.cache.link import lock_mirror
+from feeder.shard.cache.places import mirror_folder
+from feeder.shard.cache.presence import BLOCK_BYTES, IDENTITY_BYTES, Presence, record_path
+from feeder.shard.store.url import Url
+from feeder.tools.cli import main
+
+SHARD = 2 * BLOCK_BYTES
+
+
+def fill(cache: Path, url: str, shards: int, first_time: int) -> Path:
+    """Makes a mirror with whole shards, each used a second after the one before."""
+    folder = Path(mirror_folder(Url.parse(url), cache))
+    for number in range(shards):
+        path = folder / f"{number}.tar"
+        path.write_bytes(np.random.default_rng(number).bytes(SHARD))
+        Presence.create(record_path(str(folder), path.name), SHARD, bytes(IDENTITY_BYTES))
+        record = Presence(record_path(str(folder), path.name), writable=True)
+        record.mark(0)
+        record.mark(1)
+        os.utime(path, (first_time + number, first_time + number))
+    return folder
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> dict:
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_cache_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, "s3://bucket/new", 1, 2000)
+    fill(tmp_path, "s3://bucket/old", 3, 1000)
+    assert main(["cache", str(tmp_path), "--json"]) == 0
+    found = shown(capsys)
+    assert found["size_bytes"] == 4 * SHARD
+    assert [(each["url"], each["size_bytes"]) for each in found["sets"]] == [
+        ("s3://bucket/old", 3 * SHARD),
+        ("s3://bucket/new", SHARD),
+    ]
+
+
+def test_shards_used_longest_ago_are_dropped_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, "s3://bucket/new", 1, 2000)
+    old = fill(tmp_path, "s3://bucket/old", 3, 1000)
+    assert main(["cache", str(tmp_path), "--trim", str(3 * SHARD), "--json"]) == 0
+    assert shown(capsys)["freed_bytes"] == SHARD
+    assert sorted(path.name for path in old.glob("*.tar")) == ["1.tar", "2.tar"]
+
+
+def test_a_set_in_use_is_not_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    used = fill(tmp_path, "s3://bucket/old", 2, 1000)
+    fill(tmp_path, "s3://bucket/new", 1, 2000)
+    lock = lock_mirror(str(used))
+    assert lock is not None
+    try:
+        assert main(["cache", str(tmp_path), "--trim", "0", "--json"]) == 1
+    finally:
+        os.close(lock)
+    found = shown(capsys)
+    assert [(each["url"], each["is_used"]) for each in found["sets"]] == [("s3://bucket/old", True)]
+    assert found["freed_bytes"] == SHARD
+
+
+def test_a_cache_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", str(tmp_path / "none")]) == 2
+    assert "there is no such cache folder" in capsys.readouterr().err
