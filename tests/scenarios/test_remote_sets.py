@@ -22,6 +22,7 @@ import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, FormatError, StoreError
 from tests.support import ROOT
+from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.processes import all_ended
 from tests.support.remote import Bucket
 from tests.support.remote_sets import end_fetchers, make_set, upload
@@ -132,6 +133,15 @@ def test_a_fetcher_that_dies_in_an_epoch_changes_no_batch(url: str, local: Path,
                 path.unlink()  # what was cached has to come again
         found += digests([batch])
     assert found == expected
+
+
+def test_an_epoch_over_a_bad_network_is_the_same(url: str, local: Path, cache: Path, fault_proxy: FaultProxy) -> None:
+    fault_proxy.set(Faults({"cut": 0.1, "flip": 0.1, "reset": 0.1, "503": 0.1}, seed=3))
+    remote = loader(dataset(url, cache))
+    assert digests(remote) == digests(loader(dataset(local)))
+    counts = remote.stats()["remote"]
+    assert counts["retries"] > 0
+    assert counts["wrong"] > 0
 
 
 def read_epoch(data: feeder.ShardDataset, rank: int, results: Any) -> None:

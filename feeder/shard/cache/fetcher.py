@@ -81,6 +81,8 @@ class Fetcher:
 
     def need(self, wants: Sequence[Want], *, again: bool = False) -> None:
         """Returns when ranges of files are in the folder; see :meth:`feeder.shard.store.mirror.Mirror.need`."""
+        if not wants:
+            return
         names = list(dict.fromkeys(name for name, _, _ in wants))
         files = dict(
             zip(names, self._threads.map(self._file, names) if names[1:] else [self._file(names[0])], strict=True)
