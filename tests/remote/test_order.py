@@ -21,6 +21,8 @@ from feeder.order.sample_order import Window
 from feeder.transforms import BUCKET, Compose, RandomCrop, RandomHorizontalFlip, Resize
 from tests.support.batches import copied_epoch, sample_ids
 from tests.support.loader_data import write_shards
+from tests.support.remote import Bucket
+from tests.support.remote_sets import end_fetchers, make_set
 
 _SIZE, _PER_SHARD = 150, 6
 
@@ -184,3 +186,28 @@ def test_damaged_lanes_of_a_state_are_refused(local: ShardDataset, remote: Shard
     for damaged in ({"lanes": 0}, {"window": "8"}, {"block": None}, {"lanes": None}):
         with pytest.raises(ArgumentError, match="shuffle is"):
             _loader(local).load_state_dict(state | {"shuffle": state["shuffle"] | damaged})
+
+
+def test_a_run_in_a_store_goes_on_with_a_local_copy_and_comes_back(bucket: Bucket, tmp_path: Path) -> None:
+    with end_fetchers(tmp_path):
+        local = make_set(tmp_path)
+        bucket.upload(local, "set")
+        url, recipe = f"{bucket.url}/set", Resize((8, 8))
+        here = ShardDataset(local, recipe, fields=("index",))
+        there = ShardDataset(url, recipe, fields=("index",), cache_dir=tmp_path / "cache")
+        whole = _ids(_loader(here, 4, shuffle=Lanes()))
+        state: Any = None
+        seen: list[int] = []
+        for dataset in (there, here, there):
+            loader = _loader(dataset, 4)
+            if state is not None:
+                loader.load_state_dict(state)
+            iterator = iter(loader)
+            seen += sample_ids([next(iterator) for _ in range(3)])
+            state = json.loads(json.dumps(loader.state_dict()))
+            loader.close()
+        assert seen == whole[:36]
+        assert state["shuffle"] == {"lanes": 4, "window": 8, "block": 4}
+        small = ShardDataset(url, recipe, cache_dir=tmp_path / "small", cache_bytes=1_000_000)
+        with pytest.raises(ArgumentError, match=r"GB of s3://.*/set do not fit its cache of 0.001 GB"):
+            _loader(small, 4, shuffle="full")

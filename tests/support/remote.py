@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,6 +42,10 @@ class Bucket(NamedTuple):
     def put(self, key: str, data: bytes) -> None:
         """Writes an object."""
         self.client.put_object(Bucket=self.name, Key=key, Body=data)
+
+    def upload(self, folder: Path, prefix: str) -> int:
+        """Writes the files of a folder below a prefix, and returns their size, in bytes."""
+        return self.server.upload(folder, self.name, prefix)
 
     def get(self, key: str) -> bytes:
         """Returns the bytes of an object."""

@@ -152,6 +152,14 @@ class S3Server:
             config=Config(s3={"addressing_style": "path"}),
         )
 
+    def upload(self, folder: Path, bucket: str, prefix: str) -> int:
+        """Writes the files of a folder below a prefix of a bucket, made if need be; returns their size, in bytes."""
+        self.client.create_bucket(Bucket=bucket)
+        paths = sorted(folder.iterdir())
+        for path in paths:
+            self.client.upload_file(str(path), bucket, f"{prefix}/{path.name}")
+        return sum(path.stat().st_size for path in paths)
+
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
         """Returns the environment variables of clients.
 

@@ -1,0 +1,395 @@
+"""Measures a shard set in an object store beside the same set on the local disk.
+
+first-epoch  Images/s of the first epoch from the store, with an empty cache, beside an epoch from the local disk, for a
+             stand-in consumer of --rate images/s; and CPU time of all processes per image beyond the local one's. Over
+             plain HTTP and, if HAProxy is installed, over TLS (whose own CPU time does not count).
+bytes        Bytes that the store sent, in shares of the set's size: in a first epoch; in a second one with everything
+             and with half of the set in the cache; for one of two ranks; and for two ranks of one host.
+faults       Seconds of a first epoch with 1 % of the requests failing (each kind of fault equally often), beside one
+             without faults, both by way of the same proxy.
+resume       Seconds from the start in the middle of an epoch to the first batch, with an empty cache, beside the time
+             of two ranges of 8 MiB one after the other, both by way of a proxy with --latency (s) and --bandwidth
+             (MB/s); and the same from the local disk, where workers take most of it to start.
+rivals       Seconds of a first epoch beside a second one from the cache, and CPU time per image, of MosaicML Streaming,
+             LitData and webdataset over the same server, for the same consumer. They give the encoded bytes: only what
+             lies before decoding is compared. --rivals names a Python that has them.
+
+The store is Ceph's gateway over one in-memory OSD, on the same machine and cores, or moto's server where Ceph is not
+installed. Equal: images, recipe (RandomResizedCrop(224), flip), order, batch size, workers, consumer. The first run
+compares all pixels with the local ones'. Every run is a process of its own; rivals take turns.
+
+    python -m bench.remote --shards SHARDS [--only first-epoch,...] [--rivals PYTHON] [--repeats 5] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.remote_runs.epoch import Run
+from bench.smoke import ROOT, arguments
+from feeder.tools.bench.result_file import interleave, save, spread
+from feeder.tools.terminal import table
+from tests.support.fault_proxy import FaultProxy, Faults
+from tests.support.s3_server import S3Server
+from tests.support.tls import TlsProxy, haproxy_is_installed
+
+BUCKET, PREFIX = "feeder-bench", "set"
+URL = f"s3://{BUCKET}/{PREFIX}"
+RANGE_BYTES = 8 << 20
+KINDS = ("503", "reset", "drop", "cut", "stall", "flip")
+FAULTS = 0.01
+
+
+class Job:
+    """A run in a process of its own.
+
+    Args:
+        module: The module, or the path of a script.
+        run: Its argument.
+        environment: Environment variables beside this process's.
+        python: The Python.
+    """
+
+    def __init__(self, module: str, run: Any, environment: Mapping[str, str], python: str = sys.executable) -> None:
+        place = [module] if module.endswith(".py") else ["-m", module]
+        self._process: subprocess.Popen[str] = subprocess.Popen(
+            [python, *place, json.dumps(run)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **environment},
+        )
+
+    def begin(self) -> None:
+        """Begins the next epoch."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def end(self) -> dict[str, Any]:
+        """Waits for the epoch's end and returns its figures."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a run failed: {self._process.args!r}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def epoch(self) -> dict[str, Any]:
+        """Runs the next epoch and returns its figures."""
+        self.begin()
+        return self.end()
+
+    def close(self) -> None:
+        """Waits until the process has ended."""
+        self._process.communicate(timeout=600)
+
+
+class Bench:
+    """The set in a store and on the local disk.
+
+    Args:
+        options: The arguments.
+        server: The store.
+        folder: An empty folder.
+    """
+
+    def __init__(self, options: Any, server: S3Server, folder: Path) -> None:
+        self._options, self._server, self._folder = options, server, folder
+        self.size_bytes = server.upload(Path(options.shards), BUCKET, PREFIX)
+
+    def job(self, place: str = URL, endpoint: str | None = None, **keywords: Any) -> Job:
+        """Starts a run; one from the store has an empty cache, unless it is given one."""
+        options = self._options
+        if place == URL and "cache" not in keywords:
+            keywords["cache"] = self.cache()
+        run = Run(
+            place,
+            batch_size=options.batch_size,
+            workers=options.workers,
+            image_size=options.image_size,
+            rate=options.rate,
+            lanes=options.lanes,
+            window=options.window,
+        )
+        return Job(
+            "bench.remote_runs.epoch",
+            dataclasses.asdict(dataclasses.replace(run, **keywords)),
+            self._server.environment(endpoint),
+        )
+
+    def cache(self) -> str:
+        """Returns an empty cache folder, in place of those before it."""
+        for old in self._folder.glob("cache-*"):
+            shutil.rmtree(old)
+        return tempfile.mkdtemp(prefix="cache-", dir=self._folder)
+
+    def epoch(self, place: str = URL, endpoint: str | None = None, **keywords: Any) -> dict[str, Any]:
+        """Runs one epoch."""
+        job = self.job(place, endpoint, **keywords)
+        found = job.epoch()
+        job.close()
+        return found
+
+    @contextlib.contextmanager
+    def proxy(self, faults: Faults | None = None) -> Iterator[FaultProxy]:
+        """A proxy before the store."""
+        proxy = FaultProxy(self._server.port)
+        proxy.set(faults or Faults())
+        yield proxy
+        proxy.close()
+
+    def check(self) -> None:
+        """Raises SystemExit if the store's pixels are not the local ones."""
+        local, remote = (self.epoch(place, checked=True)["digest"] for place in (self._options.shards, URL))
+        if local != remote:
+            raise SystemExit("the store's batches are not the local disk's")
+
+    def first_epoch(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        with contextlib.ExitStack() as stack:
+            ways: dict[str, Callable[[], dict[str, Any]]] = {
+                "local": lambda: self.epoch(self._options.shards),
+                "http": self.epoch,
+            }
+            if haproxy_is_installed():
+                folder = Path(tempfile.mkdtemp(dir=self._folder))
+                tls = TlsProxy(folder, self._server.port)
+                stack.callback(tls.close)
+                stack.enter_context(_variable("AWS_CA_BUNDLE", str(tls.authority)))
+                ways["tls"] = lambda: self.epoch(URL, tls.good)
+            found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+
+            def run(name: str) -> float:
+                found[name].append(ways[name]())
+                return found[name][-1]["images"] / found[name][-1]["seconds"]
+
+            rates = interleave({name: partial(run, name) for name in ways}, self._options.repeats)
+        cpu_ms = {name: [1e3 * each["cpu_s"] / each["images"] for each in runs] for name, runs in found.items()}
+        remote = [name for name in ways if name != "local"]
+        first = {name: spread([each["first_batch_s"] for each in runs]) for name, runs in found.items()}
+        return {
+            "first_batch_s": first,
+            "images_per_s": {name: spread(values) for name, values in rates.items()},
+            "cpu_ms_per_image": {name: spread(values) for name, values in cpu_ms.items()},
+            "ratio": {name: spread(_ratios(rates[name], rates["local"])) for name in remote},
+            "cpu_ms_above_local": {
+                name: [a - b for a, b in zip(cpu_ms[name], cpu_ms["local"], strict=True)] for name in remote
+            },
+            "goals": {"ratio": 0.95, "cpu_ms_above_local": 0.15},
+        }
+
+    def bytes(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        found: dict[str, Any] = {}
+        with self.proxy() as proxy:
+
+            def sent(*jobs: Job) -> float:
+                before = sum(request.size_bytes for request in proxy.requests())
+                for job in jobs:
+                    job.begin()
+                for job in jobs:
+                    job.end()
+                return (sum(request.size_bytes for request in proxy.requests()) - before) / self.size_bytes
+
+            for name, share in (("all cached", 1.0), ("half cached", 0.5)):
+                budget = None if share == 1 else int(share * self.size_bytes)
+                job = self.job(URL, proxy.endpoint, cache_bytes=budget, epochs=2)
+                for epoch in ("first", "second"):
+                    found[f"{epoch} epoch, {name}"] = sent(job)
+                job.close()
+            for name, ranks in (("one of two ranks", (0,)), ("two ranks of a host", (0, 1))):
+                cache = self.cache()
+                jobs = [self.job(URL, proxy.endpoint, cache=cache, rank=rank, world_size=2) for rank in ranks]
+                found[name] = sent(*jobs)
+                for job in jobs:
+                    job.close()
+        return {"share_of_the_set": {name: spread([share]) for name, share in found.items()}}
+
+    def faults(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        spoiled = Faults(dict.fromkeys(KINDS, FAULTS / len(KINDS)), only=f"{PREFIX}/")
+        counts: dict[str, int] = {}
+        with self.proxy() as proxy:
+
+            def run(name: str) -> float:
+                proxy.set(spoiled if name == "faults" else Faults())
+                seconds: float = self.epoch(URL, proxy.endpoint)["seconds"]
+                return seconds
+
+            found = interleave({name: partial(run, name) for name in ("clean", "faults")}, self._options.repeats)
+            counts, requests = proxy.counts(), len(proxy.requests())
+        return {
+            "seconds": {name: spread(values) for name, values in found.items()},
+            "ratio": spread(_ratios(found["faults"], found["clean"])),
+            "faults": counts,
+            "requests": requests,
+            "goals": {"ratio": 1.1},
+        }
+
+    def resume(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        options = self._options
+        slow = Faults(latency_s=options.latency, bandwidth=options.bandwidth * 1e6)
+        shard = max(Path(options.shards).glob("*.tar"), key=lambda path: path.stat().st_size)
+        size = min(RANGE_BYTES, shard.stat().st_size)
+        with self.proxy(slow) as proxy:
+            client = self._server.client_of(proxy.endpoint)
+
+            def ranges() -> float:
+                started = time.perf_counter()
+                for _ in range(2):
+                    answer = client.get_object(Bucket=BUCKET, Key=f"{PREFIX}/{shard.name}", Range=f"bytes=0-{size - 1}")
+                    answer["Body"].read()
+                return time.perf_counter() - started
+
+            def first(place: str) -> float:
+                seconds: float = self.epoch(place, proxy.endpoint, start=0.5)["first_batch_s"]
+                return seconds
+
+            ways: dict[str, Callable[[], float]] = {
+                "two ranges": ranges,
+                "first batch": partial(first, URL),
+                "first batch, local": partial(first, options.shards),
+            }
+            found = interleave(ways, options.repeats)
+            client.close()
+        return {
+            "seconds": {name: spread(values) for name, values in found.items()},
+            "ratio": spread(
+                [
+                    (remote - local) / ranges
+                    for remote, local, ranges in zip(
+                        found["first batch"], found["first batch, local"], found["two ranges"], strict=True
+                    )
+                ]
+            ),
+            "range_bytes": size,
+            "goals": {"ratio": 1.0},
+        }
+
+    def rivals(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        options = self._options
+        if not options.rivals:
+            return {}
+        script = str(ROOT / "bench/remote_runs/rivals.py")
+        common = {"shards": options.shards, "bucket": BUCKET, "rate": options.rate, "batch_size": options.batch_size}
+        _open_to_all(self._server)
+        environment = self._server.environment() | {"S3_ENDPOINT_URL": self._server.endpoint}
+        names = ("streaming", "litdata", "webdataset")
+        for name in names:  # each writes the images in its own format, once
+            self._rival(script, {**common, "name": name, "write": True, "cache": self.cache()}, environment)
+        found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in ("feeder", *names)}
+        for _ in range(options.repeats):
+            for name, runs in found.items():
+                if name == "feeder":
+                    job = self.job(epochs=2)
+                else:
+                    run = {**common, "name": name, "cache": self.cache(), "workers": options.workers}
+                    job = Job(script, run, environment, options.rivals)
+                runs.append([job.epoch(), job.epoch()])
+                job.close()
+                first, second = runs[-1]
+                print(f"  {name}: {first['seconds']:.2f} s, then {second['seconds']:.2f} s", flush=True)
+        return {
+            name: {
+                "images_per_s": {
+                    epoch: spread([run[k]["images"] / run[k]["seconds"] for run in runs])
+                    for k, epoch in enumerate(("first", "second"))
+                },
+                "first_to_second": spread([run[1]["seconds"] / run[0]["seconds"] for run in runs]),
+                "cpu_ms_above_second": [1e3 * (run[0]["cpu_s"] - run[1]["cpu_s"]) / run[0]["images"] for run in runs],
+            }
+            for name, runs in found.items()
+        }
+
+    def _rival(self, script: str, run: dict[str, Any], environment: Mapping[str, str]) -> None:
+        job = Job(script, run, environment, self._options.rivals)
+        job.epoch()
+        job.close()
+
+
+def _open_to_all(server: S3Server) -> None:
+    """Has anyone read the bucket, for rivals that take plain URLs."""
+    allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{BUCKET}/*"}
+    policy = {"Version": "2012-10-17", "Statement": [allowed]}
+    server.client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.endpoint}/{BUCKET}/{PREFIX}/index.bin"):
+        pass
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    yield
+    if before is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = before
+
+
+def _ratios(above: list[float], below: list[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def _rows(value: Any, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    if isinstance(value, dict) and "median" in value:
+        yield [" ".join(path), *(f"{value[name]:.4g}" for name in ("median", "min", "max"))]
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _rows(inner, (*path, str(name)))
+
+
+def main() -> None:
+    smoke = {
+        "only": "first-epoch,resume",
+        "repeats": 1,
+        "batch_size": 8,
+        "image_size": 32,
+        "rate": 5000.0,
+        "lanes": 2,
+        "window": 8,
+        "workers": 1,
+    }
+    questions = {"first-epoch": "first_epoch", "bytes": "bytes", "faults": "faults", "resume": "resume"}
+    options = arguments(
+        __doc__, "remote", smoke, shards=None, only="", rivals="", repeats=5, rate=500.0, batch_size=64, workers=2,
+        image_size=224, lanes=4, window=256, latency=0.02, bandwidth=100.0,
+    )  # fmt: skip
+    if options.rivals:
+        questions["rivals"] = "rivals"
+    names = options.only.split(",") if options.only else list(questions)
+    with tempfile.TemporaryDirectory(prefix="feeder-remote-") as made:
+        (folder := Path(made) / "s3").mkdir()
+        server = S3Server(folder, memory_bytes=8 << 30)
+        try:
+            bench = Bench(options, server, Path(made))
+            bench.check()
+            result: dict[str, Any] = {"server": "Ceph" if server.is_real else "moto", "size_bytes": bench.size_bytes}
+            for name in names:
+                print(name, flush=True)
+                result[name] = getattr(bench, questions[name])()
+        finally:
+            server.close()
+    print(table([["", "median", "min", "max"], *_rows(result)]))
+    print(f"written to {save('remote', result, options.json)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Loads epochs from a store that fails again and again, and compares every batch with the local copy's.
+
+The store is Ceph's gateway, or moto's server where Ceph is not installed, behind a proxy that spoils --rate of the
+requests by each kind of fault: answers 503, resets, requests that are never answered, connections cut in the middle of
+an answer or silent from there on, and flipped bytes. The cache holds half of the set, so that every epoch downloads.
+Fails on a wrong batch, and if a kind of fault was made fewer than --least times.
+
+    python -m bench.remote_faults --shards SHARDS [--epochs 10] [--rate 0.05] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from bench.smoke import arguments
+from feeder.order.lanes import Lanes
+from feeder.tools.bench.result_file import save, spread
+from tests.support.fault_campaign import KINDS, run_campaign
+from tests.support.fault_proxy import FaultProxy
+from tests.support.s3_server import S3Server
+
+BUCKET = "feeder-faults"
+
+
+def main() -> None:
+    smoke = {"epochs": 1, "batch_size": 8, "lanes": 2, "window": 8, "workers": 1, "rate": 0.01, "least": 0}
+    options = arguments(
+        __doc__, "remote_faults", smoke, shards=None, epochs=10, rate=0.05, seed=1, batch_size=64, workers=2,
+        lanes=4, window=256, least=10,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="feeder-faults-") as made:
+        (folder := Path(made) / "s3").mkdir()
+        server = S3Server(folder, memory_bytes=8 << 30)
+        proxy = FaultProxy(server.port)
+        try:
+            size_bytes = server.upload(Path(options.shards), BUCKET, "set")
+            os.environ.update(server.environment(proxy.endpoint))
+            found = run_campaign(
+                Path(options.shards),
+                f"s3://{BUCKET}/set",
+                proxy,
+                Path(made) / "cache",
+                epochs=options.epochs,
+                rate=options.rate,
+                seed=options.seed,
+                cache_bytes=None if options.smoke else size_bytes // 2,
+                workers=options.workers,
+                batch_size=options.batch_size,
+                lanes=Lanes(options.lanes, options.window),
+                note=lambda text: print(text, flush=True),
+            )
+        finally:
+            proxy.close()
+            server.close()
+    result = {"server": "Ceph" if server.is_real else "moto", "size_bytes": size_bytes} | found._asdict()
+    print(f"{found.wrong} of {found.batches} batches wrong; faults {found.faults}")
+    print(f"written to {save('remote_faults', result | {'seconds': spread(found.seconds)}, options.json)}")
+    rare = {kind: found.faults.get(kind, 0) for kind in KINDS if found.faults.get(kind, 0) < options.least}
+    if found.wrong or rare:
+        raise SystemExit(f"{found.wrong} wrong batches; too few faults to tell: {rare}")
+
+
+if __name__ == "__main__":
+    main()
