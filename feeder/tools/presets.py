@@ -11,6 +11,7 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.store.url import is_remote
 
 __all__ = ["DTYPES", "MEAN", "PRESETS", "STD", "describe", "is_shards", "open_dataset", "preset", "val_resize"]
 
@@ -59,8 +60,8 @@ def val_resize(image_size: int) -> int:
 
 
 def is_shards(path: str) -> bool:
-    """Returns True if a path is a shard set's folder or index, False if it is a folder of images."""
-    return os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
+    """Returns True if a path is a shard set's folder, index or URL, False if it is a folder of images."""
+    return is_remote(path) or os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
 
 
 def open_dataset(path: str, transform: Any, exif_orientation: str = "apply") -> FeederDataset:

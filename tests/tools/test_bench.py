@@ -28,6 +28,8 @@ from feeder.tools.bench.show import limit_of, render, result_page
 from feeder.tools.cli import main
 from feeder.tools.terminal import table
 from tests.support.images import encode, make_tree, pixels
+from tests.support.remote import Bucket
+from tests.support.remote_sets import end_fetchers, make_set, upload
 
 
 def quiet(line: str) -> None:
@@ -345,3 +347,16 @@ def test_tables_line_up() -> None:
         "long name      1",
         "x          1,000",
     ]
+
+
+@pytest.mark.slow
+def test_a_set_in_a_store_is_measured_by_feeder_alone(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = upload(bucket, make_set(tmp_path, shards=4))
+    with end_fetchers(tmp_path):
+        result = throughput(url, BenchOptions(workers=(1,), seconds=0.1, repeats=1, batch_size=4), note=quiet)
+    assert (result["dataset"], result["kind"], result["seekable"], result["images"]) == ("set", "shards", True, 16)
+    assert list(result["images_per_s"]) == ["feeder"]
+    assert set(result["absent"].values()) == {"reads local files only"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -217,8 +217,18 @@ class SetIndex(Index):
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""
-        for number in range(self.shard_count):
-            yield number, self._open.get(number) or self._read(number)
+        for first in range(0, self.shard_count, _OPEN_INDEXES):
+            numbers = range(first, min(first + _OPEN_INDEXES, self.shard_count))
+            self._bring([number for number in numbers if number not in self._open])
+            for number in numbers:
+                yield number, self._open.get(number) or self._read(number)
+
+    def _bring(self, shards: Sequence[int]) -> None:
+        """Has the indexes of some shards in the folder, if the set is in a store."""
+        if self._mirror is not None:
+            header = self.header
+            header.open_pages(shards)
+            self._mirror.need([(header.index_name(n), 0, header.shard(n).index_bytes) for n in shards])
 
     def _one(self, i: int) -> tuple[ShardIndex, int]:
         shards, rows = self.header.locate(np.array([i]))
@@ -228,10 +238,7 @@ class SetIndex(Index):
         """Returns the indexes of some shards."""
         found = {number: self._open[number] for number in shards if number in self._open}
         missing = sorted(shards - found.keys())
-        if self._mirror is not None:
-            header = self.header
-            header.open_pages(missing)
-            self._mirror.need([(header.index_name(n), 0, header.shard(n).index_bytes) for n in missing])
+        self._bring(missing)
         for number in missing:
             found[number] = self._read(number)
         with self._lock:

@@ -17,8 +17,10 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 
 import feeder
-from feeder.errors import BackendError, FeederError
-from feeder.shard.format.manifest import Manifest
+from feeder.errors import BackendError, FeederError, NotFoundError
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
+from feeder.shard.store.store import download, open_store
+from feeder.shard.store.url import Url, is_remote
 from feeder.system.cores import cores
 from feeder.system.text import count
 from feeder.tools.bench.images import image_fields
@@ -47,7 +49,7 @@ def throughput(
     A KeyboardInterrupt after feeder's first run ends it with the measurements so far.
 
     Args:
-        path: A shard set, or a class-per-folder tree.
+        path: A shard set, also as a URL, or a class-per-folder tree.
         options: The options.
         folder: Folder from which torch's loader reads the same images as single files; None for ``path``.
         note: Called with a line about each run.
@@ -72,7 +74,10 @@ def throughput(
     workers = options.workers or default_workers()
     options = replace(options, workers=workers, batch_size=min(options.batch_size, images))
     titles = {name: rival.title() for name, rival in RIVALS.items()}
-    absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path)) is not None}
+    if is_remote(path):
+        absent = dict.fromkeys([name for name in RIVALS if name != "feeder"], "reads local files only")
+    else:
+        absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path)) is not None}
     if not options.peers:
         absent |= dict.fromkeys([name for name in RIVALS if name != "feeder"], "not asked for")
     if options.peers and folder is None and is_shards(path) and "fpk" in image_fields(path):
@@ -105,7 +110,7 @@ def throughput(
         options = replace(options, workers=workers, repeats=turn)
     present = [name for name in present if name not in absent]
     result: dict[str, Any] = {
-        "dataset": os.path.basename(os.path.abspath(path)),
+        "dataset": Url.parse(path).name if is_remote(path) else os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
         "seekable": is_seekable(path),
         "usable_cores": cores().usable,
@@ -166,7 +171,14 @@ def _duration(seconds: float) -> str:
 
 def is_seekable(path: str) -> bool:
     """Returns True if most of the images were made seekable, or need no decoding."""
-    manifest = Manifest.read(path) if os.path.isdir(path) else None
+    if is_remote(path):
+        store = open_store(path)
+        with tempfile.TemporaryDirectory() as folder:
+            with contextlib.suppress(NotFoundError):
+                download(store, store.size(MANIFEST_NAME), os.path.join(folder, MANIFEST_NAME))
+            manifest = Manifest.read(folder)
+    else:
+        manifest = Manifest.read(path) if os.path.isdir(path) else None
     if manifest is None:
         return False
     kept = sum(count for outcome, count in manifest.encoded.items() if outcome.startswith("kept"))

@@ -24,7 +24,9 @@ def add(commands: Any) -> None:
         "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree. With "
         "--compare: shows the measures that got faster or slower between two results, beyond noise.",
     )
-    command.add_argument("dir", metavar="DIR", nargs="?", help="shard set, or folder with a subfolder for each class")
+    command.add_argument(
+        "dir", metavar="DIR", nargs="?", help="shard set, also as a URL, or folder with a subfolder for each class"
+    )
     command.add_argument(
         "--folder", metavar="DIR", help="the same images as single files, for torch's loader (default: DIR)"
     )

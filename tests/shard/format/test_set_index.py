@@ -106,6 +106,18 @@ def test_a_converted_set_keeps_its_fingerprint(sets: tuple[Path, Path]) -> None:
     assert not upgrade_index(str(sets[1]))
 
 
+def test_columns_of_all_samples_of_a_set_in_a_store_ask_for_the_index_of_each_shard(
+    sets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    mirror = StrictMirror(sets[1], tmp_path)
+    index, local = open_index(mirror.index, mirror=mirror), open_index(str(sets[1] / "index.bin"))
+    assert isinstance(local, SetIndex)
+    for name in ("label", "width", "source_bytes"):
+        np.testing.assert_array_equal(index.column(name), local.column(name))
+    asked = [{name for name, _, _ in call if name.endswith(".fidx")} for call in mirror.calls]
+    assert {local.header.index_name(n) for n in range(local.shard_count)} in asked  # many at once
+
+
 def test_the_mirror_is_asked_for_what_is_read_and_in_one_go(sets: tuple[Path, Path], tmp_path: Path) -> None:
     mirror = StrictMirror(sets[1], tmp_path)
     reader, local = ShardReader(mirror.index, mirror=mirror), ShardReader(str(sets[1] / "index.bin"))
