@@ -13,9 +13,11 @@ from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_builder import IndexBuilder, merge_indexes, row_data
 from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.manifest import MANIFEST_NAME
+from feeder.shard.source.remote import split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import open_tars
+from feeder.shard.store.url import is_remote, local_path
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -60,7 +62,12 @@ def index_tars(
         SourceError: if there is no such tar, or none has a sample.
         ShardError: if the index would replace one of other tars.
     """
-    source = open_tars(pattern, None, image_field, columns)
+    if is_remote(pattern) or is_remote(out or ""):
+        raise SourceError(
+            f"{split_url(pattern)[0]}: tars are indexed in a folder; copy them here, or write a set of them with "
+            "`feeder shard`, which reads tars from stores"
+        )
+    source = open_tars(local_path(pattern), None, image_field, columns)
     path = os.path.abspath(out or os.path.join(source.root, INDEX_NAME))
     folder = os.path.dirname(path)
     names = [os.path.relpath(container.path, folder) for container in source.containers]
