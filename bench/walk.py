@@ -51,7 +51,9 @@ class Walk:
             return
         self.modules.add(name[len(ROOT) :])
         if self._note is not None:
-            self._note.write_text("\n".join(sorted(self.modules)))
+            draft = self._note.with_suffix(".draft")
+            draft.write_text("\n".join(sorted(self.modules)))
+            draft.replace(self._note)  # at once, as the worker may end at any moment
 
 
 class WatchedWorker:
@@ -76,13 +78,15 @@ def walk(shards: str) -> tuple[set[str], set[str]]:
         batches = iter(loader)
         for _ in range(WARM):
             next(batches)
-        (Path(folder) / "gate").touch()
+        gate = Path(folder) / "gate"
+        gate.touch()
         trainer = Walk()
         trainer.start()
         next(batches)
         sys.setprofile(None)
         for _ in range(WARM):  # what the worker has begun after the gate opened
             next(batches)
+        gate.unlink()  # the end of the worker is not part of a batch
         loader.close()
         return trainer.modules, set((Path(folder) / "0").read_text().split("\n"))
 
