@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -24,33 +25,38 @@ class ReusedMemory:
 
     def __init__(self) -> None:
         # Filled by finalizers, which run at any moment and in any thread: appending to a deque is atomic.
-        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=HELD_BATCHES)
+        self._idle: deque[_Memory] = deque(maxlen=HELD_BATCHES)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
         """Returns an uninitialized array, aligned to a cache line, as :func:`numpy.empty` does."""
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         while self._idle:
             memory = self._idle.pop()
             if memory.nbytes >= size:
                 break
         else:
             memory = _aligned(size)
-        array: npt.NDArray[Any] = np.ndarray(shape, dtype, np.asarray(_Use(memory, self._idle)))
+        use = memory.view(_Use)
+        use.idle = self._idle
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, use)
         return array
 
 
-class _Use:
+class _Memory(np.ndarray):
+    """Bytes of a class of their own: numpy skips a base whose own base is a plain array."""
+
+
+class _Use(np.ndarray):
     """Keeps memory from being used again while an array on it lives."""
 
-    def __init__(self, memory: npt.NDArray[np.uint8], idle: deque[npt.NDArray[np.uint8]]) -> None:
-        self.__array_interface__ = memory.__array_interface__
-        self._memory, self._idle = memory, idle
+    base: _Memory
+    idle: deque[_Memory]
 
     def __del__(self) -> None:
-        self._idle.append(self._memory)
+        self.idle.append(self.base)
 
 
-def _aligned(size: int) -> npt.NDArray[np.uint8]:
+def _aligned(size: int) -> _Memory:
     memory = np.empty(size + _LINE, np.uint8)
     start = -memory.__array_interface__["data"][0] % _LINE
-    return memory[start : start + size]
+    return memory[start : start + size].view(_Memory)
