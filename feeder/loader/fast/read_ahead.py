@@ -40,6 +40,7 @@ _MADE_AHEAD = 4  # batches that workers are at work on before the caller asks fo
 _MESSAGE_ROWS = 800
 _SENT = 1 << 18
 _LOOK_S = 0.1
+_END_S = 5.0
 
 
 @dataclass(eq=False)
@@ -115,6 +116,8 @@ class _Set:
     def close(self) -> None:
         """Ends the plan."""
         if self.link is not None:
+            with contextlib.suppress(ConnectionError, FeederError):
+                self.link.ask({"end": True})
             self.link.close()
         self.link = None
 
@@ -155,8 +158,10 @@ class ReadAhead:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the plans."""
+        """Ends the plans, so that others find their room; waits for that, but not for a network that is down."""
         self._is_over.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_END_S)
 
     def _working_bytes(self) -> dict[int, int]:
         """Returns the size of the shards that the order reads from at a time, by the reader's id, and of two more."""

@@ -170,8 +170,7 @@ class Fetcher:
             client.channel.close()
             with self.files.lock:
                 self._lease(client, set())
-                if client.plan is not None:
-                    self._plans.end(client.plan)
+                self._end_plan(client)
                 self._clients.discard(client)
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -190,6 +189,10 @@ class Fetcher:
         if "begin" in message:
             with self.files.lock:
                 client.plan = self._plans.begin(message["begin"])
+            return {}
+        if "end" in message:
+            with self.files.lock:
+                self._end_plan(client)
             return {}
         if "refresh" in message:
             self.contents.forget()
@@ -218,6 +221,11 @@ class Fetcher:
             left = sum((end - first) for _, first, end in client.plan.ranges)
         self.downloads.wake()
         return {"left": left}
+
+    def _end_plan(self, client: _Client) -> None:
+        if client.plan is not None:
+            self._plans.end(client.plan)
+        client.plan = None
 
     def _lease(self, client: _Client, names: set[str]) -> None:
         """Keeps files in the cache that a client reads, until it asks for others."""

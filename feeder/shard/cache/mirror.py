@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,7 @@ _DEATHS = 5  # of fetchers while one need is waited for
 _ROUNDS = 50  # after which the cache is too small for what is needed together
 _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
 _GRACE_S = 60.0  # that the fetcher gets beyond its own limit
-_HITS_TOLD = 256
+_HITS_TOLD, _TELL_S = 256, 1.0
 
 
 @dataclass
@@ -108,7 +109,7 @@ class _Local(threading.local):
         self.pid = os.getpid()
         self.files: OrderedDict[str, _File] = OrderedDict()
         self.link: Link | None = None
-        self.hits = 0
+        self.hits, self.told, self.tells = 0, time.monotonic(), True
 
     def close(self) -> None:
         self.files.clear()
@@ -160,10 +161,8 @@ class CacheMirror:
         local = self._own()
         missing = list(wants) if again else [want for want in wants if not self._has(local, want)]
         local.hits += len(wants) - len(missing)
-        if local.hits >= _HITS_TOLD and not missing and local.link is not None:
-            with contextlib.suppress(ConnectionError):
-                local.link.send({"hits": local.hits})
-            local.hits = 0
+        if not missing and local.tells and (local.hits >= _HITS_TOLD or time.monotonic() - local.told > _TELL_S):
+            self._tell_hits(local)
         rounds = 0
         while missing:
             for start in range(0, len(missing), _WANTS_AT_ONCE):
@@ -188,6 +187,16 @@ class CacheMirror:
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Sends the fetcher a message and returns its answer."""
         return self._ask(message)
+
+    def _tell_hits(self, local: _Local) -> None:
+        """Has the fetcher count what this thread found in the cache."""
+        try:
+            if local.link is None:
+                local.link = self.connect()
+            local.link.send({"hits": local.hits})
+        except (ConnectionError, StoreError):  # nobody waits for it, so it is not tried again and again
+            local.tells = False
+        local.hits, local.told = 0, time.monotonic()
 
     def counts(self) -> dict[str, int]:
         """Returns the fetcher's counts, those of :meth:`feeder.shard.cache.fetcher.Fetcher.stats`; where it can't be

@@ -77,7 +77,8 @@ class Plans:
     def end(self, plan: Plan) -> None:
         """Drops a plan, whose trainer is gone."""
         self._plans.remove(plan)
-        self._files().ring_bytes = sum(other.working_bytes for other in self._plans) if self._plans else None
+        if self._plans:  # else the next plan is likely to be as large
+            self._files().ring_bytes = sum(other.working_bytes for other in self._plans)
 
     def next_range(self) -> tuple[CachedFile, int, int] | None:
         """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it."""

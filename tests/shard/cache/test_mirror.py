@@ -250,3 +250,12 @@ def test_a_cache_that_is_emptied_while_it_is_read_fills_again(folder: Path, tmp_
     for path in [*cache.rglob("*.tar")]:
         path.unlink()
     assert read(mirror, "a.tar", 0, len(data)) == data
+
+
+def test_what_is_found_in_the_cache_is_counted(folder: Path, tmp_path: Path) -> None:
+    mirror = folder_mirror(tmp_path / "cache", folder)
+    mirror.need([("b.tar", 0, 10)])
+    for _ in range(300):
+        mirror.need([("b.tar", 0, 10)])
+    assert mirror.counts()["hits"] >= 256
+    assert mirror.counts()["waits"] == 1
