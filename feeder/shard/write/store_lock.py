@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from feeder.errors import ConflictError, FeederError, LockedError, NotFoundError, StoreError
+from feeder.errors import ChangedError, ConflictError, FeederError, LockedError, NotFoundError, StoreError
 from feeder.shard.store.store import Entry, Store
 
 __all__ = ["LOCK_NAME", "StoreLock"]
@@ -104,11 +104,11 @@ def _acquired(store: Store, content: bytes) -> Entry:
             return store.put(LOCK_NAME, content, if_absent=True)
         with contextlib.suppress(NotFoundError):  # it has just been given back
             seen = store.size(LOCK_NAME)
-            if not _is_left_behind(store.get(LOCK_NAME, etag=seen.etag)):
-                _watch(store, seen)
             try:
+                if not _is_left_behind(store.get(LOCK_NAME, etag=seen.etag)):
+                    _watch(store, seen)
                 return store.put(LOCK_NAME, content, if_match=seen)
-            except ConflictError:
+            except (ChangedError, ConflictError):  # it was renewed meanwhile
                 raise _locked(store, "is writing there") from None
 
 
