@@ -26,8 +26,10 @@ from torch.utils.data import Dataset
 from bench.smoke import arguments
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.write.set_writer import HashedShard, index_path, write_set
 from feeder.system.process_usage import memory
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
@@ -68,7 +70,7 @@ def prepare(folder: Path, counts: list[int]) -> None:
         home = folder / str(count)
         home.mkdir()
         (home / "shard-000000.tar").write_bytes(b"".join(bodies))
-        builder = IndexBuilder(0)
+        builder = IndexBuilder()
         for row in range(count):
             i = row % IMAGES
             name = b"%09d" % row
@@ -86,7 +88,10 @@ def prepare(folder: Path, counts: list[int]) -> None:
                 crc32=0,
                 members=(),
             )
-        builder.write(str(home / INDEX_NAME), [ShardEntry("shard-000000.tar", sum(map(len, bodies)))])
+        sha256, blocks = file_sums(str(home / "shard-000000.tar"))
+        shard = HashedShard("shard-000000.tar", sum(map(len, bodies)), sha256)
+        builder.write(index_path(str(home), shard.name), blocks, shard.size_bytes)
+        write_set(str(home / INDEX_NAME), [shard], None)
 
 
 def measure(job: dict[str, Any]) -> dict[str, float]:

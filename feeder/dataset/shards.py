@@ -66,6 +66,7 @@ class ShardDataset(FeederDataset):
             dataset is created.
         target_transform: A function of a label, or a mapping of all labels, to an integer, a float or a row of numbers.
             It is applied once to each label that occurs, when the dataset is created; -1 stays.
+        version: Number of the version of each set, from 1; None for the newest. ``feeder append`` makes a new one.
         targets: Members that the geometry of the recipe moves with the image, such as ``{"seg.png": T.Mask(),
             "boxes.json": T.BoundingBoxes(), "kp.json": T.KeyPoints()}``, or further images, ``{"right.png":
             T.Image()}``. A sample has them after its label, before its fields.
@@ -100,6 +101,7 @@ class ShardDataset(FeederDataset):
         cache_bytes: int | None = None,
         allow_http: bool | None = None,
         timeout: float = TIMEOUT_S,
+        version: int | None = None,
     ) -> None:
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
         if not paths:
@@ -107,7 +109,7 @@ class ShardDataset(FeederDataset):
         wanted = None if classes == "merge" else classes
         exif = applies_exif(exif_orientation)
         remote = _Remote(cache_dir, cache_bytes, allow_http, timeout)
-        readers = [_opened(each, remote, exif, image_field, wanted, labels) for each in paths]
+        readers = [_opened(each, remote, exif, image_field, wanted, labels, version) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
         if target_transform is not None:
@@ -137,6 +139,7 @@ def _opened(
     image_field: str | None,
     classes: Sequence[str] | None,
     labels: bool | str | Sequence[str],
+    version: int | None,
 ) -> ShardReader:
     """Opens one set, with the requested labels."""
     folder, mirror = os.fspath(path), None
@@ -156,8 +159,8 @@ def _opened(
         index = os.path.abspath(os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder)
         refuse_mirror(os.path.dirname(index))
     if image_field is not None:
-        index = index_of_field(index, image_field)
-    reader = ShardReader(index, exif=exif, mirror=mirror)
+        index, version = index_of_field(index, image_field, version), None
+    reader = ShardReader(index, exif=exif, version=version, mirror=mirror)
     names = reader.index.classes
     reader.classes = recorded_classes(os.path.dirname(index)) if names is None and mirror is None else names
     if labels is False:

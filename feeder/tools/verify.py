@@ -146,7 +146,7 @@ def _verify_indexed_shard(index: SetIndex, number: int, rows: list[int], checksu
     except FormatError as error:
         return [Damage(name, None, str(error))]
     damages = []
-    if max(fields, default=0) >= len(own.fields):
+    if fields and max(fields) >= len(own.fields):
         damages.append(Damage(name, None, f"names field {max(fields)}, but has {len(own.fields)} of them"))
     for row in np.flatnonzero((orientations < 1) | (orientations > 8)).tolist():
         damages.append(Damage(name, index.key(rows[row]), f"has orientation {orientations[row]}, expected 1 to 8"))

@@ -27,7 +27,7 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.loader_data import encode, write_shards
-from tests.support.shard_sets import damage_row, shard_entries
+from tests.support.shard_sets import damage_row, shard_entries, to_version_1
 
 
 def _folder(root: Path) -> Path:
@@ -175,7 +175,7 @@ def test_shard_cut_off_after_it_was_opened_is_an_error_and_no_crash(tmp_path: Pa
 
 
 def test_hostile_offsets_and_lengths_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
-    reader = ShardReader(str(write_shards(tmp_path, 4) / "index.bin"))
+    reader = ShardReader(to_version_1(write_shards(tmp_path, 4) / "index.bin"))
     index: Any = reader.index
     index.length = index.length.copy()
     index.offset = index.offset.copy()

@@ -28,7 +28,7 @@ from feeder.tools.inspect import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
 from tests.support.images import make_tree
 from tests.support.loader_data import encode
-from tests.support.shard_sets import shard_entries, write_tar
+from tests.support.shard_sets import shard_entries, to_version_1, write_tar
 
 COUNT = 20
 
@@ -144,7 +144,7 @@ def test_mixing_by_class_refuses_labels_that_are_no_classes(tmp_path: Path, op: 
 
 
 def test_an_index_with_targets_says_so_by_its_version(tmp_path: Path) -> None:
-    path = target_set(tmp_path, ("x", "y")) / INDEX_NAME
+    path = Path(to_version_1(target_set(tmp_path, ("x", "y")) / INDEX_NAME))
     header = json.loads(path.read_bytes()[16:].split(b"}}}")[0] + b"}}}")
     assert header["version"] == 2
     assert open_index(path).column("target").shape == (COUNT, 2)
@@ -286,6 +286,7 @@ def test_a_few_names_among_numbers_are_odd_and_many_are_classes() -> None:
 
 def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
     write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["a", "b", "c"])
+    to_version_1(tmp_path / INDEX_NAME)  # whose classes are in the manifest
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({"classes": manifest["classes"][:2]}))
     with pytest.raises(ArgumentError, match="has a label 2, but names of 2 classes only"):
@@ -294,6 +295,7 @@ def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_with_other_class_names_than_were_written_is_refused(tmp_path: Path) -> None:
     write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["ant", "bee", "cat"])
+    to_version_1(tmp_path / INDEX_NAME)  # whose classes are in the manifest
     path = tmp_path / "manifest.json"
     written = path.read_bytes()
     path.write_bytes(written.replace(b'"bee"', b'"cow"'))

@@ -23,7 +23,7 @@ from feeder.tools.verify import verify
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 from tests.support import jpegs
 from tests.support.images import encode
-from tests.support.shard_sets import damage_row
+from tests.support.shard_sets import damage_row, to_version_1
 
 KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "4:4:0", "progressive")
 CROP = (
@@ -37,7 +37,8 @@ CROP = (
 def without_rows(folder: Path, to: Path) -> Path:
     """The same set with an index that says nothing of rows."""
     shutil.copytree(folder, to)
-    index_without_rows(str(folder / INDEX_NAME), str(to / INDEX_NAME))
+    path = to_version_1(to / INDEX_NAME)
+    index_without_rows(path, path)
     return to
 
 
@@ -132,7 +133,7 @@ def test_an_index_whose_offsets_are_off_changes_no_pixel_and_is_named(
     sets: tuple[Path, Path], tmp_path: Path, kind: str
 ) -> None:
     shutil.copytree(sets[0], tmp_path / "set")
-    path = str(tmp_path / "set" / INDEX_NAME)
+    path = to_version_1(tmp_path / "set" / INDEX_NAME)
     index = open_index(path)
     starts, places = index.column("row_start").tolist(), np.array(index.column("row_data"))
     for i in range(len(index)):

@@ -17,9 +17,9 @@ import feeder
 from feeder import DataLoader, ShardDataset
 from feeder.decoders.packed import codebook_id
 from feeder.errors import ArgumentError, DecodeError
-from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
@@ -41,7 +41,7 @@ from feeder.transforms import (
 )
 from tests.support import jpegs
 from tests.support.images import encode
-from tests.support.shard_sets import write_tar
+from tests.support.shard_sets import to_version_1, write_tar
 
 PACKED = ShardOptions(shard_size_bytes=1 << 20, encode=EncodeOptions("packed"))
 KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "4:4:0", "progressive", "rgb")
@@ -133,13 +133,13 @@ def test_single_samples_are_those_of_the_seekable_set(sets: tuple[Path, Path, Pa
 
 def test_crops_read_only_their_rows(sets: tuple[Path, Path, Path]) -> None:
     _, packed, _ = sets
-    index = ColumnIndex(packed / INDEX_NAME)
-    i = next(i for i in range(len(index)) if index.image_field(i) == "fpk" and index.length[i] > 60_000)
+    index = open_index(packed / INDEX_NAME)
+    i = next(i for i in range(len(index)) if index.image_field(i) == "fpk" and index.column("length")[i] > 60_000)
     found = index.row(i).extents(np.array([[100, 120]], np.int32))
     assert found is not None
     ((first, head, begin, end),) = found.tolist()
     assert first >= 0
-    assert head + end - begin < 0.6 * int(index.length[i])
+    assert head + end - begin < 0.6 * int(index.column("length")[i])
 
 
 def test_what_is_not_packed_is_counted_by_reason(sets: tuple[Path, Path, Path]) -> None:
@@ -154,7 +154,7 @@ def test_what_is_not_packed_is_counted_by_reason(sets: tuple[Path, Path, Path]) 
 
 def test_every_tar_starts_with_its_codebook(sets: tuple[Path, Path, Path]) -> None:
     _, packed, _ = sets
-    (codebook,) = ColumnIndex(packed / INDEX_NAME).codebooks
+    (codebook,) = open_index(packed / INDEX_NAME).codebooks
     tars = sorted(packed.glob("*.tar"))
     assert len(tars) > 1
     for tar in tars:
@@ -195,7 +195,7 @@ def test_webdataset_reads_the_jpegs(sets: tuple[Path, Path, Path]) -> None:
     wds = pytest.importorskip("webdataset")
     images, packed, _ = sets
     tars = [str(path) for path in sorted(packed.glob("*.tar"))]
-    index = ColumnIndex(packed / INDEX_NAME)
+    index = open_index(packed / INDEX_NAME)
     source = wds.WebDataset(tars, shardshuffle=False).map(feeder.packed_decoder(packed))
     samples = list(source)
     del source
@@ -220,7 +220,7 @@ def test_tars_of_packed_images_can_be_indexed_and_sharded_again(sets: tuple[Path
     summary = index_tars(str(tars))
     assert summary.samples == 29
     assert summary.rejected == []
-    assert ColumnIndex(summary.path).codebooks == ColumnIndex(packed / INDEX_NAME).codebooks
+    assert open_index(summary.path).codebooks == open_index(packed / INDEX_NAME).codebooks
     assert_equal(batches(tars, CROP), batches(seekable, CROP))
     result = shard(str(tars), str(tmp_path / "kept"), ShardOptions(encode=EncodeOptions("keep")))
     assert result.samples == 29
@@ -237,7 +237,8 @@ def test_an_upgraded_index_keeps_the_codebook(sets: tuple[Path, Path, Path], tmp
     for path in packed.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    upgrade_index(str(tmp_path))
+    to_version_1(tmp_path / INDEX_NAME)
+    assert upgrade_index(str(tmp_path))
     assert_equal(batches(tmp_path, CROP), batches(seekable, CROP))
     assert verify(str(tmp_path), deep=True) == []
 
@@ -248,17 +249,17 @@ def test_damage_is_found_and_named(sets: tuple[Path, Path, Path], tmp_path: Path
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
     assert verify(str(tmp_path), deep=True) == []
-    index = ColumnIndex(tmp_path / INDEX_NAME)
+    index = open_index(tmp_path / INDEX_NAME)
     i = next(i for i in range(len(index)) if index.image_field(i) == "fpk")
-    tar = tmp_path / index.shard_name(int(index.shard[i]))
+    tar = tmp_path / index.shard_name(int(index.column("shard")[i]))
     data = bytearray(tar.read_bytes())
-    data[int(index.offset[i]) + 12] ^= 1  # in the SHA-256
+    data[int(index.column("offset")[i]) + 12] ^= 1  # in the SHA-256
     tar.write_bytes(data)
     assert [damage.reason for damage in verify(str(tmp_path), deep=True) if damage.sample] == [
-        f"its bytes changed (image at byte {index.offset[i]})",
+        f"its bytes changed (image at byte {index.column('offset')[i]})",
         "packed JPEG: damaged: the JPEG in it does not match its SHA-256",
     ]
-    data[int(index.offset[i]) + 48] ^= 1  # in its lengths
+    data[int(index.column("offset")[i]) + 48] ^= 1  # in its lengths
     tar.write_bytes(data)
     with pytest.raises(DecodeError, match=f"sample '{index.key(i)}'.*packed JPEG"):
         ShardDataset(tmp_path, CROP)[i]

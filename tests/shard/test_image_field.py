@@ -128,7 +128,7 @@ def test_a_resumed_run_and_a_finished_set_keep_their_own_choice(
     source, out = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 6), tmp_path / "out"
     options = kept(samples_per_shard=2, shuffle=False, workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.write.run.merge_indexes", interrupted)
+        patch.setattr("feeder.shard.write.run.write_set", interrupted)
         with pytest.raises(KeyboardInterrupt):
             shard(str(source), str(out), options)
     (out / "shard-000001.tar").unlink()
@@ -152,7 +152,7 @@ def test_an_unfinished_run_of_an_older_feeder_is_not_mixed_with_another_choice(
     for name, fields in (("one", ("jpg",)), ("two", ("mask.png", "image.jpg"))):
         source, out = tar(tmp_path / f"{name}.tar", fields), tmp_path / name
         with monkeypatch.context() as patch:
-            patch.setattr("feeder.shard.write.run.merge_indexes", interrupted)
+            patch.setattr("feeder.shard.write.run.write_set", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 shard(str(source), str(out), kept())
         plan = json.loads((out / ".work" / "plan.json").read_text())

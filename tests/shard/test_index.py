@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.column_index import ColumnIndex
-from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
+from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import ShardEntry
-from tests.support.shard_sets import header_of, with_header
+from tests.support.shard_sets import header_of, with_header, write_rows
 
 
 def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "cls")) -> str:
-    builder = IndexBuilder(shard)
+    builder = IndexBuilder()
     for i in range(rows):
         builder.add(
             key=b"%08d" % (shard * 100 + i),
@@ -36,8 +36,7 @@ def build(path: Path, shard: int, rows: int, fields: tuple[str, ...] = ("jpg", "
             members=[(field, 7 * i, 3) for field in fields[1:]],
             rows=np.array([32, 20, 12_000, 24_000][: 4 * (i % 2)], "<u4").tobytes(),
         )
-    builder.write(str(path), [ShardEntry(f"shard-{shard:06d}.tar", 10_240)])
-    return str(path)
+    return write_rows(builder, path, ShardEntry(f"shard-{shard:06d}.tar", 10_240))
 
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
@@ -53,37 +52,6 @@ def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
     assert row == [514, 12, 1, 640, 480, 6]
     assert index.column("row_start").tolist() == [0, 0, 4, 4]
     assert index.column("row_data").tolist() == [32, 20, 12_000, 24_000]
-
-
-def test_merged_parts_read_like_one(tmp_path: Path) -> None:
-    parts = [
-        build(tmp_path / "a", 0, 2),
-        build(tmp_path / "b", 0, 0),
-        build(tmp_path / "c", 0, 3, ("png", "cls", "json")),
-    ]
-    merge_indexes(parts, str(tmp_path / "index.bin"))
-    index = ColumnIndex(tmp_path / "index.bin")
-    assert len(index) == 5
-    assert index.shard.tolist() == [0, 0, 2, 2, 2]
-    assert [index.image_field(i) for i in range(5)] == ["jpg", "jpg", "png", "png", "png"]
-    assert index.members(4) == [("cls", 14, 3), ("json", 14, 3)]
-    assert index.source_path(3) == "cat/\udcff1.jpg"
-    assert [s.name for s in index.shards] == ["shard-000000.tar"] * 3
-    assert index.column("row_start").tolist() == [0, 0, 4, 4, 8, 8]
-    assert index.column("row_data").tolist() == [32, 20, 12_000, 24_000] * 2
-
-
-def test_parts_of_a_resumed_run_may_lack_the_rows(tmp_path: Path) -> None:
-    parts = [build(tmp_path / "a", 0, 2), build(tmp_path / "b", 0, 3)]
-    numbered = IndexBuilder(0, numbered=True)
-    numbered.write(str(tmp_path / "c"), [ShardEntry("c.tar", 512)])
-    for order in (parts, [str(tmp_path / "c"), *parts]):
-        merge_indexes(order, str(tmp_path / "merged"))
-        merged = ColumnIndex(tmp_path / "merged")
-        assert len(merged) == 5
-        assert not merged.has_column("source_row")
-    merge_indexes([str(tmp_path / "c")], str(tmp_path / "merged"))
-    assert ColumnIndex(tmp_path / "merged").has_column("source_row")
 
 
 def test_an_index_of_no_samples_opens(tmp_path: Path) -> None:
@@ -157,16 +125,6 @@ def test_every_byte_that_counts_is_under_a_checksum(tmp_path: Path) -> None:
                 assert index.damaged_columns({*SPANS} - {name}) == []
                 with pytest.raises(FormatError, match=f"column '{name}' do not match their checksum"):
                     index.check()
-
-
-def test_damaged_parts_are_not_merged(tmp_path: Path) -> None:
-    parts = [build(tmp_path / name, 0, 3) for name in ("a", "b")]
-    data = bytearray(Path(parts[1]).read_bytes())
-    data[header_of(data)["columns"]["label"]["offset"]] ^= 1
-    Path(parts[1]).write_bytes(data)
-    with pytest.raises(FormatError, match="column 'label'"):
-        merge_indexes(parts, str(tmp_path / "index.bin"))
-    assert not (tmp_path / "index.bin").exists()
 
 
 def test_an_index_without_checksums_opens_as_before(tmp_path: Path) -> None:

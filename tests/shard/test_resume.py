@@ -148,13 +148,13 @@ def test_a_fifo_in_the_work_folder_is_not_waited_for(tree: Path, tmp_path: Path,
     (tmp_path / "out" / ".work" / name).unlink()
     os.mkfifo(tmp_path / "out" / ".work" / name)
     if name == "plan.json":  # else it is no shard set
-        for path in (tmp_path / "out").glob("*.tar"):
+        for path in (tmp_path / "out").glob("shard-*"):
             path.unlink()
     with pytest.raises(ShardError, match=rf"{name}: not a regular file"):
         shard(str(tree), str(tmp_path / "out"), options)
 
 
-@pytest.mark.parametrize("name", ["shard-000001.tar", INDEX_NAME])
+@pytest.mark.parametrize("name", ["shard-000001.tar", "shard-000001.fidx", INDEX_NAME])
 def test_a_finished_set_that_lost_a_file_is_no_success(tree: Path, tmp_path: Path, name: str) -> None:
     shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=20))
     (tmp_path / "out" / name).unlink()
@@ -186,7 +186,7 @@ def test_a_damaged_plan_or_record_is_named_or_made_anew(tree: Path, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         shard(str(tree), str(out), options, progress=StopAfter(20))
     (out / ".work" / "shard-000000.tar.json").write_text("{")
-    os.truncate(out / ".work" / "shard-000001.tar.idx", 30)
+    os.truncate(out / "shard-000001.fidx", 300)
     inputs = (out / ".work" / "inputs.npy").read_bytes()
     (out / ".work" / "inputs.npy").write_bytes(inputs[:-8])
     with pytest.raises(ShardError, match=r"plan is damaged .*--force"):

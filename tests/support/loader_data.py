@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from feeder.shard.format.index_builder import IndexBuilder, merge_indexes
-from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
+from feeder.shard.format.block_sums import file_sums
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.write.set_writer import HashedShard, index_path, write_set
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 CROP_AND_FLIP = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
@@ -64,10 +66,10 @@ def write_shards(
     Label of sample i: i % 7; key: eight digits; original path: class/i.png.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    parts = []
+    shards = []
     for shard, first in enumerate(range(0, samples, per_shard)):
         name = f"shard-{shard:06d}.tar"
-        builder = IndexBuilder(shard)
+        builder = IndexBuilder()
         with tarfile.open(folder / name, "w") as tar:
             for i in range(first, min(samples, first + per_shard)):
                 kind = "jpg" if jpegs and i % 3 else "png"
@@ -96,12 +98,10 @@ def write_shards(
                     crc32=checksum,
                     members=members,
                 )
-        part = str(folder / f"part-{shard}")
-        builder.write(part, [ShardEntry(name, os.path.getsize(folder / name))])
-        parts.append(part)
-    merge_indexes(parts, str(folder / INDEX_NAME))
-    for part in parts:
-        os.unlink(part)
+        sha256, blocks = file_sums(str(folder / name))
+        shards.append(HashedShard(name, os.path.getsize(folder / name), sha256))
+        builder.write(index_path(str(folder), name), blocks, shards[-1].size_bytes)
+    write_set(str(folder / INDEX_NAME), shards, None)
     (folder / "manifest.json").write_text(json.dumps({"classes": [f"class{k}" for k in range(7)]}))
     return folder
 

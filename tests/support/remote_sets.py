@@ -10,7 +10,6 @@ from pathlib import Path
 
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.shard.write.upgrade import upgrade_index
 from tests.support.images import encode, pixels
 from tests.support.processes import all_ended
 from tests.support.remote import Bucket
@@ -25,7 +24,6 @@ def make_set(folder: Path, *, shards: int = 16, samples: int = 4) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode(pixels(number, 400, 300), quality=97))
     shard(str(folder / "images"), str(folder / "set"), ShardOptions(samples_per_shard=samples))
-    upgrade_index(str(folder / "set"))
     return folder / "set"
 
 

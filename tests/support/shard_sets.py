@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 
 from feeder.shard.format.index import Index
-from feeder.shard.format.index_file import ShardEntry
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.index_file import COLUMNS, ShardEntry, write_index
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
+from feeder.system.files import file_sha256
 from feeder.system.progress import Progress
 from feeder.tools.verify import verify
 from tests.support.images import encode, pixels
@@ -39,7 +42,9 @@ __all__ = [
     "shard_entries",
     "sharded",
     "tar_members",
+    "to_version_1",
     "with_header",
+    "write_rows",
     "write_tar",
 ]
 
@@ -104,8 +109,44 @@ def with_header(data: bytes, header: dict[str, Any], *, checksums: bool = True) 
     return data[:16] + text + data[16 + length :]
 
 
+def write_rows(builder: IndexBuilder, path: Path | str, shard: ShardEntry) -> str:
+    """Writes the rows of one shard as an index of version 1, and returns its path."""
+    columns = builder.columns()
+    columns["shard"] = np.zeros(len(builder), np.uint32)
+    counts = {name: column.size for name, column in columns.items()}
+    pieces = {name: [column] for name, column in columns.items()}
+    write_index(str(path), [shard], list(builder.fields), pieces, counts, targets=builder.targets)
+    return str(path)
+
+
+def to_version_1(path: Path | str) -> str:
+    """Converts an index to version 1, as earlier feeders wrote it, if it is not that already; returns its path."""
+    index = open_index(path)
+    if not isinstance(index, SetIndex):
+        return str(path)
+    names = [*COLUMNS, *(["target"] if index.targets else []), *(["source_row"] if index.has_source_rows else [])]
+    pieces = {name: [np.array(index.column(name))] for name in names}
+    counts = {name: column.size for name, (column,) in pieces.items()}
+    is_own = (Path(path).parent / "manifest.json").exists()  # which has the classes
+    labels: Any = {"targets": index.targets, "classes": None if is_own else index.classes}
+    write_index(str(path), shard_entries(index), index.fields, pieces, counts, codebooks=index.codebooks, **labels)
+    for number in range(index.shard_count):
+        (Path(path).parent / index.header.index_name(number)).unlink()
+    manifest = (Path(path).parent / "manifest.json").exists() and json.loads(
+        (Path(path).parent / "manifest.json").read_text()
+    )
+    if manifest and "index" in manifest:
+        found = Manifest.read(str(Path(path).parent))
+        assert found is not None
+        entry = {"size_bytes": os.stat(path).st_size, "sha256": file_sha256(str(path))}
+        found.with_index(entry).write(str(Path(path).parent))
+    return str(path)
+
+
 def damage_row(path: str, column: str, row: int, value: int) -> None:
-    """Writes another value into a column of an index file, as someone would who knows its checksums."""
+    """Writes another value into a column of an index, which becomes one of version 1, as someone would who knows its
+    checksums."""
+    to_version_1(path)
     data = bytearray(Path(path).read_bytes())
     header = header_of(data)
     entry = header["columns"][column]

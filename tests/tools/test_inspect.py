@@ -5,22 +5,33 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.index_file import ShardEntry
+from feeder.shard.format.index_file import COLUMNS, ShardEntry
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import SetIndex
+from feeder.shard.format.shard_index import write_shard_index
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.set_writer import HashedShard, write_set
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.inspect import inspect, render
 from feeder.tools.verify import Damage, verify
 from tests.support.images import encode, make_tree, pixels
-from tests.support.shard_sets import damage_row, header_of, shard_entries, with_header, write_tar
+from tests.support.shard_sets import (
+    damage_row,
+    header_of,
+    shard_entries,
+    to_version_1,
+    with_header,
+    write_rows,
+    write_tar,
+)
 
 
 @pytest.fixture
@@ -106,9 +117,41 @@ def test_a_truncated_and_a_missing_shard_are_named_with_their_samples(shards: Pa
 
 def test_a_changed_index_is_noticed(shards: Path) -> None:
     data = bytearray((shards / "index.bin").read_bytes())
-    data[-200] ^= 1
+    for position in (-200, -10):  # in its head, and in the page of its shards
+        damaged = data.copy()
+        damaged[position] ^= 1
+        (shards / "index.bin").write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"index\.bin: damaged.*does not match its hash"):
+            verify(str(shards))
     (shards / "index.bin").write_bytes(data)
+    path = shards / "shard-000001.fidx"
+    own = bytearray(path.read_bytes())
+    for position in range(0, len(own), 37):
+        own[position] ^= 1
+        path.write_bytes(own)
+        assert {damage.shard for damage in verify(str(shards))} == {"shard-000001.fidx"}, position
+        own[position] ^= 1
+
+
+def test_a_changed_index_of_version_1_is_noticed(shards: Path) -> None:
+    path = Path(to_version_1(shards / "index.bin"))
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(data)
     assert any(d.shard == "index.bin" for d in verify(str(shards)))
+
+
+def test_a_wrong_checksum_of_a_block_is_noticed(shards: Path) -> None:
+    index = open_index(shards / "index.bin")
+    assert isinstance(index, SetIndex)
+    found = index.shard_index(1)
+    columns = {name: found.column(name) for name in COLUMNS if name != "shard"}
+    number, blocks = index.header.shard(1), found.blocks() ^ np.uint32(1)
+    write_shard_index(found.path, columns, found.fields, (), blocks, number.size_bytes)
+    (shards / "manifest.json").unlink()
+    shard_of = [HashedShard(s.name, s.size_bytes, s.shard_hash.hex()) for s in map(index.header.shard, range(3))]
+    write_set(str(shards / "index.bin"), shard_of, None)
+    assert [(d.shard, "CRC-32C" in d.reason) for d in verify(str(shards))] == [("shard-000001.fidx", True)]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +177,7 @@ def test_one_changed_bit_of_an_index_is_noticed(
     folder = shards if kind == "shard" else foreign
     if kind == "index":
         index_tars(str(foreign))
-    path = folder / "index.bin"
+    path = Path(to_version_1(folder / "index.bin"))
     data = bytearray(path.read_bytes())
     data[header_of(data)["columns"][column]["offset"] + 1] ^= 1
     path.write_bytes(data)
@@ -153,7 +196,7 @@ def test_one_changed_bit_of_an_index_is_noticed(
 
 def test_an_index_without_checksums_is_noted_when_it_is_verified(foreign: Path) -> None:
     index_tars(str(foreign))
-    path = foreign / "index.bin"
+    path = Path(to_version_1(foreign / "index.bin"))
     data = path.read_bytes()
     path.write_bytes(with_header(data, header_of(data), checksums=False))
     notes: list[str] = []
@@ -166,7 +209,8 @@ def test_an_index_without_checksums_is_noted_when_it_is_verified(foreign: Path) 
     assert ["has no checksums of its own" in note for note in notes] == [True]
     assert len(ShardDataset(foreign)) == len(open_index(path))
     index_tars(str(foreign))
-    assert ColumnIndex(path).has_checksums
+    assert verify(str(foreign)) == []
+    assert isinstance(open_index(path), SetIndex)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +255,7 @@ def test_a_damaged_manifest_is_an_error_that_names_it(shards: Path) -> None:
 
 
 def test_a_changed_class_name_is_noticed(shards: Path) -> None:
+    to_version_1(shards / "index.bin")  # version 2 has them in the index
     path = shards / "manifest.json"
     text = path.read_text()
     path.write_text(text.replace("class-1", "class-7"))
@@ -230,11 +275,11 @@ def test_a_folder_without_an_index_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_windowed_shuffles_are_scored_against_the_full_one(tmp_path: Path) -> None:
-    builder = IndexBuilder(0)
+    builder = IndexBuilder()
     for i in range(20_000):
         row = {"label": -1, "width": 1, "height": 1, "orientation": 1, "source_bytes": 1, "crc32": 0}
         builder.add(key=b"k", path=b"p", field="jpg", offset=i, length=1, members=[], **row)  # type: ignore[arg-type]
-    builder.write(str(tmp_path / "index.bin"), [ShardEntry("x.tar", 20_000)])
+    write_rows(builder, tmp_path / "index.bin", ShardEntry("x.tar", 20_000))
     scores = inspect(str(tmp_path)).window_scores
     assert list(scores) == [1024, 8192]  # a window of 65,536 is a full shuffle here
     assert scores[1024] == pytest.approx(1024 / 20_000, rel=0.1)
@@ -243,11 +288,11 @@ def test_windowed_shuffles_are_scored_against_the_full_one(tmp_path: Path) -> No
 
 
 def test_shuffles_are_scored_for_one_rank_and_all(tmp_path: Path) -> None:
-    builder = IndexBuilder(0)
+    builder = IndexBuilder()
     for i in range(40_000):
         row = {"label": -1, "width": 1, "height": 1, "orientation": 1, "source_bytes": 1, "crc32": 0}
         builder.add(key=b"k", path=b"p", field="jpg", offset=i, length=1, members=[], **row)  # type: ignore[arg-type]
-    builder.write(str(tmp_path / "index.bin"), [ShardEntry("x.tar", 40_000)])
+    write_rows(builder, tmp_path / "index.bin", ShardEntry("x.tar", 40_000))
     with_shards = inspect(str(tmp_path))
     assert list(with_shards.batch_scores) == ["shuffle=True", "Window(8192)", "Lanes(64)"]
     assert with_shards.to_json()["batch_scores"]["shuffle=True"]["shards"] == 1.0

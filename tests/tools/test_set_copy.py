@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from feeder.shard.write.sharding import shard
-from feeder.shard.write.upgrade import upgrade_index
 from feeder.tools.cli import main
 from tests.support.images import make_tree
 from tests.support.remote import Bucket
-from tests.support.shard_sets import kept
+from tests.support.shard_sets import kept, to_version_1
 
 
 @pytest.fixture(params=["flat index", "index per shard"])
@@ -21,8 +20,8 @@ def stored(request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path) -> tu
     """The URL of a set in a store, and the same set in a folder."""
     tree = make_tree(tmp_path / "images", classes=3, per_class=8)
     shard(str(tree), str(tmp_path / "set"), kept(samples_per_shard=6))
-    if request.param == "index per shard":
-        upgrade_index(str(tmp_path / "set"))
+    if request.param == "flat index":
+        to_version_1(tmp_path / "set" / "index.bin")
     for path in (tmp_path / "set").iterdir():
         bucket.put(f"sets/one/{path.name}", path.read_bytes())
     return f"{bucket.url}/sets/one", tmp_path / "set"

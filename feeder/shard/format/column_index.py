@@ -143,6 +143,10 @@ class ColumnIndex(Index):
         """See :meth:`Index.shard_entry`."""
         return self._named(self.shards, shard, "shard")
 
+    def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
+        """See :meth:`Index.shard_ids`."""
+        return np.flatnonzero(self.shard == shard)
+
     def shard_counts(self) -> ShardSizes:
         """See :meth:`Index.shard_counts`."""
         if len(self):
@@ -190,13 +194,8 @@ class ColumnIndex(Index):
         return FieldPlaces(ids, self.shard[ids].astype(np.int64), offsets, lengths)
 
     def fingerprint(self, labels: npt.NDArray[Any] | None = None) -> str:
-        """See :meth:`Index.fingerprint`: hash of shards, places, lengths and labels."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(json.dumps([*self.shards]).encode())
-        own = self.labels() if labels is None else labels
-        for column in (self.shard, self.offset, self.length, own):
-            digest.update(np.ascontiguousarray(column).data)
-        return digest.hexdigest()
+        """See :meth:`Index.fingerprint`."""
+        return self.columns_fingerprint(self.labels() if labels is None else labels)
 
     def members(self, i: int) -> list[tuple[str, int, int]]:
         """See :meth:`Index.members`."""

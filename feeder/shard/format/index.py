@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -177,6 +179,14 @@ class Index(ABC):
     def fingerprint(self, labels: npt.NDArray[Any] | None = None) -> str:
         """Hash of the samples, their order and their labels, or of other ``labels`` that they were given."""
 
+    def columns_fingerprint(self, labels: npt.NDArray[Any]) -> str:
+        """Fingerprint of a set of version 1: hash of shards, places, lengths and ``labels``, of all samples."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(json.dumps([self.shard_entry(number) for number in range(self.shard_count)]).encode())
+        for column in (*map(self.column, ("shard", "offset", "length")), labels):
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
+
     @abstractmethod
     def column(self, name: str) -> npt.NDArray[Any]:
         """Column of all samples, by its name in Note [Index file]; "target" as [N, K]."""
@@ -204,6 +214,10 @@ class Index(ABC):
         if not self.targets:
             return np.dtype(np.int64)
         return np.dtype(np.float32) if len(self.targets) == 1 else np.dtype((np.float32, (len(self.targets),)))
+
+    @abstractmethod
+    def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
+        """The samples of a shard, by its number, int64 [N]."""
 
     def shard_name(self, shard: int) -> str:
         """File name of a shard, by its number.

@@ -1,4 +1,4 @@
-"""Rows of the index, collected for each shard while it is written, then merged."""
+"""Rows of the index of a shard, collected while it is written."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.packed import is_packed
-from feeder.shard.format.column_index import ColumnIndex
-from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry, write_index
+from feeder.shard.format.index_file import COLUMNS, STARTS
+from feeder.shard.format.shard_index import write_shard_index
 
-__all__ = ["IndexBuilder", "merge_indexes", "row_data"]
+__all__ = ["IndexBuilder", "row_data"]
 
 
 class IndexBuilder:
     """Collects the rows of one shard.
 
     Args:
-        shard: The shard's number.
         targets: Names of the numbers that each sample has in place of a label.
         numbered: True if the samples come from rows of a table, whose numbers the index keeps.
     """
 
-    def __init__(self, shard: int, targets: Sequence[str] = (), *, numbered: bool = False) -> None:
-        self.shard = shard
+    def __init__(self, targets: Sequence[str] = (), *, numbered: bool = False) -> None:
         self.targets = tuple(targets)
         self.numbered = numbered
         self.fields: dict[str, int] = {}
-        columns = [name for name in COLUMNS if not name.endswith(("_start", "_data"))]
+        columns = [name for name in COLUMNS if name != "shard" and not name.endswith(("_start", "_data"))]
         self._target, self._source_rows = array("f"), array("Q")
         self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
         self._starts = {name: array("q", [0]) for name in STARTS}
@@ -72,7 +70,7 @@ class IndexBuilder:
             raise ValueError(f"expected {len(self.targets)} target numbers, got {len(target)}")
         self._target.extend(target)
         self._source_rows.append(source_row)
-        row = {"shard": self.shard, "field": self._field(field), "offset": offset, "length": length, "label": label}
+        row = {"field": self._field(field), "offset": offset, "length": length, "label": label}
         row |= {"width": width, "height": height, "orientation": orientation}
         row |= {"source_bytes": source_bytes, "crc32": crc32}
         for name, value in row.items():
@@ -89,73 +87,37 @@ class IndexBuilder:
             size = len(self._data[column]) // np.dtype(COLUMNS[column]).itemsize if values is None else len(values)
             self._starts[start].append(size)
 
-    def write(self, path: str, shards: Sequence[ShardEntry], codebooks: Sequence[bytes] = ()) -> None:
-        """Writes the rows as an index file, atomically; ``codebooks`` are those of packed JPEGs."""
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns of Note [Index file], but for "shard"; "target" as [N, K]."""
         columns: dict[str, npt.NDArray[Any]] = {}
         if self.targets:
-            columns["target"] = np.array(self._target, np.float32)
+            columns["target"] = np.array(self._target, np.float32).reshape(len(self), len(self.targets))
         if self.numbered:
             columns["source_row"] = np.array(self._source_rows, np.uint64)
         for name, dtype in COLUMNS.items():
             values: Any = self._rows.get(name, self._starts.get(name))
             if name in self._data:
                 columns[name] = np.frombuffer(self._data[name], dtype=dtype)
-            else:
+            elif name != "shard":
                 columns[name] = np.array(values, dtype=dtype)
-        counts = {name: len(column) for name, column in columns.items()}
-        pieces = {name: [column] for name, column in columns.items()}
-        write_index(path, shards, list(self.fields), pieces, counts, targets=self.targets, codebooks=codebooks)
+        return columns
+
+    def write(
+        self, path: str, blocks: npt.NDArray[np.uint32], size_bytes: int, codebooks: Sequence[bytes] = ()
+    ) -> None:
+        """Writes the index of the shard, atomically.
+
+        Args:
+            path: The file.
+            blocks: Checksums of the shard's blocks, see :class:`feeder.shard.format.block_sums.BlockSums`.
+            size_bytes: Size of the shard.
+            codebooks: Codebooks of its packed JPEGs.
+        """
+        fields = list(self.fields)
+        write_shard_index(path, self.columns(), fields, self.targets, blocks, size_bytes, codebooks)
 
     def _field(self, field: str) -> int:
         return self.fields.setdefault(field, len(self.fields))
-
-
-def merge_indexes(parts: Sequence[str], path: str, classes: Sequence[str] | None = None) -> None:
-    """Joins the index files of single shards into one, atomically. Takes the memory of one part.
-
-    Args:
-        parts: Index files in shard order, all with the same targets.
-        path: The index to write.
-        classes: Class names by label, to store in the index.
-    """
-    fields: dict[str, int] = {}
-    shards: list[ShardEntry] = []
-    targets: tuple[str, ...] = ()
-    codebooks: dict[bytes, None] = {}
-    sizes: list[dict[str, int]] = []
-    for part in map(ColumnIndex, parts):
-        for field in part.fields:
-            fields.setdefault(field, len(fields))
-        shards.extend(part.shards)
-        targets = part.targets
-        codebooks.update(dict.fromkeys(part.codebooks))
-        names = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if part.has_column(name))]
-        sizes.append({name: part.column(name).size for name in names})
-    # Parts that an earlier version of feeder wrote, before the run was resumed, may lack a column.
-    present = [*COLUMNS, *(name for name in OPTIONAL_COLUMNS if parts and all(name in part for part in sizes))]
-    counts = {name: sum(part[name] for part in sizes) for name in present}
-    for name in STARTS:
-        counts[name] += 1 - len(parts)  # each part starts with a 0, and only the first one is kept
-
-    def pieces(name: str) -> Iterable[npt.NDArray[Any]]:
-        base = 0
-        for number, part in enumerate(map(ColumnIndex, parts)):  # not kept open: thousands would exhaust descriptors
-            part.check([name])
-            column = np.array(part.column(name))
-            if name in ("field", "member_field"):
-                column = np.array([fields[f] for f in part.fields] or [0], dtype=column.dtype)[column]
-            elif name == "shard":
-                column = np.full_like(column, number)
-            elif name in STARTS:
-                last = int(column[-1])
-                column = column[min(number, 1) :] + np.uint64(base)
-                base += last
-            yield column
-
-    columns = {name: pieces(name) for name in present}
-    write_index(
-        path, shards, list(fields), columns, counts, targets=targets, classes=classes, codebooks=list(codebooks)
-    )
 
 
 def row_data(data: bytes) -> bytes:

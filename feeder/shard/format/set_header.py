@@ -12,7 +12,8 @@ The size of a shard's index does not count optional groups, which come last. The
     format        2
     version       number of this version of the set, from 1; `versions` has [samples, shards] of the earlier ones
     samples, shards, size_bytes (of all shards), page (shards in a page), fields, classes (names by label, or null),
-    targets (names), index_suffix (of the shards' indexes, in place of the shards' own), fingerprint, is_numbered
+    targets (names), index_suffix (of the shards' indexes, in place of the shards' own), is_numbered, fingerprint,
+    is_converted (the fingerprint is that of an index of version 1)
     equal         samples in each shard, if all but the last one have as many, else 0
     labelled, max_label   number of samples with a label, and the largest label
     pattern       [prefix, digits, suffix] of shard names, or null: the number of a shard, padded with zeros
@@ -71,6 +72,7 @@ class SetInfo:
         max_label: The largest label; -1 without any.
         is_numbered: True if the samples come from rows of a table, whose numbers are kept.
         fingerprint: Hash of the samples and their order, hexadecimal.
+        is_converted: True if the set had an index of version 1, and keeps its fingerprint.
         index_suffix: Suffix of the shards' indexes, in place of the shards' own.
         version: Number of this version of the set, from 1.
         versions: (samples, shards) of the earlier ones.
@@ -84,6 +86,7 @@ class SetInfo:
     max_label: int
     is_numbered: bool
     fingerprint: str
+    is_converted: bool = False
     index_suffix: str = INDEX_SUFFIX
     version: int = 1
     versions: tuple[tuple[int, int], ...] = ()
@@ -141,6 +144,7 @@ def write_header(
         "is_numbered": info.is_numbered,
         "index_suffix": info.index_suffix,
         "fingerprint": info.fingerprint,
+        "is_converted": info.is_converted,
         "pattern": pattern,
         "table": [0, table.nbytes, short_hash(table.tobytes()).hex()],
         "pages": [at_pages, rows.nbytes, None],
@@ -218,6 +222,7 @@ class SetHeader:
             max_label=int(head["max_label"]),
             is_numbered=bool(head["is_numbered"]),
             fingerprint=str(head["fingerprint"]),
+            is_converted=bool(head["is_converted"]),
             index_suffix=str(head["index_suffix"]),
             codebooks=tuple(base64.b64decode(text, validate=True) for text in head.get("codebooks", ())),
             version=int(head["version"]),
@@ -283,6 +288,12 @@ class SetHeader:
         if page not in self._names:
             self._names[page] = self._read_names(page)
         return self._names[page][row]
+
+    def sample_range(self, number: int) -> tuple[int, int]:
+        """Number of the first sample of a shard, and that after its last one."""
+        samples = self.shard(number).samples
+        first = int(self._page(number // self.page_shards)[1][number % self.page_shards])
+        return first, first + samples
 
     def index_name(self, number: int) -> str:
         """File name of the index of a shard, by the shard's number."""

@@ -89,6 +89,10 @@ class SetIndex(Index):
         """See :meth:`Index.shard_name`."""
         return self.header.shard_name(shard)
 
+    def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
+        """See :meth:`Index.shard_ids`."""
+        return np.arange(*self.header.sample_range(shard))
+
     def shard_counts(self) -> ShardSizes:
         """See :meth:`Index.shard_counts`."""
         return self.header.shard_sizes()
@@ -173,6 +177,8 @@ class SetIndex(Index):
         own = self.header.info.fingerprint
         if labels is None:
             return own
+        if self.header.info.is_converted:
+            return self.columns_fingerprint(labels)
         return hashlib.blake2b(own.encode() + np.ascontiguousarray(labels).data, digest_size=16).hexdigest()
 
     def column(self, name: str) -> npt.NDArray[Any]:

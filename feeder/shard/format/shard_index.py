@@ -14,11 +14,14 @@ head has version (2), samples (N), tar_bytes (size of the shard), fields (names)
     target   K float32 for each sample; only with targets
     blocks   u32: CRC-32C of each 256 KiB of the shard
     source_bytes, source_row (only with numbered samples), keys, paths, members: see Note [Chunks]
+    codebooks  those of packed JPEGs, a JSON list of texts in base64; only where there are any
 A group of any other name is for readers that know it; such groups come last.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -99,6 +102,7 @@ def write_shard_index(
     targets: Sequence[str],
     blocks: npt.NDArray[np.uint32],
     tar_bytes: int,
+    codebooks: Sequence[bytes] = (),
 ) -> None:
     """Writes the index of one shard atomically; its bytes depend only on the arguments.
 
@@ -109,6 +113,7 @@ def write_shard_index(
         targets: Names of the numbers in the column "target".
         blocks: CRC-32C of each 256 KiB of the shard.
         tar_bytes: Size of the shard.
+        codebooks: Codebooks of its packed JPEGs.
     """
     count = len(columns["offset"])
     steps, first_steps = _steps(columns["row_start"], columns["row_data"], columns["height"])
@@ -130,6 +135,8 @@ def write_shard_index(
     for name in ("key", "path"):
         groups[f"{name}s"] = chunks.pack_texts(columns[f"{name}_start"], columns[f"{name}_data"].tobytes())
     groups["members"] = chunks.pack_members(members, columns["offset"], columns["length"])
+    if codebooks:
+        groups["codebooks"] = json.dumps([base64.b64encode(codebook).decode() for codebook in codebooks]).encode()
     places, at = {}, 0
     for name, data in groups.items():
         places[name] = [at, len(data), short_hash(data).hex()]
@@ -290,6 +297,15 @@ class ShardIndex:
     def blocks(self) -> npt.NDArray[np.uint32]:
         """CRC-32C of each 256 KiB of the shard, uint32 [blocks]."""
         return np.frombuffer(self.group("blocks"), "<u4")
+
+    def codebooks(self) -> list[bytes]:
+        """Codebooks of the shard's packed JPEGs."""
+        if "codebooks" not in self.groups():
+            return []
+        try:
+            return [base64.b64decode(text, validate=True) for text in json.loads(bytes(self.group("codebooks")))]
+        except (TypeError, ValueError) as error:
+            raise damaged(self.path, f"its codebooks: {error}") from None
 
     def key(self, row: int) -> bytes:
         """Key of a sample."""

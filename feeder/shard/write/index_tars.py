@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import zlib
 from dataclasses import dataclass
 
 from feeder.decoders.image_header import check_complete, image_info
 from feeder.errors import ShardError, SourceError
-from feeder.shard.format.column_index import ColumnIndex
-from feeder.shard.format.index_builder import IndexBuilder, merge_indexes, row_data
-from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
+from feeder.shard.format.block_sums import file_sums
+from feeder.shard.format.index_builder import IndexBuilder, row_data
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
+from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_header import INDEX_SUFFIX
 from feeder.shard.source.remote import split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import open_tars
 from feeder.shard.store.url import is_remote, local_path
+from feeder.shard.write.set_writer import HashedShard, index_path, write_set
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -49,7 +51,7 @@ def index_tars(
     image_field: str | None = None,
     progress: Progress | None = None,
 ) -> IndexSummary:
-    """Builds ``index.bin`` for existing WebDataset tars; the tars stay as they are.
+    """Builds ``index.bin`` for existing WebDataset tars, and an index beside each; the tars stay as they are.
 
     Args:
         pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
@@ -60,7 +62,7 @@ def index_tars(
 
     Raises:
         SourceError: if there is no such tar, or none has a sample.
-        ShardError: if the index would replace one of other tars.
+        ShardError: if the index would replace one of other tars, or can't be written.
     """
     if is_remote(pattern) or is_remote(out or ""):
         raise SourceError(
@@ -75,7 +77,7 @@ def index_tars(
         raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
     if os.path.exists(os.path.join(folder, MANIFEST_NAME)) and os.path.basename(path) == INDEX_NAME:
         raise ShardError(f"{folder}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
-    if os.path.exists(path) and (other := [s.name for s in ColumnIndex(path).shards]) != names:
+    if os.path.exists(path) and (other := _shard_names(path)) != names:
         raise ShardError(
             f"{path}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
         )
@@ -84,25 +86,37 @@ def index_tars(
     for note in source.notes:
         progress.note(note)
     progress.begin(len(source.table), sum(map(source.table.size, range(len(source.table)))), 0, 0)
-    with tempfile.TemporaryDirectory() as scratch:
-        builders = [IndexBuilder(0, source.table.targets) for _ in names]
-        for i in range(len(source.table)):
-            reason = _add(source, i, builders)
-            if reason:
-                rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
-            progress.advance(1, source.table.size(i))
-        progress.end()
-        source.close()
-        parts = []
-        for number, (name, builder) in enumerate(zip(names, builders, strict=True)):
-            parts.append(os.path.join(scratch, str(number)))
-            builder.write(parts[-1], [ShardEntry(name, source.containers[number].size_bytes)], source.codebooks)
-        samples = sum(map(len, builders))
-        if not samples:
-            first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
-            raise SourceError(f"{pattern}: no sample found, {count(len(rejected), 'input')} rejected{first}")
-        merge_indexes(parts, path, source.classes)
+    builders = [IndexBuilder(source.table.targets) for _ in names]
+    for i in range(len(source.table)):
+        reason = _add(source, i, builders)
+        if reason:
+            rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
+        progress.advance(1, source.table.size(i))
+    progress.end()
+    source.close()
+    samples = sum(map(len, builders))
+    if not samples:
+        first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
+        raise SourceError(f"{pattern}: no sample found, {count(len(rejected), 'input')} rejected{first}")
+    # Several indexes of the same tars, for other labels or images, each have their own beside each tar.
+    stem = os.path.splitext(os.path.basename(path))[0]
+    suffix = INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
+    shards = []
+    try:
+        for name, builder, container in zip(names, builders, source.containers, strict=True):
+            sha256, blocks = file_sums(container.path)
+            builder.write(index_path(folder, name, suffix), blocks, container.size_bytes, source.codebooks)
+            shards.append(HashedShard(name, container.size_bytes, sha256))
+        write_set(path, shards, source.classes, suffix=suffix)
+    except OSError as error:
+        raise ShardError(f"{error.filename or path}: can't be written: {error.strerror}") from error
     return IndexSummary(path, len(names), samples, rejected)
+
+
+def _shard_names(path: str) -> list[str]:
+    """Names of the tars that an index is for."""
+    index = open_index(path)
+    return [index.shard_name(number) for number in range(index.shard_count)]
 
 
 def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:

@@ -1,8 +1,8 @@
 """The output folder of ``feeder shard``, with the plan and the finished parts of an unfinished run.
 
 Note [Resume]
-While a run is unfinished, ``.work`` holds its plan (settings, and the list of inputs with sizes and times), and a part
-of the index and a record for each finished shard. A shard is renamed into place after these are written, so a shard
+While a run is unfinished, ``.work`` holds its plan (settings, and the list of inputs with sizes and times), and a
+record for each finished shard. A shard is renamed into place after its index and this record are written, so a shard
 that exists is finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
 When a set is replaced, its parts and shards are removed first, and its manifest once the new plan is written. So the
@@ -25,6 +25,8 @@ import numpy.typing as npt
 from feeder.errors import ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
+from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
 from feeder.shard.write.options import REJECTED_NAME
 from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, open_regular
@@ -34,8 +36,8 @@ __all__ = ["OutputFolder"]
 _LOCK = ".lock"
 _WORK = os.path.dirname(PLAN_NAME)
 _COLUMNS = ("path_starts", "paths", "sizes", "mtimes", "labels")
-_SHARD = re.compile(r"shard-\d+\.(tar|idx)")
-_FIELD_INDEX = re.compile(r"index\..+\.bin")
+_SHARD = re.compile(r"shard-\d+\.(tar|idx|fidx)")
+_OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")  # an earlier version, or one for another image field
 _RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME)
 
 
@@ -120,6 +122,9 @@ class OutputFolder:
         """
         self._compare_settings("holds a shard set made with", manifest.settings, settings)
         files = {record.name: record.size_bytes for record in manifest.shards}
+        if os.path.isfile(self.file(INDEX_NAME)) and isinstance(index := open_index(self.file(INDEX_NAME)), SetIndex):
+            shards = range(index.shard_count)
+            files |= {index.header.index_name(n): index.header.shard(n).index_bytes for n in shards}
         for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files}.items():
             path = self.file(name)
             size = os.stat(path).st_size if os.path.exists(path) else None
@@ -277,7 +282,7 @@ def _is_ours(name: str) -> bool:
     """Returns whether a name is that of a shard set's file, finished or still being written."""
     if name.endswith(TEMPORARY_SUFFIX):
         name = name[: -len(TEMPORARY_SUFFIX)].rpartition(".")[0]
-    return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _FIELD_INDEX))
+    return name in (_LOCK, _WORK, *_RESULTS) or any(kind.fullmatch(name) for kind in (_SHARD, _OTHER_INDEX))
 
 
 def _missing_folders(path: str) -> list[str]:

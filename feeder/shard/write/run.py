@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-import numpy as np
-
 from feeder.decoders.packed import codebook_name
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.column_index import ColumnIndex
-from feeder.shard.format.index_builder import merge_indexes
-from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
+from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
+from feeder.shard.format.open_index import open_index
+from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.codebook import trained_codebook
@@ -26,13 +25,14 @@ from feeder.shard.write.format_advice import decode_advice
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import CHUNK, plan_shards, sample_ids, shard_name
+from feeder.shard.write.set_writer import HashedShard, index_path, write_set
 from feeder.shard.write.shard_writer import ShardWriter
 from feeder.system.cores import cores
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Run"]
+__all__ = ["Run", "WrittenShard", "total"]
 
 _SHOWN_REASONS = 3
 _REMOTE_WORKERS = 16
@@ -43,15 +43,33 @@ class _Stopped(Exception):
 
 
 class Run:
-    """One run over one source into one folder."""
+    """One run over one source into one folder.
+
+    Args:
+        folder: The folder.
+        source: The source.
+        options: Options for sharding.
+        progress: Shows the run's progress.
+        started: Time at which the run began, by the monotonic clock.
+        first_shard, first_key: Numbers of the first shard and of the first sample's key.
+    """
 
     def __init__(
-        self, folder: OutputFolder, source: Source, options: ShardOptions, progress: Progress, started: float
+        self,
+        folder: OutputFolder,
+        source: Source,
+        options: ShardOptions,
+        progress: Progress,
+        started: float,
+        *,
+        first_shard: int = 0,
+        first_key: int = 0,
     ) -> None:
         self._folder = folder
         self._source = source
         source.max_file_bytes = options.max_file_bytes
         self._options = options
+        self._first_shard, self._first_key = first_shard, first_key
         self._progress = progress
         self._started = started
         self._codebook: bytes | None = None
@@ -76,37 +94,47 @@ class Run:
         done = {number: written for number in range(len(plan)) if (written := self._finished(number))}
         if self._options.encode.mode == "packed" and len(done) < len(plan):
             self._codebook = trained_codebook(source, self._options.seed)
-        size_bytes = int(source.table.sizes().sum())
-        done_samples = sum(len(plan[number]) for number in done)
-        done_bytes = sum(written.record.size_bytes for written in done.values())
-        self._progress.begin(len(source.table), size_bytes, done_samples, min(done_bytes, size_bytes))
-        try:
-            results = self._write_all(plan, done)
-        finally:
-            self._progress.end()
+        results = self.write_shards(plan, done)
         if not any(written.record.samples for written in results.values()):
             folder.discard()
             raise _no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
         manifest = self._finish([results[number] for number in range(len(plan))])
-        advice = decode_advice(ColumnIndex(folder.file(INDEX_NAME)), manifest)
+        advice = decode_advice(open_index(folder.file(INDEX_NAME)), manifest)
         if advice:
             self._progress.note(f"advice: {advice}")
             source.notes.append(advice)
         return self._summary(manifest, [r for n, r in enumerate(manifest.shards) if n not in done])
 
-    def _finished(self, number: int) -> _Written | None:
+    def _finished(self, number: int) -> WrittenShard | None:
         """Returns the record of a shard that an earlier run finished; None if it must be written."""
         name = shard_name(number)
         try:
             size = os.stat(self._folder.file(name)).st_size
             with open(self._folder.part(f"{name}.json"), "rb", opener=open_regular) as file:
-                written = _Written.from_json(file.read())
-            ColumnIndex(self._folder.part(f"{name}.idx")).check()
+                written = WrittenShard.from_json(file.read())
+            ShardIndex(index_path(self._folder.path, name)).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
             return None
         return written if written.record.size_bytes == size else None
 
-    def _write_all(self, plan: list[range], done: dict[int, _Written]) -> dict[int, _Written]:
+    def write_shards(self, plan: list[range], done: dict[int, WrittenShard]) -> dict[int, WrittenShard]:
+        """Writes the shards of a plan, and returns all by their numbers in it.
+
+        Args:
+            plan: The positions of each shard's samples.
+            done: Those that are finished.
+        """
+        table = self._source.table
+        size_bytes = int(table.sizes().sum())
+        done_samples = sum(len(plan[number]) for number in done)
+        done_bytes = sum(written.record.size_bytes for written in done.values())
+        self._progress.begin(len(table), size_bytes, done_samples, min(done_bytes, size_bytes))
+        try:
+            return self._write_all(plan, done)
+        finally:
+            self._progress.end()
+
+    def _write_all(self, plan: list[range], done: dict[int, WrittenShard]) -> dict[int, WrittenShard]:
         written = dict(done)
         # One more than cores, as at any time one of them waits for the disk; more for a store, which answers later.
         workers = self._options.workers or max(cores().usable + 1, _REMOTE_WORKERS * self._source.is_remote)
@@ -126,11 +154,11 @@ class Run:
             pool.shutdown(wait=True, cancel_futures=True)
         return written
 
-    def _write(self, number: int, positions: range) -> _Written:
-        """Writes one shard. It is renamed into place after its part of the index and its record are written."""
-        name = shard_name(number)
+    def _write(self, number: int, positions: range) -> WrittenShard:
+        """Writes one shard. It is renamed into place after its index and its record are written."""
+        name = shard_name(self._first_shard + number)
         codebooks = [] if self._codebook is None else [self._codebook]
-        writer = ShardWriter(self._source, self._options.encode, self._codebook)
+        writer = ShardWriter(self._source, self._options.encode, self._codebook, first_key=self._first_key)
         with atomic_file(self._folder.file(name)) as file:
             tar = TarWriter(file)
             for codebook in codebooks:
@@ -144,23 +172,25 @@ class Run:
                     self._advanced.append((1, writer.add(tar, position, i)))
             checksum = tar.finish()
             record = ShardRecord(name, len(writer.builder), tar.size_bytes, checksum)
-            written = _Written(record, writer.rejected, dict(writer.formats), dict(writer.encoded), writer.clipped)
-            writer.builder.write(self._folder.part(f"{name}.idx"), [ShardEntry(name, tar.size_bytes)], codebooks)
+            written = WrittenShard(record, writer.rejected, dict(writer.formats), dict(writer.encoded), writer.clipped)
+            index = index_path(self._folder.path, name)
+            writer.builder.write(index, tar.blocks.sums(), tar.size_bytes, codebooks)
             with atomic_file(self._folder.part(f"{name}.json")) as part:
                 part.write(written.to_json())
         self._folder.publish(
-            self._folder.part(f"{name}.idx"), self._folder.part(f"{name}.json"), self._folder.file(name)
+            index_path(self._folder.path, name), self._folder.part(f"{name}.json"), self._folder.file(name)
         )
         return written
 
-    def _finish(self, written: list[_Written]) -> Manifest:
-        """Joins the parts. The manifest, which marks the set as complete, comes last."""
+    def _finish(self, written: list[WrittenShard]) -> Manifest:
+        """Writes the set's header. The manifest, which marks the set as complete, comes last."""
         source, folder = self._source, self._folder
         rejected = sorted([*source.rejected, *(r for w in written for r in w.rejected)])
         with atomic_file(folder.file(REJECTED_NAME)) as file:
             file.writelines(json.dumps(r._asdict()).encode() + b"\n" for r in rejected)
-        index_path = folder.file(INDEX_NAME)
-        merge_indexes([folder.part(f"{w.record.name}.idx") for w in written], index_path)
+        header = folder.file(INDEX_NAME)
+        shards = [HashedShard(w.record.name, w.record.size_bytes, w.record.sha256) for w in written]
+        write_set(header, shards, source.classes)
         self._write_dali_indexes()
         samples = sum(w.record.samples for w in written)
         manifest = Manifest(
@@ -171,11 +201,11 @@ class Run:
             samples=samples,
             rejected=len(rejected),
             bad=sum(r.bad for r in rejected),
-            formats=_total(w.formats for w in written),
-            encoded=_total(w.encoded for w in written),
+            formats=total(w.formats for w in written),
+            encoded=total(w.encoded for w in written),
             clipped=sum(w.clipped for w in written),
             classes=source.classes,
-            index={"size_bytes": os.stat(index_path).st_size, "sha256": file_sha256(index_path)},
+            index={"size_bytes": os.stat(header).st_size, "sha256": file_sha256(header)},
             shards=[w.record for w in written],
         )
         if manifest.samples + manifest.rejected != manifest.inputs:
@@ -183,15 +213,15 @@ class Run:
                 f"{folder.shown}: {manifest.inputs} inputs, but {samples} samples and {len(rejected)} rejected"
             )
         manifest.write(folder.path)
-        folder.publish(folder.file(REJECTED_NAME), index_path, folder.file(MANIFEST_NAME))
+        folder.publish(folder.file(REJECTED_NAME), header, folder.file(MANIFEST_NAME))
         folder.finish()
         return manifest
 
     def _write_dali_indexes(self) -> None:
         if self._options.dali_index:
-            index = ColumnIndex(self._folder.file(INDEX_NAME))
-            for number, entry in enumerate(index.shards):
-                path = self._folder.file(os.path.splitext(entry.name)[0] + ".idx")
+            index = open_index(self._folder.file(INDEX_NAME))
+            for number in range(index.shard_count):
+                path = index_path(self._folder.path, index.shard_name(number), ".idx")
                 with atomic_file(path) as file:
                     file.writelines(_dali_lines(index, number))
                 self._folder.publish(path)
@@ -228,27 +258,34 @@ def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
     return SourceError(f"{source.root}: no image found ({inputs}, all rejected, first {reasons}{hint})")
 
 
-def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: collections.Counter[str] = collections.Counter()
+def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Returns the sum of several counts, by name."""
+    found: collections.Counter[str] = collections.Counter()
     for outcomes in counts:
-        total.update(outcomes)
-    return dict(sorted(total.items()))
+        found.update(outcomes)
+    return dict(sorted(found.items()))
 
 
-def _dali_lines(index: ColumnIndex, number: int) -> Iterator[bytes]:
+def _dali_lines(index: Index, number: int) -> Iterator[bytes]:
     """Yields a shard's index as DALI's wds2idx writes it, version 1.2."""
-    rows = np.flatnonzero(np.asarray(index.shard) == number)
-    yield b"v1.2 %d\n" % len(rows)
-    for i in rows.tolist():
+    ids = index.shard_ids(number).tolist()
+    yield b"v1.2 %d\n" % len(ids)
+    for i in ids:
         key = index.key(i)
-        members = [(index.image_field(i), int(index.offset[i]), int(index.length[i])), *index.members(i)]
+        members = [(index.image_field(i), *index.place(i)[1:]), *index.members(i)]
         members.sort(key=lambda member: member[1])
         yield " ".join(f"{f} {offset} {size} {key}.{f}" for f, offset, size in members).encode() + b"\n"
 
 
 @dataclass(frozen=True)
-class _Written:
-    """The record of a finished shard."""
+class WrittenShard:
+    """The record of a finished shard.
+
+    Attributes:
+        record: The shard.
+        rejected: Inputs that were rejected while it was written.
+        formats, encoded, clipped: As in :class:`Manifest`.
+    """
 
     record: ShardRecord
     rejected: list[Rejection]
@@ -262,7 +299,7 @@ class _Written:
         return json.dumps(data | {"encoded": self.encoded, "clipped": self.clipped}).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> _Written:
+    def from_json(cls, text: bytes) -> WrittenShard:
         data = json.loads(text)
         rejected = [Rejection(*row) for row in data["rejected"]]
         return cls(ShardRecord(**data["record"]), rejected, data["formats"], data["encoded"], data.get("clipped", 0))

@@ -42,7 +42,6 @@ def write_set(
     *,
     suffix: str = INDEX_SUFFIX,
     fingerprint: str | None = None,
-    codebooks: Sequence[bytes] = (),
 ) -> None:
     """Writes the header of a set whose shards all have their indexes beside them.
 
@@ -52,7 +51,6 @@ def write_set(
         classes: Class names by label.
         suffix: Suffix of the shards' indexes.
         fingerprint: The set's fingerprint, if it is known; None to make it of the shards' hashes.
-        codebooks: Codebooks of packed JPEGs.
 
     Raises:
         FormatError: if an index is missing or damaged, or the shards' targets differ.
@@ -60,6 +58,7 @@ def write_set(
     folder = os.path.dirname(path)
     rows = np.zeros(len(shards), ROW)
     fields: dict[str, int] = {}
+    codebooks: dict[bytes, None] = {}
     digest = hashlib.blake2b(digest_size=16)
     labelled, max_label, is_numbered = 0, -1, True
     targets: tuple[str, ...] | None = None
@@ -70,6 +69,7 @@ def write_set(
         targets = index.targets
         for field in index.fields:
             fields.setdefault(field, len(fields))
+        codebooks |= dict.fromkeys(index.codebooks())
         groups = index.groups()
         shard_hash = bytes.fromhex(shard.sha256)[:16]
         rows[number] = (index.samples, index.size_bytes, shard.size_bytes, np.void(shard_hash), np.void(index.hash))
@@ -87,6 +87,7 @@ def write_set(
         max_label=max_label,
         is_numbered=is_numbered and bool(shards),
         fingerprint=fingerprint or digest.hexdigest(),
+        is_converted=fingerprint is not None,
         index_suffix=suffix,
         codebooks=tuple(codebooks),
     )

@@ -33,17 +33,21 @@ class ShardWriter:
         source: The samples.
         encoding: The options for encoding images.
         codebook: For packed images: their codebook.
+        first_key: Number of the key of the source's first position.
     """
 
-    def __init__(self, source: Source, encoding: EncodeOptions, codebook: bytes | None = None) -> None:
-        self.builder = IndexBuilder(0, source.table.targets, numbered=source.table.is_numbered)
+    def __init__(
+        self, source: Source, encoding: EncodeOptions, codebook: bytes | None = None, *, first_key: int = 0
+    ) -> None:
+        self.builder = IndexBuilder(source.table.targets, numbered=source.table.is_numbered)
         self.rejected: list[Rejection] = []
         self.formats: collections.Counter[str] = collections.Counter()
         self.encoded: collections.Counter[str] = collections.Counter()
         self.clipped = 0
         self._source = source
         self._encoder = Encoder(encoding, codebook)
-        self._digits = max(8, len(str(len(source.table) - 1)))
+        self._first_key = first_key
+        self._digits = max(8, len(str(first_key + len(source.table) - 1)))
 
     def add(self, tar: TarWriter, position: int, i: int) -> int:
         """Adds sample ``i`` under the key of its position, or rejects it. Returns its size in the source, bytes.
@@ -73,7 +77,7 @@ class ShardWriter:
             bad = looks_like_image(path) or not self._source.kind.endswith(("folder", "folders"))
             self.rejected.append(Rejection(path, reason, bad))
             return table.size(i)
-        key = f"{position:0{self._digits}d}"
+        key = f"{self._first_key + position:0{self._digits}d}"
         data = encoded.data
         is_same_format = encoded.info.extension == info.extension
         field = image[0] if image[0] and is_same_format else self._renamed(encoded.info.extension)

@@ -77,10 +77,12 @@ def _upgrade(index: ColumnIndex, progress: Progress) -> None:
             )
         rows = range(ends[number] - int(counts[number]), ends[number])
         columns = _columns(index, rows)
-        write_shard_index(index_path(folder, name), columns, index.fields, index.targets, blocks, size_bytes)
+        write_shard_index(
+            index_path(folder, name), columns, index.fields, index.targets, blocks, size_bytes, index.codebooks
+        )
         shards.append(HashedShard(name, size_bytes, sha256))
         progress.advance(len(rows), size_bytes)
-    write_set(index.path, shards, classes, fingerprint=index.fingerprint(), codebooks=index.codebooks)
+    write_set(index.path, shards, classes, fingerprint=index.fingerprint())
     if manifest is not None:
         entry = {"size_bytes": os.stat(index.path).st_size, "sha256": file_sha256(index.path)}
         manifest.with_index(entry).write(folder)
