@@ -197,6 +197,8 @@ def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> npt.NDA
     import torch
 
     dtype = getattr(torch, recipe.output_dtype)
+    if not isinstance(out, torch.Tensor):
+        raise ArgumentError(f"out must be a torch.Tensor, got {type(out).__name__}; torch.from_numpy takes an array")
     if tuple(out.shape) != shape or out.dtype != dtype or out.device.type != "cpu" or not out.is_contiguous():
         order = "" if out.is_contiguous() else ", not contiguous"
         raise ArgumentError(

@@ -138,6 +138,11 @@ def test_refuses_an_out_that_does_not_fit(source: Path, out: torch.Tensor) -> No
         feeder.decode([(source / "a" / "1.jpg").read_bytes()], CROPS, out=out)
 
 
+def test_refuses_an_out_that_is_no_tensor(source: Path) -> None:
+    with pytest.raises(feeder.ArgumentError, match=r"out must be a torch.Tensor, got ndarray"):
+        feeder.decode([(source / "a" / "1.jpg").read_bytes()], CROPS, out=np.zeros((1, 3, 20, 20), np.uint8))  # type: ignore
+
+
 @pytest.mark.parametrize("backend", ["cpu", "pillow"])
 def test_names_the_position_of_a_bad_image(source: Path, backend: str) -> None:
     good = (source / "a" / "1.jpg").read_bytes()
