@@ -201,3 +201,16 @@ def test_img2datasets_output_is_taken_as_it_is(img2dataset: Path, tmp_path: Path
     assert dataset.targets == [-1] * 6
     drawn = ShardDataset(shards, fields={"txt": Choice(Lines()), "json": Json("caption")})
     assert all(drawn[i][2] in drawn[i][3].splitlines() for i in range(6) if drawn.column("json")[i])
+
+
+@pytest.mark.parametrize(
+    ("extension", "pair", "masks"), [("seg.png", "seg", 3), ("png", "masks", 3), ("seg.png", "seg", 1)]
+)
+def test_masks_beside_images_become_samples_and_a_note_says_how_to_join_them(
+    tmp_path: Path, extension: str, pair: str, masks: int
+) -> None:
+    images = [f"cat/{i}.jpg" for i in range(6)] + [f"cat/{i}.{extension}" for i in range(masks)]
+    source = open_folder(str(_write(tmp_path / "src", dict.fromkeys(images, JPEG))))
+    assert len(source.table) == 6 + masks
+    join = f"give --pair 'images={tmp_path}/src/*.jpg' '{pair}={tmp_path}/src/*.{extension}'"
+    assert [note.endswith(join) for note in source.notes] == [True] * (masks > 1)

@@ -13,7 +13,7 @@ from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.class_folders import UNREADABLE, class_names, splits_advice, unlistable, walk
 from feeder.shard.source.image_file import LARGE_BYTES, looks_like_image
-from feeder.shard.source.siblings import member_names
+from feeder.shard.source.siblings import likely_members, member_names
 from feeder.shard.source.source import Source
 
 __all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
@@ -175,6 +175,8 @@ def add_files(
             parts.append(source.table.add_file(field, path, beside.st_size))
             size, newest_ns = size + beside.st_size, max(newest_ns, beside.st_mtime_ns)
         source.table.add(os.fsencode(os.path.join(relative, name)), size, newest_ns, label, parts)
+    for name, field in likely_members([name for name in files if _is_photo(name)]).items():
+        source.likely_members.setdefault(field, []).append(os.path.join(relative, name))
 
 
 def members_of_photos(files: Mapping[str, FileStatus]) -> dict[str, str]:
@@ -191,10 +193,17 @@ def _is_photo(name: str) -> bool:
 
 
 def note_members(source: Source) -> None:
-    """Notes the names of the files that became members."""
+    """Notes the names of the files that became members, and the images that look like members and did not."""
     counts: collections.Counter[str] = collections.Counter()
     for fields, ids in source.table.by_fields().items() if source.table.fields else ():
         counts.update(dict.fromkeys(fields, len(ids)))
     if counts:
         listed = ", ".join(f"{field} ({number:,})" for field, number in sorted(counts.items()))
         source.notes.append(f"{source.root}: files beside the images are members of their samples: {listed}")
+    for field, paths in source.likely_members.items():
+        if 3 * len(paths) >= len(source.table):  # half of the other images have one
+            tree, name = source.root.rstrip("/"), field.split(".")[0] if "." in field else "masks"
+            source.notes.append(
+                f"{source.root}: images such as {min(paths)} become samples, and look like masks or second images of "
+                f"those beside them; to join them, give --pair 'images={tree}/*.jpg' '{name}={tree}/*.{field}'"
+            )

@@ -63,6 +63,7 @@ class Source:
         replaces_cls: True if the labels replace those in the ``cls`` fields.
         image_fields: Fields that hold the image, of which each sample has one; empty where images are files.
         other_images: Fields that are named like images, but were not chosen.
+        likely_members: Images of a folder that look like masks or second images of others, by their field.
         max_file_bytes: Larger images and other fields are not read.
         content_digest: SHA-256 of the spooled fields, hexadecimal; empty if nothing was spooled.
     """
@@ -81,6 +82,7 @@ class Source:
         self.replaces_cls = False
         self.image_fields: tuple[str, ...] = ()
         self.other_images: tuple[str, ...] = ()
+        self.likely_members: dict[str, list[str]] = {}
         self.max_file_bytes = MAX_FILE_BYTES
         self.content_digest = ""
         self._descriptors: dict[int, int] = {}
