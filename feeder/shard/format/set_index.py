@@ -354,10 +354,14 @@ class RecordRows:
 
 def _joined(indexes: list[ShardIndex], rows: list[int]) -> npt.NDArray[Any]:
     """Returns N records of N shards. Slices and one join take a quarter of the time of numpy's calls for each shard."""
-    if True in [each.is_wide for each in indexes]:
-        pieces = [each.rows()[row : row + 1].astype(WIDE) for each, row in zip(indexes, rows, strict=True)]
-        joined: npt.NDArray[Any] = np.concatenate(pieces)
-        return joined
+    wide = [each.is_wide for each in indexes]
+    if True in wide:
+        records = np.zeros(len(rows), WIDE)
+        for k, (index, row) in enumerate(zip(indexes, rows, strict=True)):
+            own = index.rows()[row]
+            for name in NARROW.names or ():
+                records[name][k] = own[name]
+        return records
     size = NARROW.itemsize
     slices = [each.records[row * size : row * size + size] for each, row in zip(indexes, rows, strict=True)]
     return np.frombuffer(b"".join(slices), NARROW)
