@@ -33,6 +33,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import statistics
 import sys
@@ -65,6 +66,7 @@ from feeder.order.split import Split
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests.support.shard_sets import to_version_1
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
 _COPY_BYTES = 1 << 30
@@ -227,9 +229,10 @@ def outside(path: str, extent: Extent) -> dict[str, Any]:
 
 def rows(path: str, extent: Extent) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        for shard in Path(path).glob("*.tar"):
-            os.symlink(shard.resolve(), Path(folder) / shard.name)
-        index_without_rows(str(Path(path) / INDEX_NAME), str(Path(folder) / INDEX_NAME))
+        for file in (*Path(path).glob("*.tar"), *Path(path).glob("*.fidx")):
+            os.symlink(file.resolve(), Path(folder) / file.name)
+        old = to_version_1(shutil.copy(Path(path) / INDEX_NAME, Path(folder)))
+        index_without_rows(old, old)
         options: dict[str, Any] = {"batch_size": 64, "num_workers": 1, "persistent_workers": True}
         paths = {"rows": path, "whole": folder}
         loaders = {name: DataLoader(ShardDataset(where, RECIPE), **options) for name, where in paths.items()}
@@ -295,7 +298,7 @@ def _disk_bytes() -> int:
 
 
 def index_without_rows(path: str, to: str) -> None:
-    """Writes an index without the places of rows in images and without checksums, like older ones."""
+    """Writes an index of version 1 without the places of rows in images and without checksums, like older ones."""
     data = Path(path).read_bytes()
     end = 16 + int.from_bytes(data[8:16], "little")
     header = json.loads(data[16:end])
