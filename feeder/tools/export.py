@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass
 
-from feeder.decoders.packed import add_codebooks, is_packed, unpack_checked
+from feeder.decoders.packed import add_codebooks, is_packed_field, unpack_checked
 from feeder.errors import DecodeError, ShardError
 from feeder.shard.format.index import Index
 from feeder.shard.source.image_file import MAX_FILE_BYTES
@@ -40,9 +41,9 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         progress: Advanced with every image.
 
     Raises:
-        ShardError: if the folder holds something, or two samples have one path.
+        ShardError: if the folder holds something, two samples have one path, or a sample's key leads out of the folder.
         FormatError: if there is no index, or it is damaged.
-        DecodeError: for an image that can't be read or unpacked.
+        DecodeError: for an image that can't be read or unpacked, or whose bytes changed.
     """
     index = open_set(path)
     index.check()
@@ -53,13 +54,15 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
     progress.begin(len(index), index.size_bytes, 0, 0)
     unpacked = 0
     for i in range(len(index)):
-        data = _read(index, i)
-        if is_packed(data):
-            unpacked += 1
-            try:
+        try:
+            data = _read(index, i)
+            if is_packed_field(index.image_field(i)):
+                unpacked += 1
                 data = unpack_checked(data)
-            except DecodeError as error:
-                raise _at(error, index, i) from None
+        except DecodeError as error:
+            shard, offset, _ = index.place(i)
+            name = os.path.basename(index.shard_name(shard))
+            raise error.at(key=index.key(i), shard=name, offset_bytes=offset) from None
         target = os.path.join(out, _relative(index, i))
         if os.path.lexists(target):
             raise ShardError(f"{target}: several samples have this path; nothing is overwritten")
@@ -72,22 +75,43 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
 
 
 def _read(index: Index, i: int) -> bytes:
-    shard, offset, length = index.place(i)
+    """Returns the image of a sample as it is stored. All fields of a sample share one checksum.
+
+    A packed image is left to its own SHA-256, whose error says more.
+    """
+    shard, *image = index.place(i)
+    parts = [] if is_packed_field(index.image_field(i)) else [(offset, length) for _, offset, length in index.parts(i)]
+    crc = 0
     with open(index.shard_path(shard), "rb", opener=open_regular) as file:
-        if length > MAX_FILE_BYTES or offset + length > os.fstat(file.fileno()).st_size:
-            raise _at(DecodeError("the shard was cut off; run `feeder inspect --verify`"), index, i)
-        return os.pread(file.fileno(), length, offset)
+        shard_bytes = os.fstat(file.fileno()).st_size
+        for offset, length in (tuple(image), *parts):
+            if length > MAX_FILE_BYTES or offset + length > shard_bytes:
+                raise DecodeError("the shard was cut off; run `feeder inspect --verify`")
+        data = os.pread(file.fileno(), image[1], image[0])
+        for offset, length in parts:
+            crc = zlib.crc32(os.pread(file.fileno(), length, offset), crc)
+    if parts and crc != int(index.row(i).crc32[0]):
+        raise DecodeError("its bytes changed since it was stored; run `feeder inspect --verify`")
+    return data
 
 
 def _relative(index: Index, i: int) -> str:
-    """Returns the path below the folder: the original one, or the key where that leads out of it or is not a file's."""
-    path = index.source_path(i)
-    extension = index.image_field(i).replace("fpk", "jpg")
-    if not path or os.path.isabs(path) or ".." in path.split("/") or "\0" in path or path.endswith("/"):
-        return f"{index.key(i)}.{extension}"
-    return path if "." in os.path.basename(path) else f"{path}.{extension}"
+    """Returns the path below the folder: the original one, or the key where that leads out of it or is not a file's.
+
+    Raises:
+        ShardError: if the key leads out of the folder, too.
+    """
+    path, key, extension = index.source_path(i), index.key(i), index.image_field(i)
+    if is_packed_field(extension):
+        extension = f"{extension[: -len('fpk')]}jpg"
+    if _is_inside(path):
+        return path if "." in os.path.basename(path) else f"{path}.{extension}"
+    if not _is_inside(key):
+        raise ShardError(f"sample {key!r}: its key leads out of the folder, and it has no other path to export it to")
+    return f"{key}.{extension}"
 
 
-def _at(error: DecodeError, index: Index, i: int) -> DecodeError:
-    shard, offset, _ = index.place(i)
-    return error.at(key=index.key(i), shard=os.path.basename(index.shard_name(shard)), offset_bytes=offset)
+def _is_inside(path: str) -> bool:
+    """Returns whether a path names a file below the folder that it is joined to."""
+    parts = path.split("/")
+    return bool(parts[-1]) and not os.path.isabs(path) and ".." not in parts and "\0" not in path

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import shutil
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import torch
 import feeder
 from feeder import DataLoader, ShardDataset
 from feeder.decoders.packed import codebook_id
-from feeder.errors import ArgumentError, DecodeError
-from feeder.shard.format.index_file import INDEX_NAME
+from feeder.errors import ArgumentError, DecodeError, ShardError
+from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.write.encode import EncodeOptions
@@ -26,6 +29,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.upgrade import upgrade_index
 from feeder.tools.cli import main
+from feeder.tools.export import export
 from feeder.tools.inspect import inspect
 from feeder.tools.verify import verify
 from feeder.transforms import (
@@ -41,7 +45,8 @@ from feeder.transforms import (
 )
 from tests.support import jpegs
 from tests.support.images import encode
-from tests.support.shard_sets import to_version_1, write_tar
+from tests.support.interrupted_runs import StopAfter
+from tests.support.shard_sets import contents, to_version_1, write_rows, write_tar
 
 PACKED = ShardOptions(shard_size_bytes=1 << 20, encode=EncodeOptions("packed"))
 KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "4:4:0", "progressive", "rgb")
@@ -265,6 +270,68 @@ def test_damage_is_found_and_named(sets: tuple[Path, Path, Path], tmp_path: Path
         ShardDataset(tmp_path, CROP)[i]
     with pytest.raises(DecodeError, match=f"sample '{index.key(i)}'.*packed JPEG"):
         batches(tmp_path, CROP)
+
+
+def test_export_refuses_images_that_changed(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    for number, folder in enumerate(sets[1:]):
+        copy = tmp_path / str(number)
+        shutil.copytree(folder, copy)
+        index = open_index(copy / INDEX_NAME)
+        shard_number, offset, length = index.place(3)
+        tar = copy / index.shard_name(shard_number)
+        for at in (offset, offset + length - 3):
+            data = bytearray(tar.read_bytes())
+            data[at] ^= 1
+            tar.write_bytes(data)
+            with pytest.raises(DecodeError, match=rf"^sample '{index.key(3)}' in {tar.name} at byte {offset}: "):
+                export(str(copy), str(tmp_path / f"out-{number}-{at}"))
+            data[at] ^= 1
+            tar.write_bytes(data)
+
+
+@pytest.mark.parametrize("key", ["../evil", "a/../../evil", "/evil"])
+def test_export_writes_nothing_outside_its_folder(tmp_path: Path, key: str) -> None:
+    data = jpegs.jpeg("gray")
+    write_tar(tmp_path / "x.tar", [("0.jpg", data)])
+    builder = IndexBuilder()
+    builder.add(
+        key=key.encode(), path=key.encode(), field="jpg", offset=512, length=len(data), label=-1, width=8, height=8,
+        orientation=1, source_bytes=len(data), crc32=zlib.crc32(data), members=[],
+    )  # fmt: skip
+    index = write_rows(builder, tmp_path / "x.bin", ShardEntry("x.tar", (tmp_path / "x.tar").stat().st_size))
+    with pytest.raises(ShardError, match="leads out of the folder"):
+        export(index, str(tmp_path / "in" / "out"))
+    assert not list(tmp_path.rglob("evil*"))
+
+
+def test_a_run_that_was_interrupted_goes_on_with_the_same_codebook(
+    sets: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    images, packed, _ = sets
+    options = ShardOptions(shard_size_bytes=1 << 20, workers=1, encode=PACKED.encode)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(images), str(tmp_path / "out"), options, progress=StopAfter(20))
+    finished = len(list((tmp_path / "out").glob("*.tar")))
+    summary = shard(str(images), str(tmp_path / "out"), options)
+    assert 0 < summary.written_shards == len(list(packed.glob("*.tar"))) - finished
+    assert finished > 0
+    assert contents(tmp_path / "out") == contents(packed)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_skipped_where_asked_for(
+    sets: tuple[Path, Path, Path], tmp_path: Path, workers: int
+) -> None:
+    shutil.copytree(sets[1], tmp_path / "set")
+    index = open_index(tmp_path / "set" / INDEX_NAME)
+    i = next(i for i in range(len(index)) if index.image_field(i) == "fpk")
+    shard_number, offset, _ = index.place(i)
+    with open(tmp_path / "set" / index.shard_name(shard_number), "r+b") as file:
+        file.seek(offset + 4)
+        file.write(bytes(8))  # the id of its codebook
+    with pytest.warns(UserWarning, match=f"{index.key(i)}: .*unknown codebook 0000000000000000"):
+        found = batches(tmp_path / "set", CROP, on_error="skip", num_workers=workers)
+    assert sum(len(batch[0]) for batch in found) == 29
 
 
 def test_an_image_of_an_unknown_codebook_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         say(json.dumps(dataclasses.asdict(summary)))
     elif not arguments.quiet:
         say(f"{count(summary.unpacked + summary.stored, 'image')}\n  to        {printable(summary.out)}")
-        say(f"  unpacked  {summary.unpacked:,}, equal to the original files")
-        say(f"  stored    {summary.stored:,}, as the set has them")
+        if summary.unpacked:
+            say(f"  unpacked  {summary.unpacked:,}, equal to the original files")
+        if summary.stored:
+            say(f"  stored    {summary.stored:,}, as the set has them")
     return 0
