@@ -63,6 +63,13 @@ def test_a_flat_folder_with_members_in_a_store(tmp_path: Path, upload: Upload) -
     _same_set(str(folder), upload(folder, "flat"), tmp_path, kept())
 
 
+def test_masks_in_a_store_are_to_be_copied_before_they_are_joined(bucket: Bucket, tmp_path: Path) -> None:
+    for name in ("0.jpg", "0.seg.png"):
+        bucket.put(f"masks/{name}", encode(pixels(1)))
+    (note,) = open_source(f"{bucket.url}/masks", ManifestColumns(), str(tmp_path)).notes
+    assert note.endswith("copy them to a local folder DIR and give --pair 'images=DIR/*.jpg' 'seg=DIR/*.seg.png'")
+
+
 def test_tars_in_a_store(tmp_path: Path, upload: Upload) -> None:
     folder = tmp_path / "tars"
     folder.mkdir()

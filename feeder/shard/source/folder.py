@@ -202,8 +202,11 @@ def note_members(source: Source) -> None:
         source.notes.append(f"{source.root}: files beside the images are members of their samples: {listed}")
     for field, paths in source.likely_members.items():
         if 3 * len(paths) >= len(source.table):  # half of the other images have one
-            tree, name = source.root.rstrip("/"), field.split(".")[0] if "." in field else "masks"
+            tree = "DIR" if source.is_remote else source.root.rstrip("/")
+            copied = "copy them to a local folder DIR and " if source.is_remote else ""
+            name = field.split(".")[0] if "." in field else "masks"
             source.notes.append(
                 f"{source.root}: images such as {min(paths)} become samples, and look like masks or second images of "
-                f"those beside them; to join them, give --pair 'images={tree}/*.jpg' '{name}={tree}/*.{field}'"
+                f"those beside them; to join them, {copied}give --pair 'images={tree}/*.jpg' "
+                f"'{name}={tree}/*.{field}'"
             )
