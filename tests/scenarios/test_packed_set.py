@@ -83,7 +83,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return root / "images", root / "packed", root / "seekable"
 
 
-def batches(folder: Path, recipe: Any, **options: Any) -> list[list[torch.Tensor]]:
+def batches(folder: Path | list[Path], recipe: Any, **options: Any) -> list[list[torch.Tensor]]:
     loader = DataLoader(ShardDataset(folder, recipe), batch_size=7, seed=3, **options)
     return [[tensor.clone() for tensor in flat(batch)] for batch in loader]
 
@@ -235,6 +235,33 @@ def test_tars_of_packed_images_can_be_indexed_and_sharded_again(sets: tuple[Path
     ]
     assert len(stored) == 28
     assert sum(hashlib.sha256(data).digest() in originals for data in stored) == 26
+
+
+def test_tars_with_other_codebooks_load_together(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    _, packed, seekable = sets
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "images" / "a" / "1.jpg").write_bytes(jpegs.jpeg("high quality"))
+    shard(str(tmp_path / "images"), str(tmp_path / "other"), PACKED)
+    (tmp_path / "tars").mkdir()
+    for name, folder in (("a", packed), ("b", tmp_path / "other")):
+        shutil.copy(folder / "shard-000000.tar", tmp_path / "tars" / f"{name}.tar")
+    index_tars(str(tmp_path / "tars"))
+    known = {*open_index(packed / INDEX_NAME).codebooks, *open_index(tmp_path / "other" / INDEX_NAME).codebooks}
+    assert len(known) == 2
+    assert set(open_index(tmp_path / "tars" / INDEX_NAME).codebooks) == known
+    assert verify(str(tmp_path / "tars"), deep=True) == []
+    assert len(ShardDataset([packed, seekable], CROP)) == 58
+    joined = batches([packed, seekable], CROP)
+    assert_equal(joined, batches([seekable, packed], CROP))
+
+
+def test_a_damaged_codebook_in_a_tar_is_rejected_by_name(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    data = bytearray((sets[1] / "shard-000000.tar").read_bytes())
+    data[512 + 20] ^= 1
+    (tmp_path / "x.tar").write_bytes(data)
+    (rejected,) = index_tars(str(tmp_path / "x.tar")).rejected
+    assert rejected.path.startswith("x.tar/__codebook-")
+    assert "damaged codebook of packed images: its bytes do not match its name" in rejected.reason
 
 
 def test_an_upgraded_index_keeps_the_codebook(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
