@@ -78,6 +78,7 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(_INDEX_THREADS)
         self._clients: set[_Client] = set()
         self._hits = self._waits = self._waited_ns = 0
+        self._has_failed = False
 
     def need(self, wants: Sequence[Want], *, again: bool = False) -> None:
         """Returns when ranges of files are in the folder; see :meth:`feeder.shard.store.mirror.Mirror.need`."""
@@ -112,10 +113,11 @@ class Fetcher:
         return open_regular(os.path.join(self.folder, name))
 
     def serve(self, listener: socket.socket) -> None:
-        """Serves clients until there has been none for a while."""
+        """Serves clients until there has been none for a while, or the last one left after an error: it may have been
+        that of the credentials in this process's environment, and the next client can have others."""
         listener.settimeout(_LOOK_S)
         idle_from = time.monotonic()
-        while time.monotonic() - idle_from < _IDLE_S:
+        while self._clients or time.monotonic() - idle_from < (0 if self._has_failed else _IDLE_S):
             try:
                 channel, _ = listener.accept()
             except TimeoutError:
@@ -129,7 +131,8 @@ class Fetcher:
         """Starts a thread that serves a client until it closes its socket."""
         channel.settimeout(None)
         client = _Client(channel)
-        self._clients.add(client)
+        with self.files.lock:
+            self._clients.add(client)
         threading.Thread(target=self._talk, args=(client,), daemon=True).start()
 
     def stats(self) -> dict[str, int]:
@@ -158,8 +161,10 @@ class Fetcher:
                 try:
                     answer = self._answer(client, json.loads(data))
                 except FeederError as error:
+                    self._has_failed = True
                     answer = {"error": type(error).__name__, "text": str(error)}
                 except Exception as error:
+                    self._has_failed = True
                     traceback.print_exc()
                     answer = {"error": "StoreError", "text": f"{self.store.url}: the fetcher failed: {error!r}"}
                 if answer is not None:

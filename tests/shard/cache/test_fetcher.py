@@ -211,3 +211,19 @@ def test_a_range_that_is_slow_is_asked_for_twice(places: Places) -> None:
     goes_on.set()
     assert (places.cache / "5.tar").read_bytes() == (places.set / "5.tar").read_bytes()
     assert fetcher.stats()["hedges"] == 1
+
+
+def test_a_fetcher_ends_with_its_last_client_after_an_error(places: Places) -> None:
+    fetcher = places.fetcher(8 * SHARD)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("")  # any name
+        listener.listen()
+        serving = threading.Thread(target=fetcher.serve, args=(listener,), daemon=True)
+        serving.start()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(listener.getsockname())
+            client.send(json.dumps({"need": [["missing.tar", 0, 1]], "again": False}).encode())
+            assert "error" in json.loads(client.recv(1 << 17))
+            assert serving.is_alive()
+        serving.join(10)
+        assert not serving.is_alive()
