@@ -309,8 +309,7 @@ Outcome pack_jpeg(ByteSpan file, const CodebookId& id, const Codebook& codebook,
     std::copy(id.begin(), id.end(), head.codebook);
     head.header_bytes = static_cast<uint32_t>(header.entropy_offset);
     head.rows = static_cast<uint32_t>(grid.rows);
-    out.clear();
-    append_value(out, head);
+    out.assign(sizeof(head), 0);  // the head is written below, when all of it is known
     out.insert(out.end(), file.begin(), file.begin() + static_cast<ptrdiff_t>(header.entropy_offset));
     const size_t places = out.size();
     out.resize(places + 4 * (static_cast<size_t>(grid.rows) + 1));
